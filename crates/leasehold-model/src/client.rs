@@ -15,10 +15,16 @@ use crate::{LeaseModel, MARGIN, SKEW, Turn};
 pub(crate) const CLAIMS_EACH: Grant = 5;
 
 impl LeaseModel {
-    /// Whether `record` may be granted to `who`, who has seen it unchanged for `quiet`.
-    pub(crate) fn may_be_granted(&self, who: Who, client: &Client, record: &Record, quiet: Age) -> bool {
+    /// Whether `record` may be granted to `who`, who has seen it unchanged for `unchanged_for`.
+    pub(crate) fn may_be_granted(
+        &self,
+        who: Who,
+        client: &Client,
+        record: &Record,
+        unchanged_for: Age,
+    ) -> bool {
         !record.held
-            || client.rate.elapsed(quiet) >= self.contender_span()
+            || client.rate.elapsed(unchanged_for) >= self.contender_span()
             || self.lapsed_by_store_clock(who, client, record)
     }
 
@@ -79,8 +85,8 @@ impl Turn<'_> {
         let client = *client;
         match client.seen {
             // The warm path: one write without a read.
-            Some(Seen { record, quiet, .. })
-                if self.model.may_be_granted(who, &client, &record, quiet)
+            Some(Seen { record, unchanged_for, .. })
+                if self.model.may_be_granted(who, &client, &record, unchanged_for)
                     && record.grant != claim
                     && !record.newborn =>
             {
@@ -129,15 +135,16 @@ impl Turn<'_> {
         let begin = if rules.contender_counts_from_the_answer || !record.held { 0 } else { asked };
         client.seen = Some(Seen {
             record,
-            quiet: unchanged.map_or(begin, |seen| seen.quiet),
+            unchanged_for: unchanged.map_or(begin, |seen| seen.unchanged_for),
             watched: same_life.map_or(0, |seen| seen.watched),
         });
     }
 
     fn judge(&mut self, who: Who, claim: Grant, found: Option<Record>) {
         let client = *self.client(who);
-        let quiet = client.seen.map_or(0, |seen| seen.quiet);
-        let lapsed = found.is_some_and(|record| self.model.may_be_granted(who, &client, &record, quiet));
+        let unchanged_for = client.seen.map_or(0, |seen| seen.unchanged_for);
+        let lapsed =
+            found.is_some_and(|record| self.model.may_be_granted(who, &client, &record, unchanged_for));
         let LeaseModel { rules, safeguards, .. } = self.model;
         match decide::judge(rules, safeguards, claim, client.attempts(), found.as_ref(), lapsed) {
             Claimed::Ours(attempt) => {
@@ -161,11 +168,11 @@ impl Turn<'_> {
 
     fn count_grant(&self, client: &Client, claim: Grant, found: Option<&Record>) {
         let Some(record) = found.filter(|record| record.held) else { return };
-        let quiet = client.seen.map_or(0, |seen| seen.quiet);
+        let unchanged_for = client.seen.map_or(0, |seen| seen.unchanged_for);
         if record.grant == claim {
             let created = client.attempts().iter().any(|a| a.nonce == record.nonce && a.created);
             self.count(if created { Event::CreateWrittenAgain } else { Event::AdoptedByWrite });
-        } else if client.rate.elapsed(quiet) >= self.model.contender_span() {
+        } else if client.rate.elapsed(unchanged_for) >= self.model.contender_span() {
             self.count(Event::TakenOverByObservation);
         } else {
             self.count(Event::TakenOverByStoreClock);

@@ -147,7 +147,9 @@ impl LeaseModel {
             }
             Task::Acquire { step: Step::Ready, .. } => {
                 actions.push(Action::Look(who));
-                if client.seen.is_some_and(|seen| self.may_be_granted(who, client, &seen.record, seen.quiet))
+                if client
+                    .seen
+                    .is_some_and(|seen| self.may_be_granted(who, client, &seen.record, seen.unchanged_for))
                 {
                     actions.push(Action::TakeKnown(who));
                 }

@@ -26,7 +26,7 @@ impl Turn<'_> {
             }
             client.outlived = None;
             if let Some(seen) = client.seen.as_mut().filter(|seen| seen.record.held) {
-                seen.quiet = (seen.quiet + 1).min(contender_limit);
+                seen.unchanged_for = (seen.unchanged_for + 1).min(contender_limit);
                 seen.watched = (seen.watched + 1).min(contender_limit);
             }
             if !matches!(client.task, Task::Release { .. }) {

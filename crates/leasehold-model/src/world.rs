@@ -198,7 +198,7 @@ pub struct Seen {
     /// The record as it was seen last.
     pub record: Record,
     /// How long it has shown no sign of life, as the client counts.
-    pub quiet: Age,
+    pub unchanged_for: Age,
     /// How long (state, grant, token, heartbeat) has been unchanged.
     pub watched: Age,
 }

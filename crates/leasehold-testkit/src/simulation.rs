@@ -26,8 +26,8 @@
 //!   acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in I7.
 //! - **I9** In a history without faults and without contention, the requests stay within their budget.
 //! - **I10** If a process is copied while it holds a lock, only one of the copies keeps renewing it.
-//! - **F1** In a history without faults, no process waits for longer than nine stays of another process. A stay is the
-//!   time for which the tasks of one process pass the lock on among themselves.
+//! - **F1** In a history without faults, no process waits for longer than nine cohort periods of another process. A
+//!   cohort period is the time for which the tasks of one process pass the lock on among themselves.
 //! - **E1** An observer of an election sees no term that is lower than an earlier one and none that was not granted.
 //!   With each term it sees what that leader advertises. At the end of the history it sees the last leader.
 //! - **S1** At most as many checks of permits of one semaphore pass at once as it has permits.

@@ -132,6 +132,22 @@ impl Deadline {
 }
 
 /// A source of time: [`SystemClock`] outside tests, [`TestClock`] in tests.
+///
+/// ```
+/// use leasehold::clock::{Clock, TestClock};
+/// # use std::time::Duration;
+///
+/// async fn pause(clock: &dyn Clock) -> Duration {
+///     let start = clock.now();
+///     clock.sleep(Duration::from_secs(60)).await;
+///     clock.now().longest_since(start)
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// let clock = TestClock::default(); // in the program: SystemClock
+/// assert_eq!(pause(&clock).await, Duration::from_secs(60)); // at once, if tokio's clock is paused
+/// # });
+/// ```
 #[async_trait]
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The current time on both clocks.
@@ -146,6 +162,19 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 /// Runs `future` for at most `limit`. Returns `None` if the time was over first.
 ///
 /// Cancel safe if `future` is.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::{SystemClock, timeout};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let answer = timeout(&SystemClock, Duration::from_secs(5), async { 42 }).await;
+/// assert_eq!(answer, Some(42));
+///
+/// let silence = timeout(&SystemClock, Duration::from_millis(10), std::future::pending::<()>()).await;
+/// assert_eq!(silence, None);
+/// # });
+/// ```
 pub async fn timeout<F: Future>(clock: &dyn Clock, limit: Duration, future: F) -> Option<F::Output> {
     tokio::select! {
         biased;
@@ -156,6 +185,16 @@ pub async fn timeout<F: Future>(clock: &dyn Clock, limit: Duration, future: F) -
 
 /// The machine's own clocks: `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC` on macOS (which counts sleep there), and the
 /// wall clock.
+///
+/// ```
+/// use leasehold::clock::{Clock, SystemClock};
+///
+/// let start = SystemClock.now();
+/// // ... the work ...
+/// let now = SystemClock.now();
+/// println!("took {:?}", now.longest_since(start));
+/// assert!(now.since_boot() >= start.since_boot());
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -324,6 +363,15 @@ impl Watched for Arc<TestTime> {
 }
 
 /// Whole microseconds, saturating.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::clock::micros;
+///
+/// assert_eq!(micros(Duration::from_millis(3)), 3_000);
+/// assert_eq!(micros(Duration::from_nanos(1_999)), 1);
+/// assert_eq!(micros(Duration::MAX), u64::MAX);
+/// ```
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

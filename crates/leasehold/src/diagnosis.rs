@@ -16,6 +16,23 @@ pub const RESERVED: &str = "leasehold-doctor-";
 pub(crate) const UNANSWERED: &str = "unanswered";
 
 /// What a store reports about itself when it is examined, in addition to the checks for every store.
+///
+/// ```
+/// # use leasehold::doctor::{Diagnose, Examination, Examined, Finding};
+/// struct Disk;
+///
+/// #[async_trait::async_trait]
+/// impl Diagnose for Disk {
+///     async fn examine(&self, _examination: &Examination) -> Examined {
+///         let mut examined = Examined::default();
+///         examined.push(Finding::warning("space", "2 % are free").with_help("delete old files"));
+///         examined
+///     }
+/// }
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// assert!(Disk.examine(&Examination::default()).await.is_sound()); // a warning is not a failure
+/// # });
+/// ```
 #[async_trait]
 pub trait Diagnose: Send + Sync {
     /// Checks what applies only to this store: its permissions, its settings, the preconditions of its writes. The
@@ -39,6 +56,21 @@ pub trait Diagnose: Send + Sync {
 }
 
 /// What to examine a store for.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::Examination, lease::Ttl};
+///
+/// let mut examination = Examination::default();
+/// examination.ttl = Ttl::new(Duration::from_secs(10))?;
+/// examination.locks = 20; // held all the time
+/// let report = Locker::open("mem:").await?.examine(&examination).await;
+/// assert!(report.is_safe());
+/// println!("the shortest safe ttl in ms: {:?}", report.smallest_ttl_ms);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Examination {
@@ -69,6 +101,21 @@ impl Default for Examination {
 }
 
 /// The result of one check.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::{CheckStatus, Examination, Finding}};
+///
+/// let report = Locker::open("mem:").await?.examine(&Examination::default()).await;
+/// let failed = |finding: &&Finding| finding.verdict == CheckStatus::Failed;
+/// for finding in report.findings.iter().filter(failed) {
+///     eprintln!("{}: {}", finding.check, finding.seen);
+///     finding.help.iter().for_each(|line| eprintln!("  help: {line}"));
+/// }
+/// assert_eq!(report.findings.iter().filter(failed).count(), 0);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
@@ -83,6 +130,19 @@ pub struct Finding {
 }
 
 /// The outcome of one check.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::{CheckStatus, Examination}};
+///
+/// let report = Locker::open("mem:").await?.examine(&Examination::default()).await;
+/// let count = |status: CheckStatus| report.findings.iter().filter(|finding| finding.verdict == status).count();
+/// println!("{} passed, {} warnings", count(CheckStatus::Passed), count(CheckStatus::Warning));
+/// assert_eq!(count(CheckStatus::Failed), 0);
+/// assert!(count(CheckStatus::NotApplicable) > 0); // memory has no price per request
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
@@ -162,6 +222,18 @@ impl Finding {
 }
 
 /// The result of a store's examination of itself.
+///
+/// ```
+/// use leasehold::doctor::{Examined, Finding};
+///
+/// let mut examined = Examined::default();
+/// examined.push(Finding::warning("encryption", "off").with_help("switch it on"));
+/// assert!(examined.is_sound()); // warnings do not count
+///
+/// examined.push(Finding::failed("permission-write", "a write was refused"));
+/// examined.least_permissions.push("s3:PutObject".to_owned());
+/// assert!(!examined.is_sound());
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Examined {

@@ -21,6 +21,21 @@ use crate::types::LockName;
 const REACHABLE: &str = "reachable";
 
 /// The result of an examination.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::{CheckStatus, Examination, Report}};
+///
+/// let report = match Locker::open("mem:").await {
+///     Ok(locker) => locker.examine(&Examination::default()).await,
+///     Err(error) => Report::unopened(&error),
+/// };
+/// assert!(report.is_safe());
+/// let tokens = report.finding("tokens").expect("tokens are checked on every store");
+/// assert_eq!(tokens.verdict, CheckStatus::Passed);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {

@@ -7,6 +7,23 @@ use crate::clock::{Clock, Moment, SystemClock};
 use crate::random::Random;
 
 /// The clock and the source of randomness that a store and its locks share. Cheap to clone.
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// use leasehold::{Locker, clock::TestClock, env::Env, lease::StoreOptions};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// let mut options = StoreOptions::default(); // with Env::system()
+/// options.env = Env::seeded(Arc::new(TestClock::default()), 7);
+/// let locker = Locker::open_with("mem:", options).await?;
+///
+/// let env = locker.store().env();
+/// let start = env.now();
+/// env.sleep(Duration::from_secs(3_600)).await; // at once, if tokio's clock is paused
+/// assert_eq!(env.now().longest_since(start), Duration::from_secs(3_600));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The clock.

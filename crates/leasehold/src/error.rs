@@ -43,6 +43,23 @@ struct Inner {
 }
 
 /// The kinds of errors. Each calls for a different reaction.
+///
+/// ```
+/// use leasehold::ErrorKind;
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy");
+/// let guard = lock.acquire().await?;
+/// let told = match lock.try_acquire().await.map_err(|error| error.kind()) {
+///     Ok(_) => "acquired",
+///     Err(ErrorKind::Held) => "another holder does the work",
+///     Err(ErrorKind::Unavailable) => "try again later",
+///     Err(_) => "show the error and its help",
+/// };
+/// assert_eq!(told, "another holder does the work");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -255,6 +272,19 @@ pub enum StoreError {
 }
 
 /// What went wrong with a request.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::{Error, ErrorKind, error::Fault};
+///
+/// let busy = Fault::unavailable("503 Slow Down").with_retry_after(Duration::from_secs(2));
+/// assert!(busy.not_applied().is_transient());
+///
+/// let denied = Fault::new(ErrorKind::Denied, "403 Forbidden").with_help("allow s3:PutObject");
+/// let error = Error::from(denied);
+/// assert_eq!((error.kind(), error.to_string()), (ErrorKind::Denied, "403 Forbidden".to_owned()));
+/// assert_eq!(error.help(), ["allow s3:PutObject"]);
+/// ```
 #[derive(Debug)]
 pub struct Fault {
     /// The kind of error. Only [`ErrorKind::Unavailable`] is worth a retry.

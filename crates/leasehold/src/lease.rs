@@ -29,6 +29,18 @@ pub use crate::types::{
 ///
 /// "Held" and "lost" are values, not errors. The store limits the time of each method. Each method resolves unknown
 /// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time ends before it has done so.
+///
+/// ```
+/// use leasehold::lease::{AcquireOutcome, Claim, Holder, Released, Renewal, Ttl};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let store = leasehold::Locker::open("mem:").await?.store().clone(); // an Arc<dyn LeaseStore>
+/// let claim = Claim::new(store.env(), "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
+/// let AcquireOutcome::Granted(mut grant) = store.try_acquire(&claim).await? else { panic!("held") };
+/// assert!(matches!(store.renew(&mut grant).await?, Renewal::Renewed));
+/// assert_eq!(store.release(&mut grant, None).await?, Released::Released);
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[async_trait]
 pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Tries once to acquire the lock. Does not wait for the holder, but resolves the outcome of an earlier request
@@ -134,6 +146,16 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
 }
 
 /// A request for a lock, for one acquisition.
+///
+/// ```
+/// use leasehold::{LockName, env::Env, lease::{Claim, Holder, Ttl}};
+///
+/// let (name, holder) = (LockName::new("deploy/prod")?, Holder::this_process());
+/// let mut claim = Claim::new(&Env::system(), name, Ttl::DEFAULT, holder);
+/// claim.waits = true; // stay in the store's queue, if there is one
+/// assert!(claim.lock_delay.is_zero() && claim.tokens == 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claim {
@@ -215,6 +237,18 @@ impl StoreTrouble {
 }
 
 /// A lease that was granted.
+///
+/// ```
+/// use leasehold::lease::{Claim, Grant, Holder, Token, Ttl, deadline};
+///
+/// # let env = leasehold::env::Env::system();
+/// # let claim = Claim::new(&env, "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
+/// let sent = env.now(); // before the request that granted it
+/// let (Claim { name, id, ttl, .. }, token) = (claim, Token::new(34).unwrap());
+/// let grant = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, sent), memo: None };
+/// assert!(!grant.deadline.passed(env.now()));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 pub struct Grant {
     /// The name of the lock.
     pub name: LockName,
@@ -256,6 +290,18 @@ impl fmt::Debug for Grant {
 }
 
 /// The result of [`LeaseStore::try_acquire`].
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use leasehold::lease::*; let store = leasehold::Locker::open("mem:").await?.store().clone();
+/// # let claim = Claim::new(store.env(), "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
+/// match store.try_acquire(&claim).await? {
+///     AcquireOutcome::Granted(grant) => assert_eq!(grant.id, claim.id),
+///     AcquireOutcome::Held(seen) => store.turn(&claim, &seen).await?, // then try again
+///     AcquireOutcome::Lost(loss) => println!("{loss}"),               // then make a new claim
+/// }
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub enum AcquireOutcome {
     /// The claim holds the lock until the grant's deadline.
@@ -268,6 +314,19 @@ pub enum AcquireOutcome {
 }
 
 /// The result of [`LeaseStore::renew`].
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use leasehold::lease::*; let store = leasehold::Locker::open("mem:").await?.store().clone();
+/// # let claim = Claim::new(store.env(), "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
+/// # let AcquireOutcome::Granted(mut grant) = store.try_acquire(&claim).await? else { panic!("held") };
+/// store.evict(&grant.name, grant.token).await?;
+/// match store.renew(&mut grant).await? {
+///     Renewal::Renewed => println!("held until {:?}", grant.deadline),
+///     Renewal::Lost(loss) => assert_eq!(loss.reason, LossReason::Ended),
+/// }
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub enum Renewal {
@@ -278,6 +337,14 @@ pub enum Renewal {
 }
 
 /// The result of [`LeaseStore::release`].
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async { let locker = leasehold::Locker::open("mem:").await?;
+/// let guard = locker.lock("report").acquire().await?;
+/// locker.evict(guard.name(), guard.token()?).await?; // an operator decided so
+/// assert_eq!(guard.release().await?, leasehold::Released::AlreadyLost);
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
     /// The lock was held until now, and is released.
@@ -287,6 +354,14 @@ pub enum Released {
 }
 
 /// The result of [`LeaseStore::evict`].
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async { let locker = leasehold::Locker::open("mem:").await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// assert_eq!(locker.evict(guard.name(), guard.token()?).await?, leasehold::Evicted::Evicted);
+/// assert_eq!(locker.evict(guard.name(), guard.token()?).await?, leasehold::Evicted::Changed);
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
     /// The grant with that token has ended.
@@ -296,6 +371,16 @@ pub enum Evicted {
 }
 
 /// The result of [`LeaseStore::sweep`].
+///
+/// ```
+/// # use leasehold::{LockName, Locker, Swept}; use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async { let locker = Locker::open("mem:").await?;
+/// let (guard, name) = (locker.lock("batch/7").acquire().await?, LockName::new("batch/7")?);
+/// assert_eq!(locker.sweep(&name, Duration::ZERO, false).await?, Swept::Kept); // it is held
+/// guard.release().await?;
+/// assert_eq!(locker.sweep(&name, Duration::ZERO, false).await?, Swept::Deleted);
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
     /// The record was deleted, or with `dry_run` would be.
@@ -306,6 +391,12 @@ pub enum Swept {
 }
 
 /// How often a waiter may poll.
+///
+/// ```
+/// # use std::time::Duration; use leasehold::lease::{Capabilities, PollInterval};
+/// let poll_interval = PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(5) };
+/// assert_eq!(Capabilities::new("my store", poll_interval).poll_interval, poll_interval);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollInterval {
     /// The shortest pause before a poll.
@@ -315,6 +406,14 @@ pub struct PollInterval {
 }
 
 /// The capabilities of a store. They are shown to users and select conformance cases.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let capabilities = leasehold::Locker::open("mem:").await?.capabilities();
+/// assert!(capabilities.tokens && !capabilities.fifo);
+/// assert_eq!(capabilities.to_string(), "fencing tokens, cooldowns, history");
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -369,6 +468,17 @@ impl fmt::Display for Capabilities {
 }
 
 /// Settings that every store understands, from its URL or from code.
+///
+/// ```
+/// # use leasehold::{ErrorKind, LockName, Locker, lease::StoreOptions};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let mut options = StoreOptions::default();
+/// options.store_clock = false; // as `mem:?store_clock=off`
+/// let locker = Locker::open_with("mem:", options).await?;
+/// let swept = locker.sweep(&LockName::new("batch/7")?, std::time::Duration::ZERO, false).await;
+/// assert_eq!(swept.unwrap_err().kind(), ErrorKind::Unsupported); // it needs the store's clock
+/// # Ok::<_, leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreOptions {

@@ -39,6 +39,22 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// A conflict is a value, not an error. A [`StoreError`] says whether the request may have been applied. An
 /// implementation must not retry conditional writes itself: if the answer to an applied write is lost, a retry would
 /// report a conflict.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let register = MemoryRegister::new(Env::system());
+/// let created = register.write("limit", Precondition::Absent, "10".into()).await?;
+/// let Write::Committed(first) = created else { panic!("the key exists") };
+/// let replaced = register.write("limit", Precondition::Version(&first), "20".into()).await?;
+/// assert!(matches!(replaced, Write::Committed(_)));
+///
+/// let late = register.write("limit", Precondition::Version(&first), "30".into()).await?;
+/// assert_eq!(late, Write::Conflict); // the version is outdated
+/// assert_eq!(register.read("limit").await?.unwrap().value, "20");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[async_trait]
 pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Reads `key`; `None` if there is no value (a delete marker counts as no value). Strongly consistent.
@@ -179,6 +195,23 @@ impl<R: Register + ?Sized> Register for Arc<R> {
 }
 
 /// The addresses of an endpoint's name. Each may be a separate front end.
+///
+/// ```
+/// # use leasehold::{Register, env::Env, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let fronts = register.fronts().await?;
+/// for (address, front) in &fronts.answering {
+///     let head = front.head("limit").await?; // through this address alone
+///     println!("{address}: {:?}", head.map(|head| head.version));
+/// }
+/// for (address, why) in &fronts.silent {
+///     println!("{address} accepts no connection: {why}");
+/// }
+/// assert!(fronts.answering.is_empty()); // memory has no addresses
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct FrontEnds {
@@ -192,6 +225,21 @@ pub struct FrontEnds {
 }
 
 /// A value and the version it was read at.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Body, Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # register.write("greeting", Precondition::Absent, "hello".into()).await?;
+/// let read = register.read("greeting").await?.expect("it was written");
+/// let bytes = read.value.to_ascii_uppercase().into();
+/// let body = Body { bytes, metadata: read.metadata };
+/// let written = register.write("greeting", Precondition::Version(&read.version), body).await?;
+/// assert!(matches!(written, Write::Committed(_)));
+/// assert_eq!(register.read("greeting").await?.unwrap().value, "HELLO");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionedValue {
     /// The bytes.
@@ -204,6 +252,20 @@ pub struct VersionedValue {
 
 /// An opaque version of a key: an ETag, a generation, a revision. Two writes of different bytes never have the same
 /// version. Two writes of the same bytes may, unless versions are [generations](RegisterCapabilities::generations).
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Precondition, Register, Version, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let created = register.write("limit", Precondition::Absent, "10".into()).await?;
+/// let Write::Committed(version) = created else { panic!("the key exists") };
+///
+/// let kept = version.as_str().to_owned(); // in a file, for example
+/// let version = Version::new(kept);
+/// assert_eq!(register.read("limit").await?.unwrap().version, version); // not changed since
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
@@ -220,6 +282,23 @@ impl Version {
 }
 
 /// What a conditional write expects to find.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// for value in ["10", "20"] {
+///     let found = register.read("limit").await?;
+///     let expect = match &found {
+///         None => Precondition::Absent, // creates it
+///         Some(found) => Precondition::Version(&found.version), // replaces it
+///     };
+///     assert!(matches!(register.write("limit", expect, value.into()).await?, Write::Committed(_)));
+/// }
+/// assert_eq!(register.write("limit", Precondition::Absent, "30".into()).await?, Write::Conflict);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precondition<'a> {
     /// The key does not exist.
@@ -229,6 +308,21 @@ pub enum Precondition<'a> {
 }
 
 /// The answer to a conditional write.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// match register.write("limit", Precondition::Absent, "10".into()).await? {
+///     Write::Committed(version) => println!("written; the version is {}", version.as_str()),
+///     Write::Conflict => println!("another client wrote first: read, and decide again"),
+/// }
+/// let second = register.write("limit", Precondition::Absent, "20".into()).await?;
+/// assert_eq!(second, Write::Conflict);
+/// assert_eq!(register.read("limit").await?.unwrap().value, "10");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// Written. The key now has this version.
@@ -238,6 +332,19 @@ pub enum Write {
 }
 
 /// The answer to a conditional delete.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Deleted, Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let created = register.write("limit", Precondition::Absent, "10".into()).await?;
+/// let Write::Committed(version) = created else { panic!("the key exists") };
+/// assert_eq!(register.delete("limit", &version).await?, Deleted::Deleted);
+/// assert_eq!(register.delete("limit", &version).await?, Deleted::Conflict); // it no longer exists
+/// assert_eq!(register.read("limit").await?, None);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
     /// Deleted.
@@ -247,6 +354,20 @@ pub enum Deleted {
 }
 
 /// The properties of a register.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Register, probe}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let capabilities = register.capabilities();
+/// if !capabilities.trusted {
+///     probe(&register).await?; // before the first write
+/// }
+/// // A fence keeps its token in the metadata.
+/// assert!(capabilities.metadata.is_some_and(|bytes| bytes >= 1_024));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct RegisterCapabilities {
     /// The store's kind, for people: `S3`, `memory`.

@@ -65,6 +65,17 @@ type Open = fn(StoreUrl, StoreOptions) -> Opening<Arc<dyn LeaseStore>>;
 type OpenObject = fn(StoreUrl, Env) -> Opening<(Arc<dyn Register>, String)>;
 
 /// A kind of store: what its URL scheme stands for, and how it is opened.
+///
+/// ```
+/// use leasehold::stores::STORES;
+///
+/// for kind in STORES.iter().filter(|kind| kind.is_built_in()) {
+///     println!("{} ({}): {}", kind.name, kind.example, kind.can);
+/// }
+/// let memory = STORES.iter().find(|kind| kind.scheme == "mem").expect("every build has it");
+/// assert!(memory.is_built_in());
+/// assert_eq!(memory.feature, None);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StoreKind {
@@ -196,6 +207,21 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 
 /// Opens the store that `url` names.
 ///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, lease::StoreOptions, stores, url::StoreUrl};
+///
+/// let mut options = StoreOptions::default();
+/// options.margin = Duration::from_secs(10); // an option in the URL overrides it
+/// let store = stores::open(StoreUrl::parse("mem:")?, options).await?;
+/// assert!(store.capabilities().tokens);
+/// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; the errors of the
@@ -232,6 +258,15 @@ pub(crate) fn identity(url: &StoreUrl) -> StoreUrl {
 /// Whether both URLs name one store: the same scheme, location, endpoint and protocol, and the same region where both
 /// name one. Logins, credentials and settings do not count, nor does the order of several hosts. No file, name or server
 /// is looked up.
+///
+/// ```
+/// use leasehold::{stores::is_same_store, url::StoreUrl};
+///
+/// let store = StoreUrl::parse("s3://bucket/locks?region=eu-west-1")?;
+/// assert!(is_same_store(&store, &StoreUrl::parse("s3://bucket/locks/?profile=ci&margin=10s")?));
+/// assert!(!is_same_store(&store, &StoreUrl::parse("s3://bucket/other?region=eu-west-1")?));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 pub fn is_same_store(one: &StoreUrl, other: &StoreUrl) -> bool {
     identity(one).names_the_store_of(identity(other))
 }

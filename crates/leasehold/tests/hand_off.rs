@@ -184,7 +184,7 @@ async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
         for _ in 0..2 {
             waiting(&lock.clone().store_timeout(SECOND * 60), &guards).await;
         }
-        // Long enough for another stay to begin afterwards.
+        // Long enough for another cohort period to begin afterwards.
         client.env.sleep(SECOND).await;
         // The grant is applied, but its answer takes this long.
         client.network.next_write(Outcome::Fine);
@@ -229,7 +229,7 @@ async fn an_evicted_grant_is_not_passed_on() {
     let shown = operator.held().await.token.unwrap();
     operator.leases.evict(&name(), shown).await.unwrap();
     let other = operator.granted().await;
-    // Longer than a poll, and shorter than a stay.
+    // Longer than a poll, and shorter than a cohort period.
     client.env.sleep(3 * MILLISECOND).await;
     second.check().unwrap();
     client.network.reset_counts();
@@ -313,7 +313,7 @@ async fn tasks_that_pass_a_lock_on_let_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // With the memory store's intervals: stays of 20 ms, with an absence after every eighth stay at first, and
+        // With the memory store's intervals: cohort periods of 20 ms, with a backoff after every eighth at first, and
         // then after each.
         assert!(meanwhile <= 9 * 21, "the others were served {meanwhile} times before it");
         guard.release().await.unwrap();
@@ -330,7 +330,7 @@ async fn a_task_that_reacquires_at_once_lets_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // With the memory store's intervals: stays of 20 ms, with an absence after every eighth stay, or after each
+        // With the memory store's intervals: cohort periods of 20 ms, with a backoff after every eighth, or after each
         // once another process was noticed.
         assert!(meanwhile <= 9 * 21, "the other was served {meanwhile} times before it");
         guard.release().await.unwrap();
@@ -346,7 +346,7 @@ async fn processes_that_take_turns_rarely_leave_the_lock_free() {
     clients[0].env.sleep(SECOND * 10).await;
     let rounds: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
     let all: usize = rounds.iter().sum();
-    // Of 10,000. If absences always took their full time, the lock would be free for half of it.
+    // Of 10,000. If backoffs always took their full time, the lock would be free for half of it.
     assert!(all > 7_000, "{rounds:?}");
     assert!(rounds.iter().all(|rounds| *rounds > all / 3), "{rounds:?}");
 }
@@ -358,7 +358,7 @@ async fn tasks_that_keep_coming_share_few_grants() {
     let rounds = busy(&client, 4);
     client.env.sleep(SECOND * 10).await;
     let (rounds, writes) = (rounds.load(Ordering::SeqCst), client.network.counts().writes);
-    // Stays of 20 ms, each with one grant and one release.
+    // Cohort periods of 20 ms, each with one grant and one release.
     assert!(rounds > 8_000 && writes <= rounds / 8, "{writes} writes for {rounds}");
 }
 

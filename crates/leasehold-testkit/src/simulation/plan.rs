@@ -349,11 +349,11 @@ impl Plan {
     /// How long a process may wait in a rush with one other process. With more processes, any of them may find the
     /// lock free.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
-        // A stay, and the hold that is in progress at its end.
-        let stay = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
-        // A process notices other waiters after at most eight stays. Then it pauses, and a waiter looks once during
-        // that pause. The very first grant also waits for the store's clock.
-        let bound = 9 * stay + 2 * LONGEST_POLL + Duration::from_millis(2_200);
+        // A cohort period, and the hold that is in progress at its end.
+        let period = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
+        // A process notices other waiters after at most eight cohort periods. Then it backs off, and a waiter polls
+        // once in that time. The very first grant also waits for the store's clock.
+        let bound = 9 * period + 2 * LONGEST_POLL + Duration::from_millis(2_200);
         (self.machines == 2).then_some(bound)
     }
 

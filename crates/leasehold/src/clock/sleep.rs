@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lookout_ends_when_no_long_sleep_is_left() {
+    async fn a_monitor_ends_when_no_long_sleep_is_left() {
         let clock = Arc::new(TestClock::default());
         let on_duty = || clock.0.monitors.each().len();
         clock.sleep(SLICE).await;
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn each_runtime_has_a_lookout_of_its_own_and_takes_it_along() {
+    fn each_runtime_has_its_own_monitor_and_drops_it() {
         let runtime = || {
             let mut builder = tokio::runtime::Builder::new_current_thread();
             builder.enable_time().start_paused(true).build().unwrap()

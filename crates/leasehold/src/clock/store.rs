@@ -6,6 +6,17 @@ use std::time::Duration;
 use super::{Moment, RATE_ERROR, micros};
 
 /// Bounds on what the store's own clock reads, in microseconds since the Unix epoch.
+///
+/// ```
+/// use leasehold::clock::StoreTime;
+///
+/// // The store's latest answer had `Date: Thu, 01 Jan 1970 00:00:01 GMT`, which is accurate to a second.
+/// let time = StoreTime::between(1_000_000, 2_000_000);
+/// let has_certainly_passed = |us| us <= time.lo_us;
+/// assert!(has_certainly_passed(1_000_000));
+/// assert!(!has_certainly_passed(1_500_000)); // the store's clock may read less
+/// assert!(time.apart.is_zero());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreTime {
     /// The clock reads at least this.

@@ -50,6 +50,22 @@ const DAYS: u64 = 30;
 const SECONDS: f64 = (DAYS * 86_400) as f64;
 
 /// The requests of a month of 30 days, and their cost at list prices.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::Examination};
+///
+/// let mut examination = Examination::default();
+/// examination.acquisitions_per_day = 50_000;
+/// let report = Locker::open("mem:").await?.examine(&examination).await; // or s3://my-bucket/locks
+/// match &report.cost {
+///     Some(cost) => println!("{:.2} USD a month, by {}", cost.usd_per_month, cost.prices),
+///     None => println!("requests are free, or their prices are not known"),
+/// }
+/// assert_eq!(report.cost, None); // memory
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Cost {

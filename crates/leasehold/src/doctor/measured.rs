@@ -8,6 +8,20 @@ use super::{CheckStatus, Finding};
 use crate::types::{RENEW_AFTER, RENEW_SPREAD, Ttl, attempt_limit};
 
 /// How long one operation took, over several runs.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, doctor::Examination};
+///
+/// let report = Locker::open("mem:").await?.examine(&Examination::default()).await;
+/// for trips in &report.round_trips {
+///     println!("{}: p50 {} us, p99 {} us, {} runs", trips.operation, trips.p50_us, trips.p99_us, trips.count);
+/// }
+/// let renewals = report.round_trips.iter().find(|trips| trips.operation == "renew").unwrap();
+/// assert!(renewals.p50_us <= renewals.p99_us);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RoundTrips {

@@ -9,6 +9,22 @@ use crate::types::{LockName, Status};
 /// Waiting for a lock to change, by polling or by the store's notifications.
 ///
 /// Every method is cancel safe and may complete early. The caller then asks the store again.
+///
+/// ```
+/// use leasehold::{Locker, State};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = Locker::open("mem:").await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// let name = guard.name().clone();
+/// let State::Held(seen) = locker.inspect(&name).await?.state else { panic!("not held") };
+/// let (changed, released) = tokio::join!(locker.store().changed(&name, &seen), guard.release());
+/// changed?;
+/// released?;
+/// assert_eq!(locker.inspect(&name).await?.state, State::Free);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[async_trait]
 pub trait Watch: Send + Sync {
     /// Completes when the lock that was seen as `seen` may be free, or has entered a cooldown. Never misses a lapse.

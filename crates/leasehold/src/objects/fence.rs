@@ -41,6 +41,25 @@ use crate::register::Register;
 ///
 /// Lost answers, limits and metadata are as in [`update`](super::update).
 ///
+/// ```
+/// # use leasehold::{Locker, env::Env, fence, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = Locker::open("mem:").await?.lock("deploy");
+/// let guard = lock.acquire().await?;
+/// let token = guard.token()?;
+/// fence::write(&register, "state.json", token, "{\"step\":1}".into()).await?;
+/// guard.release().await?;
+///
+/// let next = lock.acquire().await?;
+/// fence::write(&register, "state.json", next.token()?, "{\"step\":2}".into()).await?;
+/// let late = fence::write(&register, "state.json", token, "{\"step\":3}".into()).await.unwrap_err();
+/// assert_eq!(late.refused_by(), Some(next.token()?));
+/// # next.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
@@ -61,6 +80,24 @@ pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Byte
 ///
 /// `make` is as in [`update`](super::update). If it changes nothing, nothing is written, and the stored token stays as
 /// it was.
+///
+/// ```
+/// # use leasehold::{Token, env::Env, fence, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let (earlier, later) = (Token::new(7).unwrap(), Token::new(8).unwrap()); // guard.token()?
+/// fence::write(&register, "hits", earlier, "4".into()).await?;
+/// let updated = fence::update(&register, "hits", later, async |content| {
+///     let hits: u64 = content.map_or(0, |text| String::from_utf8_lossy(&text).parse().unwrap_or(0));
+///     Ok::<_, leasehold::Error>(Some(format!("{}", hits + 1).into()))
+/// })
+/// .await?;
+/// assert_eq!(updated.content.unwrap(), "5");
+/// let refused = fence::update(&register, "hits", earlier, async |_| Ok::<_, leasehold::Error>(None)).await;
+/// assert_eq!(refused.unwrap_err().refused_by(), Some(later));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 ///
 /// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
@@ -83,6 +120,21 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// Returns `None` if there is no object. Nothing is written then, and a lower token may still create the object.
 ///
 /// This writes the object, unless `token` has written it before.
+///
+/// ```
+/// # use leasehold::{Token, env::Env, fence, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let (earlier, later) = (Token::new(7).unwrap(), Token::new(8).unwrap()); // guard.token()?
+/// fence::write(&register, "state.json", earlier, "{\"step\":1}".into()).await?;
+///
+/// // A new holder continues where the earlier one stopped, and that one can write no more.
+/// let state = fence::read(&register, "state.json", later).await?;
+/// assert_eq!(state.unwrap(), "{\"step\":1}");
+/// assert!(fence::write(&register, "state.json", earlier, "{\"step\":2}".into()).await.is_err());
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 ///
 /// # Errors
 /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): on this store, versions depend only on the content

@@ -7,6 +7,24 @@ use crate::error::Error;
 use crate::register::Register;
 
 /// The result of an update.
+///
+/// ```
+/// # use leasehold::{env::Env, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let first = leasehold::update(&register, "limit", async |content| {
+///     Ok::<_, leasehold::Error>(Some(content.unwrap_or("10".into()))) // only if there is none
+/// })
+/// .await?;
+/// assert!(first.written);
+/// assert_eq!(first.content.as_deref(), Some(&b"10"[..]));
+///
+/// let again = leasehold::update(&register, "limit", async |content| Ok::<_, leasehold::Error>(content)).await?;
+/// assert!(!again.written);
+/// assert_eq!((again.content, again.attempts), (first.content, 1));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Updated {

@@ -286,6 +286,22 @@ impl From<Leadership> for Guard {
 }
 
 /// A leader, as the store reported it.
+///
+/// ```
+/// # use std::net::SocketAddr;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let election = leasehold::Locker::open("mem:").await?.election("scheduler").value("10.0.0.7:8080");
+/// let leadership = election.campaign().await?;
+///
+/// let leader = election.leader().await?.expect("there is a leader");
+/// println!("{leader}"); // alice@ci-7 pid 4121, term 7
+/// assert_eq!(leader.term, Some(leadership.term()?));
+/// let address: Option<SocketAddr> = leader.value.and_then(|value| value.parse().ok());
+/// assert_eq!(address, Some(SocketAddr::from(([10, 0, 0, 7], 8080))));
+/// # leadership.resign().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {

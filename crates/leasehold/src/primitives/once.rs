@@ -45,6 +45,23 @@ pub struct OncePer {
 }
 
 /// The result of a job that runs once per period.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, Once};
+///
+/// let hourly = Locker::open("mem:").await?.lock("hourly").once_per(Duration::from_secs(3600));
+/// match hourly.run(async |_guard| Err::<(), _>("the disk is full")).await? {
+///     Once::Ran(Ok(())) => println!("done"),
+///     Once::Ran(Err(error)) => assert_eq!(error, "the disk is full"), // may run again at once
+///     Once::AlreadyRan(ran) => println!("not due for {:?}", ran.again_within),
+/// }
+/// let second = hourly.run(async |_guard| Ok::<_, std::io::Error>(42)).await?;
+/// assert!(matches!(second, Once::Ran(Ok(42))));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a job that ran may have failed"]
 pub enum Once<T, E> {
@@ -55,6 +72,24 @@ pub enum Once<T, E> {
 }
 
 /// Whether a job is due.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Due, Locker};
+///
+/// let hourly = Locker::open("mem:").await?.lock("hourly").once_per(Duration::from_secs(3600));
+/// match hourly.acquire().await? {
+///     Due::Now(guard) => {
+///         guard.check()?; // ... the work ...
+///         guard.release_with_cooldown(Duration::from_secs(3600)).await?;
+///     }
+///     Due::AlreadyRan(ran) => println!("not due for {:?}", ran.again_within),
+/// }
+/// assert!(matches!(hourly.acquire().await?, Due::AlreadyRan(_)));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases its lock"]
 pub enum Due {
@@ -66,6 +101,24 @@ pub enum Due {
 }
 
 /// The run that counts for the current period, and when the next one is due, as far as the store knows.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, Once};
+///
+/// let nightly = Locker::open("mem:").await?.lock("nightly").owner("ci-7");
+/// let nightly = nightly.once_per(Duration::from_secs(23 * 3600));
+/// let first = nightly.run(async |_guard| Ok::<_, std::io::Error>(())).await?;
+/// assert!(matches!(first, Once::Ran(Ok(()))));
+///
+/// let second = nightly.run(async |_guard| Ok::<_, std::io::Error>(())).await?;
+/// let Once::AlreadyRan(ran) = second else { panic!("it ran twice") };
+/// println!("it ran {:?} ago, and is due within {:?}", ran.ago, ran.again_within);
+/// assert_eq!(ran.by.unwrap().name, "ci-7");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AlreadyRan {
@@ -106,8 +159,8 @@ impl OncePer {
 
     /// Sets whether a run that fails counts too, so that the job is not tried again within its period. Off by default.
     #[must_use]
-    pub fn cooldown_after_failure(mut self, rests: bool) -> Self {
-        self.cooldown_after_failure = rests;
+    pub fn cooldown_after_failure(mut self, cooldown: bool) -> Self {
+        self.cooldown_after_failure = cooldown;
         self
     }
 

@@ -61,7 +61,7 @@ pub struct RegisterLeases {
 /// What was read, and when the answer had arrived.
 struct Sight {
     found: Option<Content>,
-    sighting: Option<Observation>,
+    observation: Option<Observation>,
     at: Moment,
 }
 
@@ -141,7 +141,7 @@ impl LeaseStore for RegisterLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let mut attempts = Vec::new();
         let mut outcome = self.contend(claim, &mut attempts).await;
-        self.leave_no_ghosts(&claim.name, &attempts, &mut outcome);
+        self.follow_late_creates(&claim.name, &attempts, &mut outcome);
         match outcome {
             // However this ended: an earlier request without an answer may still be applied, and a created record may
             // exist whose token is not certain.
@@ -188,7 +188,7 @@ impl LeaseStore for RegisterLeases {
         self.examined(self.records.trust(), &mut budget).await?;
         loop {
             let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
-                Sight { sighting: Some(sighting), .. } => sighting,
+                Sight { observation: Some(observation), .. } => observation,
                 Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
                 Sight { found: None, .. } => return Ok(Evicted::Changed),
                 Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
@@ -214,10 +214,10 @@ impl LeaseStore for RegisterLeases {
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
         let sight = self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-        let quiet = sight.quiet(sight.at);
-        let state = rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules);
+        let unchanged_for = sight.unchanged_for(sight.at);
+        let state = rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
-        if let Some(Observation { record, .. }) = sight.sighting {
+        if let Some(Observation { record, .. }) = sight.observation {
             status.token = Some(record.token);
             status.history = record.history;
         }
@@ -250,7 +250,7 @@ impl Diagnose for RegisterLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         match self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await? {
             Sight { found: None, .. } => Ok(true),
-            Sight { sighting: Some(Observation { record, version, .. }), .. }
+            Sight { observation: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
                 self.records.discard(name, &version).await
@@ -278,8 +278,8 @@ impl RegisterLeases {
 }
 
 impl Sight {
-    fn quiet(&self, now: Moment) -> Duration {
-        self.sighting.as_ref().map_or(Duration::ZERO, |sighting| sighting.quiet(now))
+    fn unchanged_for(&self, now: Moment) -> Duration {
+        self.observation.as_ref().map_or(Duration::ZERO, |observation| observation.unchanged_for(now))
     }
 }
 

@@ -131,7 +131,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     }
     let record = record.map_err(|error| corrupt(error.to_string()))?;
     if record.state == RecordState::Cooldown && record.rest_ms.is_none() {
-        return Err(corrupt("it rests, and does not say for how long".to_owned()));
+        return Err(corrupt("it is in a cooldown and does not say for how long".to_owned()));
     }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
     if record.heartbeat >= Token::LIMIT {

@@ -25,7 +25,7 @@ const FORGOTTEN: usize = MOST / 8;
 pub(super) struct Observation {
     pub(super) record: Record,
     pub(super) version: Version,
-    quiet: Duration,
+    unchanged_for: Duration,
     last: Moment,
 }
 
@@ -35,8 +35,8 @@ impl Observation {
     /// The time counts from after the first answer (rule 1). It is summed piece by piece between the reads, and each
     /// piece is the shorter of the two clocks. If the wall clock is set back by an hour, this loses one piece and not
     /// the hour.
-    pub(super) fn quiet(&self, now: Moment) -> Duration {
-        self.quiet + now.shortest_since(self.last)
+    pub(super) fn unchanged_for(&self, now: Moment) -> Duration {
+        self.unchanged_for + now.shortest_since(self.last)
     }
 
     /// The fields that show whether a lease is alive. The version is not one of them: an edit by a third party must not
@@ -57,29 +57,30 @@ impl RecordCache {
     /// Returns the cached observation of `name`, if there is one.
     pub(super) fn recall(&self, name: &LockName) -> Option<Observation> {
         let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.get(name).map(|sighting| Observation::clone(sighting))
+        locks.get(name).map(|observation| Observation::clone(observation))
     }
 
     /// Stores `record`, read at `now`. `now` was taken after the answer arrived.
     pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
-        let mut sighting = Observation { record, version, quiet: Duration::ZERO, last: now };
+        let mut observation = Observation { record, version, unchanged_for: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
                 // Two answers may be stored in a different order than they arrived in. No time is counted twice.
                 let late = now.since_boot() < earlier.last.since_boot();
                 if late {
-                    sighting.last = earlier.last;
+                    observation.last = earlier.last;
                 }
-                if earlier.sign_of_life() == sighting.sign_of_life() {
-                    sighting.quiet = if late { earlier.quiet } else { earlier.quiet(now) };
+                if earlier.sign_of_life() == observation.sign_of_life() {
+                    observation.unchanged_for =
+                        if late { earlier.unchanged_for } else { earlier.unchanged_for(now) };
                 }
             }
             None if locks.len() >= MOST => forget_oldest(&mut locks, now),
             None => {}
         }
-        locks.insert(name.clone(), Box::new(sighting.clone()));
-        sighting
+        locks.insert(name.clone(), Box::new(observation.clone()));
+        observation
     }
 
     /// Removes `name`: it has no record any more.
@@ -96,13 +97,13 @@ impl fmt::Debug for RecordCache {
 }
 
 fn forget_oldest(locks: &mut HashMap<LockName, Box<Observation>>, now: Moment) {
-    let age = |sighting: &Observation| now.longest_since(sighting.last);
-    let mut ages: Vec<Duration> = locks.values().map(|sighting| age(sighting)).collect();
+    let age = |observation: &Observation| now.longest_since(observation.last);
+    let mut ages: Vec<Duration> = locks.values().map(|observation| age(observation)).collect();
     let place = ages.len().saturating_sub(FORGOTTEN);
     let limit = *ages.select_nth_unstable(place).1;
     let mut to_forget = ages.len() - place;
-    locks.retain(|_, sighting| {
-        let forgotten = to_forget > 0 && age(sighting) >= limit;
+    locks.retain(|_, observation| {
+        let forgotten = to_forget > 0 && age(observation) >= limit;
         to_forget -= usize::from(forgotten);
         !forgotten
     });
@@ -154,6 +155,6 @@ mod tests {
             // The last read was answered before the second one and is stored after it.
             known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
         }
-        assert_eq!(known.recall(&name).unwrap().quiet(at(19)), Duration::from_secs(19));
+        assert_eq!(known.recall(&name).unwrap().unchanged_for(at(19)), Duration::from_secs(19));
     }
 }

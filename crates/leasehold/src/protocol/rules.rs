@@ -61,10 +61,10 @@ pub(super) enum Availability {
 }
 
 /// Decides whether `record` may be granted to another claim. Its (state, grant, heartbeat) has been seen unchanged for
-/// `quiet`.
+/// `unchanged_for`.
 pub(super) fn availability(
     record: &Record,
-    quiet: Duration,
+    unchanged_for: Duration,
     store: Option<StoreTime>,
     rules: Rules,
 ) -> Availability {
@@ -85,7 +85,7 @@ pub(super) fn availability(
         .clock(store, record.state)
         .zip(record.renewed_at_us)
         .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
-    let left = observed.saturating_sub(quiet);
+    let left = observed.saturating_sub(unchanged_for);
     let left = left_by_store.map_or(left, |by_store| by_store.min(left));
     if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
 }
@@ -113,7 +113,7 @@ pub(super) fn judge<'a>(
     claim: &Claim,
     attempts: &[Attempt],
     found: Option<&'a Content>,
-    quiet: Duration,
+    unchanged_for: Duration,
     store: Option<StoreTime>,
     rules: Rules,
 ) -> Claimed<'a> {
@@ -135,7 +135,7 @@ pub(super) fn judge<'a>(
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn },
         };
     }
-    match availability(record, quiet, store, rules) {
+    match availability(record, unchanged_for, store, rules) {
         Availability::Grantable => {
             Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn }
         }
@@ -374,7 +374,7 @@ pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Opt
 /// Describes a lock, for people.
 pub(super) fn state(
     found: Option<&Content>,
-    quiet: Duration,
+    unchanged_for: Duration,
     store: Option<StoreTime>,
     rules: Rules,
 ) -> State {
@@ -382,7 +382,7 @@ pub(super) fn state(
         None => State::Free,
         Some(Content::Foreign(what)) => State::Held(foreign(what)),
         Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
-        Some(Content::Record(record)) => match availability(record, quiet, store, rules) {
+        Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
             Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
             Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
             Availability::Taken { lapses_within } => State::Held(held(record, store, lapses_within)),

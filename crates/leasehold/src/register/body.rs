@@ -10,6 +10,26 @@ use super::Version;
 ///
 /// Empty metadata (`Metadata::default()`) marks an object as one of leasehold's records. The store then sets the
 /// headers that suit a record. Metadata with any content is written exactly as it is.
+///
+/// ```
+/// # use leasehold::register::{Body, Metadata, Precondition, Register, Write};
+/// # use leasehold::{env::Env, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let metadata = Metadata {
+///     content_type: Some("application/json".to_owned()),
+///     user: [("reviewer".to_owned(), "alice".to_owned())].into(),
+///     ..Metadata::default()
+/// };
+/// let body = Body { bytes: "{}".into(), metadata };
+/// let written = register.write("limits.json", Precondition::Absent, body).await?;
+/// assert!(matches!(written, Write::Committed(_)));
+///
+/// let head = register.head("limits.json").await?.expect("it was written");
+/// assert_eq!(head.metadata.user["reviewer"], "alice");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// `Content-Type`.
@@ -34,6 +54,17 @@ impl Metadata {
 }
 
 /// The bytes of an object and its metadata.
+///
+/// ```
+/// use leasehold::register::{Body, Metadata};
+///
+/// let record = Body::from("{}"); // without metadata
+/// assert!(record.metadata.is_empty());
+///
+/// let content_type = Some("application/json".to_owned());
+/// let object = Body { metadata: Metadata { content_type, ..Metadata::default() }, ..record.clone() };
+/// assert_eq!(object.bytes, record.bytes);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Body {
     /// The bytes.
@@ -62,6 +93,21 @@ impl From<&'static str> for Body {
 }
 
 /// What a register returns about a key without its bytes.
+///
+/// ```
+/// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let created = register.write("limit", Precondition::Absent, "10".into()).await?;
+/// let Write::Committed(version) = created else { panic!("the key exists") };
+///
+/// // Has it changed since?
+/// let head = register.head("limit").await?.expect("it was written");
+/// assert_eq!((head.version, head.size), (version, 2));
+/// assert!(head.metadata.is_empty());
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The version of the key, as the store identifies it.

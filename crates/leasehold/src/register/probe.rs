@@ -83,6 +83,23 @@ impl Subject {
 ///
 /// Dropping the future leaves the marker as it is. The next probe can handle that.
 ///
+/// ```
+/// # use leasehold::{env::Env, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{ErrorKind, Register, register::probe};
+///
+/// match probe(&register).await {
+///     Ok(()) => println!("conditional writes are safe here"),
+///     Err(error) if error.fault().kind == ErrorKind::Unsupported => eprintln!("do not use it: {error}"),
+///     Err(error) => eprintln!("not known, try again: {error}"),
+/// }
+/// // The result, which spares other processes the examination.
+/// assert!(register.read(".leasehold-probe").await?.is_some());
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Unsupported`] if the store ignores preconditions, does not check them atomically, or was found to do
 /// so earlier; the store's error if it cannot be read or written; the last error if it stays busy.
@@ -92,6 +109,22 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 
 /// Checks that deletes of `register` are conditional and exclude writes, for locks whose release deletes, and for
 /// sweeps.
+///
+/// ```
+/// # use leasehold::{env::Env, stores::memory::MemoryRegister};
+/// # let register = MemoryRegister::new(Env::system());
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::register::{Deleted, Precondition, Register, Write, probe_deletes};
+///
+/// probe_deletes(&register).await?; // once, before the first delete
+/// let created = register.write("limit", Precondition::Absent, "10".into()).await?;
+/// let Write::Committed(version) = created else { panic!("the key exists") };
+/// let replaced = register.write("limit", Precondition::Version(&version), "20".into()).await?;
+/// assert!(matches!(replaced, Write::Committed(_)));
+/// assert_eq!(register.delete("limit", &version).await?, Deleted::Conflict);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 ///
 /// # Errors
 /// As [`probe`].

@@ -93,7 +93,7 @@ impl Acquisition {
             biased;
             () = reply.closed() => return,
             served = queue.served(entry, request.terms.as_ref(), request.on_wait.as_deref()) => served,
-            held = queue.rests(), if request.wait == Wait::UntilCooldown => {
+            held = queue.cooldown(), if request.wait == Wait::UntilCooldown => {
                 let _ = reply.send(Err(Error::held(&request.claim.name, held)));
                 return;
             }
@@ -150,7 +150,7 @@ enum Next {
 impl Contender {
     async fn contend(mut self) {
         let poll_interval = self.store.capabilities().poll_interval;
-        self.turn.stay(|stay, _| stay.wanted(self.store.env().now(), poll_interval, self.claim.ttl));
+        self.turn.policy(|policy, _| policy.wanted(self.store.env().now(), poll_interval, self.claim.ttl));
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
@@ -174,7 +174,7 @@ impl Contender {
     }
 
     fn granted(self, grant: Grant) {
-        self.turn.stay(|stay, _| stay.granted(&grant, self.store.env().now()));
+        self.turn.policy(|policy, _| policy.granted(&grant, self.store.env().now()));
         let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
         // If the caller is gone, the hold is dropped here, which releases the lock.
         let _ = self.reply.send(Ok(keep(self.opened, grant, Some(cohort))));
@@ -182,7 +182,7 @@ impl Contender {
 
     /// Asks the store again and again. Breaks with the grant or the error, or with `None` if the caller is gone.
     async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
-        let mut seen = if self.wait == Wait::Yes { self.stay_away().await? } else { None };
+        let mut seen = if self.wait == Wait::Yes { self.back_off().await? } else { None };
         let mut outage = Outage::new(&self.opened, self.claim.name.as_str(), self.store_timeout);
         loop {
             let next = match seen.take() {
@@ -202,7 +202,7 @@ impl Contender {
                 Next::Wait(held) => {
                     outage.end();
                     *pending |= self.store.capabilities().fifo && self.claim.waits;
-                    self.turn.stay(|stay, _| stay.refused(&held));
+                    self.turn.policy(|policy, _| policy.refused(&held));
                     self.turn.tell(held.clone());
                     if let Some(on_wait) = &self.on_wait {
                         on_wait(&held);
@@ -290,12 +290,12 @@ impl Contender {
 
     /// For how long this process backs off.
     fn backoff(&self) -> Duration {
-        self.turn.stay(|stay, _| stay.backoff(self.store.env().now())).unwrap_or_default()
+        self.turn.policy(|policy, _| policy.backoff(self.store.env().now())).unwrap_or_default()
     }
 
     /// If this process has to back off, leaves the lock to other processes for that time, or until another process has
     /// had it. Returns its holder, if it is held then. Breaks if the caller is gone.
-    async fn stay_away(&mut self) -> ControlFlow<Option<Next>, Option<HolderInfo>> {
+    async fn back_off(&mut self) -> ControlFlow<Option<Next>, Option<HolderInfo>> {
         let mut pause = self.store.capabilities().poll_interval.min;
         loop {
             let backoff = self.backoff();
@@ -315,7 +315,7 @@ impl Contender {
             };
             // An error here is ignored: the next request reports it.
             if let Some(Ok(status)) = status
-                && self.turn.stay(|stay, _| stay.saw(&status)).unwrap_or_default()
+                && self.turn.policy(|policy, _| policy.saw(&status)).unwrap_or_default()
             {
                 return ControlFlow::Continue(match status.state {
                     State::Held(held) => Some(held),

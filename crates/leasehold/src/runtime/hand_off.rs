@@ -26,14 +26,14 @@ const SHORTEST: f64 = 2.5;
 const ALONE: u32 = 8;
 
 /// The number of other processes that is expected until more is known, so that the first cohort periods of a process
-/// are short. The first backoffs are short too: `FIRST_ABSENCE` times the shortest poll pause, because waiters behind a
+/// are short. The first backoffs are short too: `FIRST_BACKOFF` times the shortest poll pause, because waiters behind a
 /// short hold poll soon.
 const EXPECTED: u32 = 3;
-const FIRST_ABSENCE: u32 = 3;
+const FIRST_BACKOFF: u32 = 3;
 
 /// A backoff lasts this many times the longest poll pause of the waiters, because that pause is jittered and the
 /// request takes time.
-const ABSENCE: f64 = 1.5;
+const BACKOFF: f64 = 1.5;
 
 /// The settings of an acquisition that other processes see. A task takes the lock from another task only if both have
 /// the same settings.
@@ -107,7 +107,7 @@ pub(crate) struct CohortPolicy {
     /// How many cohort periods have ended since another process was last seen.
     alone: u32,
     /// Until when this process backs off.
-    absent: Option<Deadline>,
+    backoff_until: Option<Deadline>,
     /// When the lock was last granted, and when it was released while no task here waited for it.
     granted: Option<Moment>,
     left: Option<Moment>,
@@ -127,7 +127,7 @@ impl Default for CohortPolicy {
             beside: 2 * EXPECTED,
             met: false,
             alone: 0,
-            absent: None,
+            backoff_until: None,
             granted: None,
             left: None,
             demand: 1,
@@ -177,7 +177,7 @@ impl CohortPolicy {
     fn let_in(&mut self) {
         self.met_another();
         self.began = None;
-        self.absent = None;
+        self.backoff_until = None;
     }
 
     fn met_another(&mut self) {
@@ -209,8 +209,8 @@ impl CohortPolicy {
         if !awaited {
             self.left = Some(now);
         } else if !self.goes_on(now, poll_interval, ttl) {
-            let seldom = poll_interval.max.mul_f64(ABSENCE);
-            self.leave(now, poll_interval, Some(FIRST_ABSENCE * poll_interval.min), seldom);
+            let seldom = poll_interval.max.mul_f64(BACKOFF);
+            self.leave(now, poll_interval, Some(FIRST_BACKOFF * poll_interval.min), seldom);
         }
     }
 
@@ -232,7 +232,7 @@ impl CohortPolicy {
             // A waiter polls again after about half the length of the hold.
             let hold = self.granted.map_or(Duration::ZERO, |granted| left.longest_since(granted));
             let seldom =
-                (FIRST_ABSENCE * poll_interval.min).max(hold).min(poll_interval.max.mul_f64(ABSENCE));
+                (FIRST_BACKOFF * poll_interval.min).max(hold).min(poll_interval.max.mul_f64(BACKOFF));
             self.leave(now, poll_interval, None, seldom);
         }
     }
@@ -244,16 +244,16 @@ impl CohortPolicy {
         self.began = None;
         self.alone = self.alone.saturating_add(1);
         let backoff = match self.alone {
-            ..=LATELY if self.met => Some(poll_interval.max.mul_f64(ABSENCE)),
+            ..=LATELY if self.met => Some(poll_interval.max.mul_f64(BACKOFF)),
             ..=LATELY => first,
             alone => alone.is_multiple_of(ALONE).then_some(seldom),
         };
-        self.absent = backoff.map(|backoff| Deadline::new(now, backoff));
+        self.backoff_until = backoff.map(|backoff| Deadline::new(now, backoff));
     }
 
     /// For how long this process still backs off.
     pub(crate) fn backoff(&self, now: Moment) -> Duration {
-        self.absent.map_or(Duration::ZERO, |until| until.remaining(now))
+        self.backoff_until.map_or(Duration::ZERO, |until| until.remaining(now))
     }
 }
 
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_to_a_store_that_keeps_a_line_ends_the_stay() {
+    fn a_release_to_a_store_that_keeps_a_line_ends_the_cohort_period() {
         let mut policy = CohortPolicy::default();
         policy.granted(&grant(1, None), at(0));
         assert!(policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
@@ -323,98 +323,98 @@ mod tests {
     }
 
     /// Runs `count` cohort periods, each as long as possible. Returns the backoff after each, in milliseconds.
-    fn absences(stay: &mut CohortPolicy, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
+    fn backoffs(policy: &mut CohortPolicy, count: usize, awaited: bool, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
-        let mut absences = Vec::new();
+        let mut backoffs = Vec::new();
         for _ in 0..count {
             let after = if others_between { token + 3 } else { token };
             token += 10;
-            stay.granted(&grant(token, Some(after)), at(now));
-            while stay.goes_on(at(now), POLL_INTERVAL, Ttl::DEFAULT) {
+            policy.granted(&grant(token, Some(after)), at(now));
+            while policy.goes_on(at(now), POLL_INTERVAL, Ttl::DEFAULT) {
                 now += 100;
             }
-            stay.released(at(now), POLL_INTERVAL, Ttl::DEFAULT, awaited);
-            let backoff = stay.backoff(at(now)).as_millis() as u64;
-            absences.push(backoff);
+            policy.released(at(now), POLL_INTERVAL, Ttl::DEFAULT, awaited);
+            let backoff = policy.backoff(at(now)).as_millis() as u64;
+            backoffs.push(backoff);
             now += backoff + 10;
         }
-        absences
+        backoffs
     }
 
     #[test]
-    fn a_long_stay_is_followed_by_an_absence_but_seldom_if_alone() {
-        let alone = absences(&mut CohortPolicy::default(), 20, true, false);
+    fn a_long_cohort_period_is_followed_by_a_backoff() {
+        let alone = backoffs(&mut CohortPolicy::default(), 20, true, false);
         assert_eq!(alone[..2], [750, 750], "short ones at first");
         assert_eq!(alone.iter().filter(|backoff| **backoff == 3_000).count(), 2, "one in eight: {alone:?}");
         assert_eq!(alone.iter().filter(|backoff| **backoff > 0).count(), 4);
-        let among_others = absences(&mut CohortPolicy::default(), 20, true, true);
+        let among_others = backoffs(&mut CohortPolicy::default(), 20, true, true);
         assert!(among_others[1..].iter().all(|backoff| *backoff == 3_000), "{among_others:?}");
-        let unawaited = absences(&mut CohortPolicy::default(), 20, false, true);
+        let unawaited = backoffs(&mut CohortPolicy::default(), 20, false, true);
         assert!(unawaited.iter().all(|backoff| *backoff == 0), "no task here waits for it: {unawaited:?}");
     }
 
     /// The backoffs of a task that holds the lock for 100 ms and takes it again `gap_ms` after each release, for 100
     /// cohort periods.
-    fn absences_of_one_task(stay: &mut CohortPolicy, gap_ms: u64, others_between: bool) -> Vec<u64> {
+    fn backoffs_of_one_task(policy: &mut CohortPolicy, gap_ms: u64, others_between: bool) -> Vec<u64> {
         let (mut now, mut token) = (0, 10);
-        let mut absences = Vec::new();
+        let mut backoffs = Vec::new();
         while now < 200_000 {
-            stay.wanted(at(now), POLL_INTERVAL, Ttl::DEFAULT);
-            let backoff = stay.backoff(at(now)).as_millis() as u64;
-            absences.extend(Some(backoff).filter(|backoff| *backoff > 0));
+            policy.wanted(at(now), POLL_INTERVAL, Ttl::DEFAULT);
+            let backoff = policy.backoff(at(now)).as_millis() as u64;
+            backoffs.extend(Some(backoff).filter(|backoff| *backoff > 0));
             now += backoff;
             let after = if others_between { token + 3 } else { token };
             token += 10;
-            stay.granted(&grant(token, Some(after)), at(now));
-            stay.released(at(now + 100), POLL_INTERVAL, Ttl::DEFAULT, false);
+            policy.granted(&grant(token, Some(after)), at(now));
+            policy.released(at(now + 100), POLL_INTERVAL, Ttl::DEFAULT, false);
             now += 100 + gap_ms;
         }
-        absences
+        backoffs
     }
 
     #[test]
-    fn a_return_before_others_could_look_continues_the_stay() {
-        let alone = absences_of_one_task(&mut CohortPolicy::default(), 1, false);
+    fn a_return_before_others_could_poll_continues_the_period() {
+        let alone = backoffs_of_one_task(&mut CohortPolicy::default(), 1, false);
         // Of 100 cohort periods, one in eight is followed by a backoff that lets a waiter behind a short hold poll.
         assert!((11..=13).contains(&alone.len()) && alone.iter().all(|backoff| *backoff == 750), "{alone:?}");
-        let among_others = absences_of_one_task(&mut CohortPolicy::default(), 1, true);
+        let among_others = backoffs_of_one_task(&mut CohortPolicy::default(), 1, true);
         assert!(among_others.len() > 30 && among_others.iter().all(|backoff| *backoff == 3_000));
         assert!(
-            absences_of_one_task(&mut CohortPolicy::default(), 250, true).is_empty(),
+            backoffs_of_one_task(&mut CohortPolicy::default(), 250, true).is_empty(),
             "others could look"
         );
     }
 
     #[test]
-    fn beside_others_a_stay_is_shorter_by_their_number() {
+    fn beside_others_a_cohort_period_is_shorter_by_their_number() {
         // At first, three other processes are expected, of which there is no sign later.
         for (others, length_ms) in [(0, 1_000), (1, 1_000), (3, 625), (100, 625)] {
-            let mut stay = CohortPolicy::default();
-            stay.granted(&grant(10, Some(9)), at(0));
-            stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
+            let mut policy = CohortPolicy::default();
+            policy.granted(&grant(10, Some(9)), at(0));
+            policy.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
             // A process that is seen twice counts once.
             for pid in (0..others).chain(0..others) {
-                stay.refused(&held(pid));
+                policy.refused(&held(pid));
             }
-            stay.granted(&grant(12, Some(10)), at(5_000));
-            assert!(stay.goes_on(at(5_000 + length_ms - 1), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
-            assert!(!stay.goes_on(at(5_000 + length_ms), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
+            policy.granted(&grant(12, Some(10)), at(5_000));
+            assert!(policy.goes_on(at(5_000 + length_ms - 1), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
+            assert!(!policy.goes_on(at(5_000 + length_ms), POLL_INTERVAL, Ttl::DEFAULT), "{others}");
             if others == 0 {
-                stay.released(at(7_000), POLL_INTERVAL, Ttl::DEFAULT, true);
-                stay.granted(&grant(14, Some(12)), at(10_000));
-                assert!(stay.goes_on(at(11_999), POLL_INTERVAL, Ttl::DEFAULT));
+                policy.released(at(7_000), POLL_INTERVAL, Ttl::DEFAULT, true);
+                policy.granted(&grant(14, Some(12)), at(10_000));
+                assert!(policy.goes_on(at(11_999), POLL_INTERVAL, Ttl::DEFAULT));
             }
         }
         // No other process was seen, but the record shows that one was granted the lock.
-        let mut stay = CohortPolicy::default();
-        stay.granted(&grant(10, Some(9)), at(0));
-        stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
-        stay.granted(&grant(20, Some(15)), at(5_000));
-        assert!(!stay.goes_on(at(6_000), POLL_INTERVAL, Ttl::DEFAULT));
+        let mut policy = CohortPolicy::default();
+        policy.granted(&grant(10, Some(9)), at(0));
+        policy.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
+        policy.granted(&grant(20, Some(15)), at(5_000));
+        assert!(!policy.goes_on(at(6_000), POLL_INTERVAL, Ttl::DEFAULT));
     }
 
     #[test]
-    fn an_absence_is_over_when_another_has_or_had_the_lock() {
+    fn a_backoff_is_over_when_another_has_or_had_the_lock() {
         let status = |state: State, token: u64| {
             let mut status = Status::new(LockName::new("x").unwrap(), state);
             status.token = Token::new(token);
@@ -427,51 +427,51 @@ mod tests {
             (status(State::Free, 11), true),
             (status(State::Held(held(7)), 10), true),
         ] {
-            let mut stay = CohortPolicy::default();
-            stay.refused(&held(7));
-            stay.granted(&grant(10, Some(9)), at(0));
-            stay.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
-            assert_eq!(stay.backoff(at(2_000)), Duration::from_secs(3));
-            assert_eq!(stay.saw(&seen), others, "{seen:?}");
-            assert_eq!(stay.backoff(at(2_000)).is_zero(), others, "{seen:?}");
+            let mut policy = CohortPolicy::default();
+            policy.refused(&held(7));
+            policy.granted(&grant(10, Some(9)), at(0));
+            policy.released(at(2_000), POLL_INTERVAL, Ttl::DEFAULT, true);
+            assert_eq!(policy.backoff(at(2_000)), Duration::from_secs(3));
+            assert_eq!(policy.saw(&seen), others, "{seen:?}");
+            assert_eq!(policy.backoff(at(2_000)).is_zero(), others, "{seen:?}");
         }
     }
 
     #[test]
     fn using_up_all_tokens_doubles_those_of_the_next_grant() {
-        let mut stay = CohortPolicy::default();
-        assert_eq!((stay.demand(1), stay.demand(8)), (1, 8));
+        let mut policy = CohortPolicy::default();
+        assert_eq!((policy.demand(1), policy.demand(8)), (1, 8));
         let mut demanded = Vec::new();
         for used in [8, 16, 32, 5, 5, 1_024, 1_024] {
-            let (_, mut tokens) = Tokens::of(&grant(2_000, Some(2_000 - stay.demand(8).max(used))), true);
+            let (_, mut tokens) = Tokens::of(&grant(2_000, Some(2_000 - policy.demand(8).max(used))), true);
             for _ in 1..used {
                 tokens.next().unwrap();
             }
-            stay.used(&tokens);
-            demanded.push(stay.demand(8));
+            policy.used(&tokens);
+            demanded.push(policy.demand(8));
         }
         assert_eq!(
             demanded,
             [16, 32, 64, 8, 8, 1_024, 1_024],
             "at least for who is in line, and never for more than fit"
         );
-        assert_eq!(stay.demand(1), 1, "alone, it needs no more than one");
+        assert_eq!(policy.demand(1), 1, "alone, it needs no more than one");
     }
 
     #[test]
-    fn short_grants_one_after_the_other_are_one_stay() {
-        let mut stay = CohortPolicy::default();
+    fn short_grants_in_a_row_are_one_cohort_period() {
+        let mut policy = CohortPolicy::default();
         for ms in [0, 200, 400, 600] {
-            assert!(stay.backoff(at(ms)).is_zero());
-            stay.granted(&grant(10 + ms, Some(9)), at(ms));
-            assert!(stay.goes_on(at(ms + 20), POLL_INTERVAL, Ttl::DEFAULT));
-            stay.released(at(ms + 150), POLL_INTERVAL, Ttl::DEFAULT, true);
+            assert!(policy.backoff(at(ms)).is_zero());
+            policy.granted(&grant(10 + ms, Some(9)), at(ms));
+            assert!(policy.goes_on(at(ms + 20), POLL_INTERVAL, Ttl::DEFAULT));
+            policy.released(at(ms + 150), POLL_INTERVAL, Ttl::DEFAULT, true);
         }
-        assert!(!stay.backoff(at(750)).is_zero());
+        assert!(!policy.backoff(at(750)).is_zero());
         // With a short ttl, a cohort period is a fraction of the ttl.
-        stay.granted(&grant(5_000, Some(4_000)), at(10_000));
-        assert!(!stay.goes_on(at(10_300), POLL_INTERVAL, Ttl::from_millis(1_000).unwrap()));
-        stay.refused(&held(7));
-        assert!(!stay.goes_on(at(10_000), POLL_INTERVAL, Ttl::DEFAULT));
+        policy.granted(&grant(5_000, Some(4_000)), at(10_000));
+        assert!(!policy.goes_on(at(10_300), POLL_INTERVAL, Ttl::from_millis(1_000).unwrap()));
+        policy.refused(&held(7));
+        assert!(!policy.goes_on(at(10_000), POLL_INTERVAL, Ttl::DEFAULT));
     }
 }

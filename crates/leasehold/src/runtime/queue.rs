@@ -65,12 +65,12 @@ struct Line<T> {
     /// The number of the next task that waits.
     next: u64,
     /// How long this process has kept the lock, and when it backs off.
-    stay: CohortPolicy,
+    policy: CohortPolicy,
 }
 
 impl<T> Default for Line<T> {
     fn default() -> Self {
-        Self { taken: false, waiting: VecDeque::new(), next: 0, stay: CohortPolicy::default() }
+        Self { taken: false, waiting: VecDeque::new(), next: 0, policy: CohortPolicy::default() }
     }
 }
 
@@ -170,7 +170,7 @@ impl<T> Queue<T> {
     }
 
     /// Completes when the task that has the turn reports that the lock is in a cooldown. Cancel safe.
-    pub(crate) async fn rests(&self) -> HolderInfo {
+    pub(crate) async fn cooldown(&self) -> HolderInfo {
         let mut seen = self.seen.subscribe();
         let in_cooldown = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.in_cooldown)).await;
         // Never closed while this queue exists.
@@ -254,16 +254,16 @@ impl<T> Turn<T> {
     }
 
     /// Calls `body` with the cohort policy of the lock, and with whether tasks wait for it.
-    pub(crate) fn stay<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
+    pub(crate) fn policy<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
         let mut line = self.queue.as_ref()?.line();
         let awaited = !line.waiting.is_empty();
-        Some(body(&mut line.stay, awaited))
+        Some(body(&mut line.policy, awaited))
     }
 
     /// How many tokens a grant on `terms` can use.
     pub(crate) fn demand(&self, terms: &Terms) -> u64 {
         let in_line = 1 + self.followers(terms) as u64;
-        self.stay(|stay, _| stay.demand(in_line)).unwrap_or(1)
+        self.policy(|policy, _| policy.demand(in_line)).unwrap_or(1)
     }
 
     /// How many tasks, from the front of the queue, take the lock on `terms`.

@@ -64,6 +64,18 @@ const PROBE: &str = ".leasehold-probe";
 ///
 /// Sends no request to DynamoDB unless the table is to be created. Credentials are loaded with the first request.
 ///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::dynamodb, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("dynamodb://locks?region=eu-west-1")?;
+/// let store = dynamodb::open(url, StoreOptions::default()).await?;
+/// store.init().await?; // creates the table if there is none
+/// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
 /// service was asked for the region and did not respond; with `create=true`, the errors of creating the table.

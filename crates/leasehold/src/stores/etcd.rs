@@ -61,6 +61,18 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sends no request, except to DNS with `discovery_srv=on`. The common options `store_clock` and `margin` have no
 /// effect here, because etcd itself ends leases.
 ///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::etcd, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379/locks/?ca=/etc/etcd/ca.pem")?;
+/// let store = etcd::open(url, StoreOptions::default()).await?;
+/// assert!(store.capabilities().fifo);
+/// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {

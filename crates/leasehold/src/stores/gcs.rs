@@ -58,6 +58,17 @@ const METADATA_BYTES: usize = 8_192;
 ///
 /// Sends no request. Credentials are loaded with the first request.
 ///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::gcs, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("gs://my-bucket/locks")?;
+/// let locker = Locker::new(gcs::open(url, StoreOptions::default()).await?);
+/// let guard = locker.lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root
 /// certificates.

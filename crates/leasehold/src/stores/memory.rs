@@ -24,6 +24,20 @@ const METADATA_BYTES: usize = 2_048;
 
 /// Opens `mem:`, a new, empty store that ends with the last handle to it.
 ///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, lease::StoreOptions, stores::memory, url::StoreUrl};
+///
+/// let one = Locker::new(memory::open(StoreUrl::parse("mem:")?, StoreOptions::default())?);
+/// let two = Locker::new(memory::open(StoreUrl::parse("mem:")?, StoreOptions::default())?);
+/// let guard = one.lock("report").acquire().await?;
+/// assert!(one.clone().lock("report").try_acquire().await.is_err());
+/// assert!(two.lock("report").try_acquire().await.is_ok()); // another store
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the URL has anything but `mem:` and common options.
 pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
@@ -38,6 +52,22 @@ pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Leas
 }
 
 /// A register in a map. Its clock is the environment's, read exactly.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Object, Register, env::Env, stores::memory::MemoryRegister};
+///
+/// let register = Arc::new(MemoryRegister::new(Env::system()));
+/// let object = Object::new(register.clone(), "greeting"); // code under test
+/// object.update(async |_| Ok::<_, leasehold::Error>(Some("hello".into()))).await?;
+/// assert_eq!(register.read("greeting").await?.unwrap().value, "hello");
+///
+/// let like_s3 = MemoryRegister::by_content(Env::system());
+/// assert!(register.capabilities().generations && !like_s3.capabilities().generations);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct MemoryRegister {
     env: Env,

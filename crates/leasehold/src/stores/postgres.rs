@@ -50,6 +50,18 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sends no request. The server's clock decides when a lease ends, so `store_clock=off` is refused. `margin` is how far
 /// that clock may be set ahead without ending a lease early.
 ///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::postgres, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("postgres://deploy@db.example.com/app?password_env=DB_PASSWORD")?;
+/// let store = postgres::open(url, StoreOptions::default()).await?;
+/// store.init().await?; // creates the table if there is none
+/// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {

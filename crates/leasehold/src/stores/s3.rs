@@ -61,6 +61,17 @@ const METADATA_BYTES: usize = 2_048;
 ///
 /// Sends no request to S3. Credentials are loaded with the first request.
 ///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::s3, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("s3://my-bucket/locks?region=eu-west-1")?;
+/// let locker = Locker::new(s3::open(url, StoreOptions::default()).await?);
+/// let guard = locker.lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
 /// service was asked for the region and did not respond.

@@ -70,6 +70,22 @@ const PAGE: u32 = 256;
 /// The common options `store_clock` and `margin` have no effect here, because all processes read one clock.
 /// `allow_network=on` permits file systems that are not known to be this machine's alone.
 ///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{Locker, lease::StoreOptions, stores::sqlite, url::StoreUrl};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("locks.db");
+/// let url = StoreUrl::parse(&format!("sqlite:{}", path.display()))?;
+/// let one = Locker::new(sqlite::open(url.clone(), StoreOptions::default()).await?);
+/// let two = Locker::new(sqlite::open(url, StoreOptions::default()).await?); // as another process would
+/// let guard = one.lock("backup").acquire().await?;
+/// assert!(two.lock("backup").try_acquire().await.is_err());
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
 /// # Errors
 /// Invalid for a URL or a path that cannot be a lock file. Denied without write permission to the file and its folder.
 /// Unsupported for a file system that is not known to be local, or a file of a newer version. Corrupt for a file that

@@ -9,6 +9,15 @@ use super::name::LockName;
 use super::terms::{Id, Token};
 
 /// The holder of a lock, as it described itself. For people, never for decisions.
+///
+/// ```
+/// use leasehold::Holder;
+///
+/// let note = Some("make deploy".to_owned());
+/// let holder = Holder { name: "alice".into(), host: "ci-7".into(), note, ..Holder::this_process() };
+/// assert_eq!(holder.pid, std::process::id());
+/// assert_eq!(holder.to_string(), format!("alice@ci-7 pid {} \"make deploy\"", holder.pid));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The name of a user or a service.
@@ -93,6 +102,19 @@ pub fn printable(text: &str, most: usize) -> String {
 }
 
 /// A lock that is held, or in a cooldown.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy").owner("alice");
+/// let guard = lock.acquire().await?;
+/// let error = lock.try_acquire().await.unwrap_err();
+/// let held = error.holder().unwrap();
+/// assert_eq!(held.token, Some(guard.token()?));
+/// assert_eq!(held.holder.as_ref().map(|holder| &*holder.name), Some("alice"));
+/// println!("held by {held}, for at most {:?} unless it is renewed", held.lapses_within);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
@@ -139,6 +161,23 @@ impl fmt::Display for HolderInfo {
 }
 
 /// The status of a lock.
+///
+/// ```
+/// use leasehold::{LockName, Locker, State};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = Locker::open("mem:").await?;
+/// let name = LockName::new("deploy")?;
+/// assert_eq!(locker.inspect(&name).await?.token, None); // never granted
+///
+/// let guard = locker.lock("deploy").acquire().await?;
+/// let status = locker.inspect(&name).await?;
+/// assert!(matches!(status.state, State::Held(_)));
+/// assert_eq!(status.token, Some(guard.token()?));
+/// assert!(status.history.is_empty()); // no grant has ended yet
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -160,6 +199,23 @@ impl Status {
 }
 
 /// The state of a lock.
+///
+/// ```
+/// use leasehold::{Locker, State};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = Locker::open("mem:").await?;
+/// let guard = locker.lock("deploy").owner("alice").acquire().await?;
+/// let told = match locker.inspect(guard.name()).await?.state {
+///     State::Free => "free".to_owned(),
+///     State::Held(held) if held.in_cooldown => "in its cooldown".to_owned(),
+///     State::Held(held) => format!("held by {held}"),
+///     State::Lapsed(held) => format!("not released by {held}"),
+/// };
+/// assert!(told.starts_with("held by alice@"));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// The lock can be acquired.
@@ -171,6 +227,22 @@ pub enum State {
 }
 
 /// A grant that has ended.
+///
+/// ```
+/// use leasehold::{LockName, Locker};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = Locker::open("mem:").await?;
+/// locker.lock("deploy").note("make deploy").with(async |_| ()).await?;
+///
+/// let status = locker.inspect(&LockName::new("deploy")?).await?;
+/// for past in &status.history {
+///     println!("{}, token {}: {:?}", past.holder, past.token, past.end);
+/// }
+/// assert_eq!(status.history[0].holder.note.as_deref(), Some("make deploy"));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastGrant {
     /// The fencing token.
@@ -190,6 +262,18 @@ pub struct PastGrant {
 }
 
 /// How a grant ended.
+///
+/// ```
+/// use leasehold::{Locker, lease::End};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = Locker::open("mem:").await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// locker.evict(guard.name(), guard.token()?).await?;
+/// assert_eq!(locker.inspect(guard.name()).await?.history[0].end, End::Evicted);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
@@ -202,6 +286,23 @@ pub enum End {
 }
 
 /// The loss of a lock.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// # let mut options = leasehold::lease::StoreOptions::default();
+/// # let clock = std::sync::Arc::new(leasehold::clock::TestClock::default());
+/// # options.env = leasehold::env::Env::seeded(clock, 7);
+/// # let locker = leasehold::Locker::open_with("mem:", options).await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// locker.evict(guard.name(), guard.token()?).await?;
+///
+/// let loss = guard.lost().await; // the next renewal fails
+/// assert_eq!(loss.name.as_str(), "deploy");
+/// assert_eq!(loss.token, guard.token()?);
+/// assert_eq!(guard.check().unwrap_err().loss(), Some(&loss));
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {
@@ -221,6 +322,27 @@ impl Loss {
 }
 
 /// Why a lock was lost.
+///
+/// ```
+/// use leasehold::LossReason;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+/// # let mut options = leasehold::lease::StoreOptions::default();
+/// # let clock = std::sync::Arc::new(leasehold::clock::TestClock::default());
+/// # options.env = leasehold::env::Env::seeded(clock, 7);
+/// # let locker = leasehold::Locker::open_with("mem:", options).await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// locker.evict(guard.name(), guard.token()?).await?;
+/// let told = match guard.lost().await.reason {
+///     LossReason::Expired { last_error } => format!("not renewed in time: {last_error:?}"),
+///     LossReason::TakenOver { by } => format!("now held by {by}"),
+///     LossReason::Ended => "ended by another process".to_owned(),
+///     other => format!("{other:?}"),
+/// };
+/// assert_eq!(told, "ended by another process");
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {

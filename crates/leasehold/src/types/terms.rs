@@ -11,6 +11,22 @@ use crate::random::Random;
 
 /// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
 /// JavaScript keep it exactly.
+///
+/// ```
+/// use leasehold::Token;
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy");
+/// let first = lock.acquire().await?;
+/// let earlier = first.token()?;
+/// first.release().await?;
+/// let second = lock.acquire().await?;
+/// assert!(second.token()? > earlier); // a resource that saw it refuses `earlier`
+/// assert_eq!(Token::new(earlier.get()), Some(earlier));
+/// assert_eq!(Token::new(Token::LIMIT), None);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Token(u64);
@@ -52,6 +68,17 @@ impl fmt::Display for Token {
 }
 
 /// 128 random bits, written as 32 lower-case hexadecimal digits. Names one acquisition, or one attempt to write.
+///
+/// ```
+/// use leasehold::{lease::Id, random::Random};
+///
+/// let id = Id::random(&Random::from_os());
+/// let text = id.to_string();
+/// assert_eq!(text.len(), 32);
+/// assert_eq!(text.parse::<Id>()?, id);
+/// assert!("0123".parse::<Id>().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Id(u128);
@@ -108,6 +135,20 @@ impl From<Id> for String {
 }
 
 /// A lease's time to live, with the safety distances of holder and contender that follow from it.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::lease::Ttl;
+///
+/// let ttl = Ttl::new(Duration::from_secs(30))?;
+/// assert_eq!(ttl, Ttl::DEFAULT);
+/// assert!(ttl.holder_span() < ttl.get()); // the holder stops earlier
+/// assert!(ttl.contender_span() > ttl.get()); // and contenders wait longer
+///
+/// assert!(Ttl::new(Duration::from_millis(499)).is_err());
+/// assert!(Ttl::new(Duration::from_secs(7 * 86_400)).is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ttl(Duration);
 
@@ -175,11 +216,31 @@ pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
 pub(crate) const RENEW_SPREAD: f64 = 0.1;
 
 /// The limit of one request to a store, so that several fit into a lease.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::lease::{Ttl, attempt_limit};
+///
+/// let ttl = Ttl::new(Duration::from_secs(8))?;
+/// assert_eq!(attempt_limit(ttl), Duration::from_secs(2));
+/// assert_eq!(attempt_limit(Ttl::DEFAULT), Duration::from_secs(5)); // never longer
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 pub fn attempt_limit(ttl: Ttl) -> Duration {
     (ttl.get() / 4).clamp(Duration::from_millis(250), Duration::from_secs(5))
 }
 
 /// The deadline of a grant whose first request was sent at `sent`.
+///
+/// ```
+/// # use std::time::Duration;
+/// use leasehold::{clock::Moment, lease::{Ttl, deadline}};
+///
+/// let sent = Moment::from_raw(0, 0);
+/// let end = deadline(Ttl::DEFAULT, sent); // a ttl of 30 s
+/// assert_eq!(end.remaining(sent), Duration::from_millis(29_550));
+/// assert!(end.passed(Moment::from_raw(30_000_000_000, 30_000_000_000)));
+/// ```
 pub fn deadline(ttl: Ttl, sent: Moment) -> Deadline {
     Deadline::new(sent, ttl.holder_span())
 }

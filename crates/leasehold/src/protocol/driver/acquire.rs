@@ -49,19 +49,20 @@ impl RegisterLeases {
                 Next::Look => Box::new(self.look(&claim.name, &mut budget).await?),
             };
             // A waiter continues as long as other clients write in between, because then the store answers.
-            if let Some(Observation { record, .. }) = sight.sighting.as_ref().filter(|_| claim.waits)
+            if let Some(Observation { record, .. }) = sight.observation.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
                 budget.progressed();
             }
-            let (store, quiet) = (self.store_time(), sight.quiet(self.now()));
-            next = match rules::judge(claim, attempts, sight.found.as_ref(), quiet, store, self.rules) {
+            let (store, unchanged_for) = (self.store_time(), sight.unchanged_for(self.now()));
+            next = match rules::judge(claim, attempts, sight.found.as_ref(), unchanged_for, store, self.rules)
+            {
                 Claimed::Taken(held) => {
-                    self.stamp(&claim.name, sight.sighting.as_ref(), &budget).await;
+                    self.stamp(&claim.name, sight.observation.as_ref(), &budget).await;
                     return Ok(AcquireOutcome::Held(held));
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
-                Claimed::Ours(attempt) => match sight.sighting.take() {
+                Claimed::Ours(attempt) => match sight.observation.take() {
                     Some(Observation { record, version, .. }) => {
                         self.granted(claim, attempt, record, version).await?
                     }
@@ -77,7 +78,7 @@ impl RegisterLeases {
                     let record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
                         .map_err(Fault::not_applied)?;
                     let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
-                    let version = sight.sighting.as_ref().map(|sighting| sighting.version.clone());
+                    let version = sight.observation.as_ref().map(|observation| observation.version.clone());
                     let over = Send::Over(version.as_ref().zip(over));
                     let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
                     if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
@@ -119,15 +120,16 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let now = self.now();
         match self.known.recall(&claim.name) {
-            Some(sighting) => {
-                let quiet = sighting.quiet(now);
-                let free = rules::availability(&sighting.record, quiet, self.store_time(), self.rules)
-                    == Availability::Grantable;
+            Some(observation) => {
+                let unchanged_for = observation.unchanged_for(now);
+                let free =
+                    rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
+                        == Availability::Grantable;
                 // The token over an unconfirmed record comes from the store's clock, which is known best after an
                 // answer.
-                if free && sighting.record.grant != claim.id && !sighting.record.newborn {
-                    let found = Some(Content::Record(Box::new(sighting.record.clone())));
-                    let sight = Sight { found, sighting: Some(sighting), at: now };
+                if free && observation.record.grant != claim.id && !observation.record.newborn {
+                    let found = Some(Content::Record(Box::new(observation.record.clone())));
+                    let sight = Sight { found, observation: Some(observation), at: now };
                     return Ok(Next::Judge(Box::new(sight)));
                 }
                 Ok(Next::Look)
@@ -145,12 +147,12 @@ impl RegisterLeases {
 
     /// Stamps a lease that does not say when it was renewed. Processes that only try can then see it lapse by the
     /// store's clock.
-    async fn stamp(&self, name: &LockName, sighting: Option<&Observation>, budget: &RetryBudget<'_>) {
-        let Some((sighting, store)) = sighting.zip(self.store_time()) else { return };
-        if !self.rules.store_clock || sighting.record.renewed_at_us.is_some() {
+    async fn stamp(&self, name: &LockName, observation: Option<&Observation>, budget: &RetryBudget<'_>) {
+        let Some((observation, store)) = observation.zip(self.store_time()) else { return };
+        if !self.rules.store_clock || observation.record.renewed_at_us.is_some() {
             return;
         }
-        let stamp = self.records.stamp(name, &sighting.version, store.hi_us);
+        let stamp = self.records.stamp(name, &observation.version, store.hi_us);
         if let Err(error) = budget.request(stamp).await {
             tracing::debug!(lock = %name, %error, "when the lock was seen could not be noted");
         }

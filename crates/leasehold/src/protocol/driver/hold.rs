@@ -52,7 +52,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let Some(mut memo) = self.memo.take() else { return };
         if self.is_over {
-            self.leases.look_for_ghosts(&self.grant.name, std::mem::take(&mut memo.late_creates));
+            self.leases.look_for_late_creates(&self.grant.name, std::mem::take(&mut memo.late_creates));
         }
         self.grant.memo = Some(Box::new(memo));
     }
@@ -90,7 +90,7 @@ impl RegisterLeases {
         let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
-            Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.sighting {
+            Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.observation {
                 Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
                 Some(Observation { record, version, .. }) => {
                     Ok(Memo { shared: true, ..Memo::new(version, record, false) })
@@ -125,12 +125,12 @@ impl RegisterLeases {
                     let sight = self.resolve(&grant.name, brought, budget).await?;
                     let (known, found) = (memo.known(), sight.found.as_ref());
                     let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
-                    let is_late = |sighting: &Observation| is_late_grant(&sighting.record, grant);
+                    let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
                     let landed = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // A late request after the record was deleted: the original grant is over.
                         Settled::Earlier | Settled::Foreign
-                            if sight.sighting.as_ref().is_some_and(is_late) =>
+                            if sight.observation.as_ref().is_some_and(is_late) =>
                         {
                             return Ok(lost(grant, LossReason::Ended));
                         }
@@ -140,7 +140,7 @@ impl RegisterLeases {
                         // Counts from the time at which that attempt was sent.
                         Settled::Landed(attempt) => Some(attempt),
                     };
-                    if let Some(Observation { record, version, .. }) = sight.sighting {
+                    if let Some(Observation { record, version, .. }) = sight.observation {
                         // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
                         (memo.record, memo.version) = (record, version);
@@ -206,7 +206,9 @@ impl RegisterLeases {
                         }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
-                            let Some(Observation { record, version, .. }) = sight.sighting else { continue };
+                            let Some(Observation { record, version, .. }) = sight.observation else {
+                                continue;
+                            };
                             // The search for late creates deletes it.
                             if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);

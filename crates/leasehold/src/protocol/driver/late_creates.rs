@@ -25,7 +25,7 @@ impl RegisterLeases {
     /// Handles the writes in `attempts` that were not answered, after an acquisition. They may be applied when the lock
     /// is next free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search
     /// starts at once.
-    pub(super) fn leave_no_ghosts(
+    pub(super) fn follow_late_creates(
         &self,
         name: &LockName,
         attempts: &[Attempt],
@@ -44,12 +44,12 @@ impl RegisterLeases {
                     memo.late_creates = late_creates;
                 }
             }
-            _ => self.look_for_ghosts(name, late_creates),
+            _ => self.look_for_late_creates(name, late_creates),
         }
     }
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
-    pub(super) fn look_for_ghosts(&self, name: &LockName, late_creates: Vec<Id>) {
+    pub(super) fn look_for_late_creates(&self, name: &LockName, late_creates: Vec<Id>) {
         // There is no current runtime if a request is dropped while its runtime shuts down.
         if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
             runtime.spawn(look(self.records.clone(), name.clone(), late_creates));

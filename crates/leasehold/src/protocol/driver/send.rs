@@ -31,16 +31,16 @@ impl RegisterLeases {
         let at = self.now(); // After the answer: rule 1.
         let Some(Found { content, version }) = found else {
             self.known.forget(name);
-            return Sight { found: None, sighting: None, at };
+            return Sight { found: None, observation: None, at };
         };
-        let sighting = match &content {
+        let observation = match &content {
             Content::Record(record) => Some(self.known.see(name, (**record).clone(), version, at)),
             Content::Foreign(_) => {
                 self.known.forget(name);
                 None
             }
         };
-        Sight { found: Some(content), sighting, at }
+        Sight { found: Some(content), observation, at }
     }
 
     /// Returns the stored record after a write of unclear effect: the record that came with the refusal, or the result

@@ -29,8 +29,8 @@ impl RegisterLeases {
         // Whether a delete was sent and not answered.
         let mut unknown = false;
         loop {
-            let Sight { found, sighting, .. } = self.look(name, &mut budget).await?;
-            let Some(Observation { record, version, .. }) = sighting else {
+            let Sight { found, observation, .. } = self.look(name, &mut budget).await?;
+            let Some(Observation { record, version, .. }) = observation else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };
             if free_for(&record, self.store_time()).is_none_or(|free| free < older_than) {

@@ -31,7 +31,7 @@ async fn a_discard_removes_a_free_record_and_no_other() {
     assert!(!leases.discard(&name()).await.unwrap());
     assert!(matches!(leases.inspect(&name()).await.unwrap().state, State::Held(_)));
     leases.release(&mut grant, Some(Duration::from_secs(60))).await.unwrap();
-    assert!(!leases.discard(&name()).await.unwrap(), "it rests");
+    assert!(!leases.discard(&name()).await.unwrap(), "it is in its cooldown");
     leases.evict(&name(), grant.token).await.unwrap();
     assert_eq!(leases.inspect(&name()).await.unwrap().token, Some(grant.token));
     assert!(leases.discard(&name()).await.unwrap());
@@ -62,8 +62,8 @@ fn a_delete_without_an_answer_may_have_been_made() {
     }
 }
 
-async fn sighting(leases: &RegisterLeases) -> Option<Observation> {
-    leases.look(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap().sighting
+async fn observation(leases: &RegisterLeases) -> Option<Observation> {
+    leases.look(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap().observation
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,14 +73,14 @@ async fn waiters_learn_how_long_the_lock_has_been_held() {
     let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());
     let mut grant = granted(&leases).await;
     clock.suspend(Duration::from_secs(9));
-    let seen = sighting(&leases).await.unwrap();
+    let seen = observation(&leases).await.unwrap();
     let Record { holder, granted_at_us, history, .. } = &seen.record;
     let poll_interval = leases.capabilities().poll_interval;
     let expected = Turns::of(holder, *granted_at_us, history, leases.store_time(), poll_interval);
     assert_ne!(expected, Turns::default());
     assert_eq!(leases.turns(Some(&seen)), expected);
     leases.release(&mut grant, None).await.unwrap();
-    let free = sighting(&leases).await;
+    let free = observation(&leases).await;
     assert_eq!(free.as_ref().unwrap().record.state, RecordState::Free);
     assert_eq!(leases.turns(free.as_ref()), Turns::default());
     assert_eq!(leases.turns(None), Turns::default());
@@ -93,16 +93,16 @@ async fn a_look_says_since_when_nothing_has_changed() {
     let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());
     granted(&leases).await;
     clock.suspend(Duration::from_secs(9));
-    let sight = Sight { found: None, sighting: sighting(&leases).await, at: leases.now() };
-    assert_eq!(sight.quiet(leases.now()), Duration::from_secs(9));
-    assert_eq!(Sight { sighting: None, ..sight }.quiet(leases.now()), Duration::ZERO);
+    let sight = Sight { found: None, observation: observation(&leases).await, at: leases.now() };
+    assert_eq!(sight.unchanged_for(leases.now()), Duration::from_secs(9));
+    assert_eq!(Sight { observation: None, ..sight }.unchanged_for(leases.now()), Duration::ZERO);
 }
 
 #[tokio::test]
 async fn a_grant_is_late_when_its_token_is_another() {
     let leases = leases();
     let grant = granted(&leases).await;
-    let mut record = sighting(&leases).await.unwrap().record;
+    let mut record = observation(&leases).await.unwrap().record;
     assert!(!is_late_grant(&record, &grant));
     let withdrawn = Grant { token: Token::default(), memo: None, name: name(), ..grant };
     assert!(!is_late_grant(&record, &withdrawn), "no token is known");

@@ -27,13 +27,13 @@ impl Watch for RegisterLeases {
             // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
             // only one of the waiters can be granted the lock.
             let (sight, had_trouble) = self.poll(name).await?;
-            let quiet = sight.quiet(sight.at);
-            match rules::state(sight.found.as_ref(), quiet, self.store_time(), self.rules) {
+            let unchanged_for = sight.unchanged_for(sight.at);
+            match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 crate::lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }
             pacing.looked(had_trouble);
-            turns = self.turns(sight.sighting.as_ref());
+            turns = self.turns(sight.observation.as_ref());
         }
     }
 }
@@ -53,8 +53,8 @@ impl RegisterLeases {
     }
 
     /// What a record tells waiters about the length of the hold.
-    pub(super) fn turns(&self, sighting: Option<&Observation>) -> Turns {
-        match sighting.map(|sighting| &sighting.record) {
+    pub(super) fn turns(&self, observation: Option<&Observation>) -> Turns {
+        match observation.map(|observation| &observation.record) {
             Some(record) if record.state == RecordState::Held => {
                 let poll_interval = self.records.capabilities().poll_interval;
                 let Record { holder, granted_at_us, history, .. } = record;

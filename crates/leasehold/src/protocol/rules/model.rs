@@ -34,10 +34,10 @@ fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
                     found.as_ref(),
                     lapsed,
                 );
-                let quiet = if lapsed { Ttl::DEFAULT.contender_span() } else { Duration::ZERO };
+                let unchanged_for = if lapsed { Ttl::DEFAULT.contender_span() } else { Duration::ZERO };
                 let content = found.map(content);
                 let sent: Vec<_> = attempts.iter().map(attempt).collect();
-                let ours = match judge(&claim(OURS), &sent, content.as_ref(), quiet, None, RULES) {
+                let ours = match judge(&claim(OURS), &sent, content.as_ref(), unchanged_for, None, RULES) {
                     Claimed::Ours(attempt) => decide::Claimed::Ours(known(&attempts, &attempt)),
                     Claimed::Grantable { over, floor_from_clock } => {
                         assert_eq!(over.is_some(), found.is_some());
@@ -132,7 +132,7 @@ fn by_the_stores_clock_a_lease_lapses_a_margin_after_the_span() {
     let held = record(model::Record { held: true, token: 1, grant: OTHERS, ..model::Record::default() });
     let stamped = Record { renewed_at_us: Some(1_000_000_000), ..held };
     let tick = Duration::from_millis(1);
-    for (quiet, store, lapsed) in [
+    for (unchanged_for, store, lapsed) in [
         (span - tick, Duration::ZERO, false),
         (span, Duration::ZERO, true),
         (Duration::ZERO, span + RULES.margin - tick, false),
@@ -141,8 +141,8 @@ fn by_the_stores_clock_a_lease_lapses_a_margin_after_the_span() {
         // Only the lower bound of the store's clock matters.
         let lo_us = 1_000_000_000 + micros(store);
         let now = StoreTime::between(lo_us, u64::MAX);
-        let grantable = availability(&stamped, quiet, Some(now), RULES) == Availability::Grantable;
-        assert_eq!(grantable, lapsed, "quiet {quiet:?}, store {store:?}");
+        let grantable = availability(&stamped, unchanged_for, Some(now), RULES) == Availability::Grantable;
+        assert_eq!(grantable, lapsed, "unchanged_for {unchanged_for:?}, store {store:?}");
     }
 }
 

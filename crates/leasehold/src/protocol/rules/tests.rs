@@ -115,7 +115,7 @@ fn a_cooldown_names_the_last_holder_and_ends() {
     let in_cooldown = freed(&held_record(), End::Released, Some(cooldown), Some(store()), id(3));
     let content = Content::Record(Box::new(in_cooldown.clone()));
     let State::Held(told) = state(Some(&content), Duration::ZERO, Some(store()), RULES) else {
-        panic!("it rests");
+        panic!("it is in its cooldown");
     };
     assert!(told.in_cooldown && told.holder.is_none());
     assert_eq!(told.last_holder.unwrap().pid, std::process::id());
@@ -133,8 +133,8 @@ fn a_lock_of_a_dead_holder_is_reported_as_lapsed() {
     assert!(!told.in_cooldown && told.last_holder.is_none());
     assert_eq!(told.holder, Some(held.holder));
     assert_eq!(told.held_for, Some(Duration::ZERO));
-    let quiet = Ttl::DEFAULT.contender_span();
-    assert!(matches!(state(Some(&content), quiet, None, RULES), State::Lapsed(_)));
+    let unchanged_for = Ttl::DEFAULT.contender_span();
+    assert!(matches!(state(Some(&content), unchanged_for, None, RULES), State::Lapsed(_)));
     let free = Content::Record(Box::new(freed(&held_record(), End::Released, None, None, id(3))));
     assert!(matches!(state(Some(&free), Duration::ZERO, None, RULES), State::Free));
 }

@@ -39,7 +39,7 @@ impl CohortGrant {
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
             && self
                 .turn
-                .stay(|stay, _| stay.goes_on(now, capabilities.poll_interval, grant.ttl))
+                .policy(|policy, _| policy.goes_on(now, capabilities.poll_interval, grant.ttl))
                 .unwrap_or_default();
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
@@ -64,14 +64,14 @@ impl CohortGrant {
     /// Ends the grant and gives the turn to the next task. If the store has no queue and this process had the lock for
     /// long, the process then backs off.
     pub(crate) fn end(self, grant: &Grant, now: Moment, capabilities: &Capabilities) {
-        self.turn.stay(|stay, awaited| {
+        self.turn.policy(|policy, awaited| {
             if let Some(tokens) = &self.tokens {
-                stay.used(tokens);
+                policy.used(tokens);
             }
             if capabilities.fifo {
-                stay.released_in_line();
+                policy.released_in_line();
             } else {
-                stay.released(now, capabilities.poll_interval, grant.ttl, awaited);
+                policy.released(now, capabilities.poll_interval, grant.ttl, awaited);
             }
         });
     }

@@ -8,7 +8,7 @@
 //! of all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep
 //! another from shutting down, and an idle queue has no runner.
 //!
-//! A request has a time limit. A *lookout* is a task in each runtime that has sent requests lately. It answers the
+//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It answers the
 //! requests whose time is over.
 //!
 //! One rule keeps every request moving: while the file is idle, a runner has been started in each runtime whose
@@ -119,7 +119,7 @@ struct State {
     /// The caller whose request is being served.
     served: Option<Caller>,
     lanes: [VecDeque<Request>; LANES],
-    /// The runtimes that have a lookout.
+    /// The runtimes that have a monitor.
     watched: Vec<Id>,
     /// The runtimes in which a runner was started and has not begun.
     called: Vec<Id>,
@@ -162,10 +162,10 @@ impl Queue {
             state.add(request);
             (state.file.is_some() && add(&mut state.called, runtime), add(&mut state.watched, runtime))
         };
-        // The lookout goes first: it starts another runner if this one cannot be started.
+        // The monitor goes first: it starts another runner if this one cannot be started.
         if watch {
-            let lookout = Lookout { queue: Arc::downgrade(self), runtime };
-            caller.runtime.spawn(lookout.watch(caller.env));
+            let monitor = Monitor { queue: Arc::downgrade(self), runtime };
+            caller.runtime.spawn(monitor.watch(caller.env));
         }
         if call {
             self.start_runner(&caller.runtime);
@@ -346,15 +346,15 @@ impl Drop for Turn {
 
 /// Answers the requests of a runtime whose time is over. Callers have no timers of their own, because those would be
 /// lost with their runtime.
-struct Lookout {
+struct Monitor {
     queue: Weak<Queue>,
     runtime: Id,
 }
 
-/// How often a lookout checks. It ends when no request waits.
+/// How often a monitor checks. It ends when no request waits.
 const LOOK: Duration = Duration::from_millis(250);
 
-impl Lookout {
+impl Monitor {
     async fn watch(mut self, env: Env) {
         let mut pause = LOOK;
         loop {
@@ -362,7 +362,7 @@ impl Lookout {
             match self.look() {
                 Some(left) => pause = left.min(LOOK),
                 None => {
-                    // Another lookout may have begun.
+                    // Another monitor may have begun.
                     self.queue = Weak::new();
                     return;
                 }
@@ -370,7 +370,7 @@ impl Lookout {
         }
     }
 
-    /// Returns the shortest time that any request has left. `None` if there is no request and this lookout has ended.
+    /// Returns the shortest time that any request has left. `None` if there is no request and this monitor has ended.
     fn look(&self) -> Option<Duration> {
         let queue = self.queue.upgrade()?;
         if let Ok(runtime) = Handle::try_current() {
@@ -394,7 +394,7 @@ impl Lookout {
     }
 }
 
-impl Drop for Lookout {
+impl Drop for Monitor {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             queue.state().watched.retain(|&runtime| runtime != self.runtime);
