@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_to_a_store_that_keeps_a_line_ends_the_cohort_period() {
+    fn a_release_to_a_store_with_a_queue_ends_the_cohort_period() {
         let mut policy = CohortPolicy::default();
         policy.granted(&grant(1, None), at(0));
         assert!(policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
