@@ -4,6 +4,7 @@
 //! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
 //! [`Guard`](crate::Guard) provide them.
 
+mod place;
 mod watch;
 
 use std::any::Any;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
+pub(crate) use self::place::{Before, Place};
 pub use self::watch::Watch;
 use crate::clock::Deadline;
 use crate::diagnosis::Diagnose;
@@ -181,6 +183,10 @@ pub struct Claim {
     pub store_timeout: Duration,
     /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
     pub trouble: StoreTrouble,
+    /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
+    pub barges: bool,
+    /// Where it stands in the line.
+    pub(crate) place: Place,
 }
 
 impl Claim {
@@ -200,6 +206,8 @@ impl Claim {
             tokens: 1,
             store_timeout: Self::DEFAULT_STORE_TIMEOUT,
             trouble: StoreTrouble::default(),
+            barges: false,
+            place: Place::default(),
         }
     }
 }

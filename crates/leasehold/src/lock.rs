@@ -47,6 +47,8 @@ pub struct Lock {
     on_wait: Option<Arc<OnWait>>,
     /// Whether tasks of this process may pass the lock on among themselves.
     hands_on: bool,
+    /// Whether acquisitions ignore the line of waiters.
+    barges: bool,
     /// Why the store does not answer the current acquisition.
     trouble: StoreTrouble,
 }
@@ -62,6 +64,7 @@ impl Lock {
             holder: locker.holder().clone(),
             on_wait: None,
             hands_on: true,
+            barges: false,
             locker,
         }
     }
@@ -116,6 +119,15 @@ impl Lock {
     #[must_use]
     pub fn for_ticket(mut self) -> Self {
         self.holder.pid = 0;
+        self
+    }
+
+    /// Takes the lock as soon as it is free, even if other processes have waited for longer, and takes no place in the
+    /// line of waiters. By default, processes get the lock in the order in which they joined the line, on stores that
+    /// [have one](crate::lease::Capabilities::fifo). Has no effect on etcd.
+    #[must_use]
+    pub fn barge(mut self) -> Self {
+        self.barges = true;
         self
     }
 
@@ -314,6 +326,7 @@ impl Lock {
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
+        claim.barges = self.barges;
         Ok(claim)
     }
 

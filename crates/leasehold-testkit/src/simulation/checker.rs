@@ -246,6 +246,16 @@ impl Checker {
         }
     }
 
+    /// Whether a write with `nonce` was sent.
+    pub(super) fn was_sent(&self, nonce: &str) -> bool {
+        self.lock().sent.contains_key(nonce)
+    }
+
+    /// A copy of a process sends a write with `nonce` at `now`.
+    pub(super) fn sent_by_copy(&self, nonce: &str, now: Duration) {
+        self.lock().sent.insert(nonce.to_owned(), now);
+    }
+
     /// The machine of the process with this seed stood still with its clocks.
     pub(super) fn stood_still(&self, process: u64, from: Duration, to: Duration) {
         let mut checked = self.lock();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use leasehold::clock::StoreTime;
 use leasehold::env::Env;
@@ -42,6 +43,8 @@ struct Record<'a> {
     ttl_ms: u64,
     #[serde(default)]
     newborn: bool,
+    #[serde(default)]
+    awaited: bool,
     #[serde(borrow)]
     holder: Holder<'a>,
 }
@@ -73,6 +76,8 @@ pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
     if let Some(name) = lock_name(key)
         && let Ok(record) = serde_json::from_slice::<Record<'_>>(value)
         && record.state == "held"
+        // A waiter sends the holder's record, with the mark that processes wait.
+        && !(record.awaited && checker.was_sent(record.nonce))
     {
         checker.sends(name, &record.write(record.token), now);
     }
@@ -84,6 +89,16 @@ fn lock_name(key: &str) -> Option<&str> {
     (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
 }
 
+/// A record without the mark that processes wait.
+fn unmarked(bytes: &[u8]) -> serde_json::Value {
+    let mut record: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
+    if let Some(fields) = record.as_object_mut() {
+        // A field that is false may be left out.
+        fields.retain(|name, value| name != "awaited" && *value != false);
+    }
+    record
+}
+
 impl Recorder {
     pub(super) fn new(inner: MemoryRegister, checker: Arc<Checker>, deletes: bool) -> Self {
         Self { inner, checker, requests: AtomicUsize::new(0), deletes }
@@ -93,7 +108,7 @@ impl Recorder {
         self.inner.env().now().since_boot()
     }
 
-    fn written(&self, key: &str, version: &Version, creates: bool, Body { bytes, metadata }: &Body) {
+    fn written(&self, key: &str, version: &Version, before: Option<Bytes>, Body { bytes, metadata }: &Body) {
         if key == RESOURCE {
             let token = metadata.user.get("leasehold-token").and_then(|token| token.parse().ok());
             // Writers to a resource that does not check tokens put the token into the content.
@@ -103,8 +118,14 @@ impl Recorder {
         } else if let Some(name) = lock_name(key)
             && let Ok(record) = serde_json::from_slice::<Record<'_>>(bytes)
         {
+            let creates = before.is_none();
+            let is_mark = record.awaited && before.is_some_and(|before| unmarked(&before) == unmarked(bytes));
             if !(creates && self.deletes) {
-                self.checker.applied(key, record.nonce);
+                self.checker
+                    .applied(key, &format!("{}{}", record.nonce, if is_mark { " awaited" } else { "" }));
+            }
+            if is_mark {
+                return;
             }
             // The grant that created an object has the object's generation as its token.
             let generation = || version.as_str().parse().unwrap_or(0);
@@ -134,9 +155,10 @@ impl Register for Recorder {
 
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
         self.count();
+        let before = self.inner.read(key).await?.map(|there| there.value);
         let written = self.inner.write(key, expect, body.clone()).await;
         if let Ok(Write::Committed(version)) = &written {
-            self.written(key, version, expect == Precondition::Absent, &body);
+            self.written(key, version, before, &body);
         }
         written
     }

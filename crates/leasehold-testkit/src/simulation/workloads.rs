@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::Guard;
+use leasehold::Register as _;
 use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
 
+use super::LOCK;
 use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
@@ -64,9 +66,28 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// I7: everything that a dead holder held can be acquired again within a lapse and a poll.
+    /// For how long the dead waiters in the line delay the next one, by what they wrote there.
+    async fn dead_waiters(&self) -> Duration {
+        let line = self.world.register.inner.read(&format!("{LOCK}.line")).await;
+        let Ok(Some(line)) = line else { return Duration::ZERO };
+        let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
+        let pauses: Vec<_> = line["waiters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|waiter| waiter["polls_ms"].as_u64())
+            .map(Duration::from_millis)
+            .collect();
+        // One more may still join by a late request, and pauses for as much longer than the last one.
+        let late = self.plan().has(Fault::LateRequests);
+        let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
+        pauses.iter().chain(&one_more).map(|pause| 2 * *pause + Duration::from_secs(1)).sum()
+    }
+
+    /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it is
+    /// kept for dead waiters.
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
-        let bound = self.bound();
+        let bound = self.bound() + self.dead_waiters().await;
         let (all, bound) = match self.plan().workload {
             Workload::Semaphore(permits) => (permits, bound),
             // The slots are tried only once the gate is held.

@@ -46,7 +46,8 @@ impl Permits {
         let name = lock.checked()?;
         let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
         let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
-        Ok(Self { lock: lock.clone(), name, permits, plural, gated: false })
+        // Any permit will do, so a place in the line of one of them means nothing.
+        Ok(Self { lock: lock.clone().barge(), name, permits, plural, gated: false })
     }
 
     /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of

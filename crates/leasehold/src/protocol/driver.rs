@@ -4,6 +4,7 @@ mod acquire;
 mod examine;
 mod hold;
 mod late_creates;
+mod line;
 mod send;
 mod sweep;
 mod wait;
@@ -173,6 +174,12 @@ impl LeaseStore for RegisterLeases {
     }
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        if grant.memo.is_none()
+            && grant.token == Token::default()
+            && let Err(error) = self.leave(&grant.name, grant.id).await
+        {
+            tracing::debug!(lock = %grant.name, %error, "a waiter that gave up stays in the line until it is passed over");
+        }
         let mut budget = self.budget(STORE_TIMEOUT, grant.ttl);
         let Ok(mut lent) = self.lent(grant, &mut budget).await? else {
             return Ok(Released::AlreadyLost);

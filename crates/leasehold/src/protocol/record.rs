@@ -49,6 +49,12 @@ pub(crate) struct Record {
     /// their tokens may be higher. So the next grant takes its token from the store's clock and not by counting.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) newborn: bool,
+    /// Whether processes wait in the [line](super::line) of this lock.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) awaited: bool,
+    /// The number of the latest waiter in the line that was granted the lock, or was passed over.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) served: u64,
     /// The latest ended grants, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<PastGrant>,
@@ -136,6 +142,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
     if record.heartbeat >= Token::LIMIT {
         return Err(corrupt("no lease has been renewed so often".to_owned())); // And counting on would overflow.
+    }
+    if record.served >= Token::LIMIT {
+        return Err(corrupt("no line of waiters was that long".to_owned())); // Likewise.
     }
     Ok(Content::Record(Box::new(record)))
 }

@@ -8,6 +8,7 @@ mod tests;
 use std::fmt;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
 pub(crate) use self::existence::ExistenceRecords;
@@ -61,6 +62,34 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
         let _ = (name, version, seen_us);
         Ok(false)
+    }
+
+    /// Whether the store keeps a line of waiters beside each record.
+    fn has_lines(&self) -> bool {
+        false
+    }
+
+    /// Reads the line of the waiters for `name`. Strongly consistent.
+    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let _ = name;
+        Ok(None)
+    }
+
+    /// Writes the line of `name` if the stored line is as expected. Returns whether it was written.
+    async fn write_line(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        line: Bytes,
+    ) -> Result<bool, StoreError> {
+        let _ = (name, expect, line);
+        Ok(false)
+    }
+
+    /// Deletes the line of `name` if it has this version.
+    async fn delete_line(&self, name: &LockName, version: &Version) -> Result<(), StoreError> {
+        let _ = (name, version);
+        Ok(())
     }
 
     /// Whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store assigns

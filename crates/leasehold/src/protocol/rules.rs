@@ -68,9 +68,37 @@ pub(super) fn availability(
     store: Option<StoreTime>,
     rules: Rules,
 ) -> Availability {
-    // By observation, on the contender's clock alone; and by the store's clock, if the rules allow it.
-    let (observed, by_store) = match record.state {
-        RecordState::Free => return Availability::Grantable,
+    let (observed, by_store) = spans(record, rules);
+    let left_by_store = rules
+        .clock(store, record.state)
+        .zip(record.renewed_at_us)
+        .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
+    let left = observed.saturating_sub(unchanged_for);
+    let left = left_by_store.map_or(left, |by_store| by_store.min(left));
+    if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
+}
+
+/// For how long `record` has certainly been grantable. Arguments as in [`availability`]. Zero if it is not, or if that is
+/// not known.
+pub(super) fn available_for(
+    record: &Record,
+    unchanged_for: Duration,
+    store: Option<StoreTime>,
+    rules: Rules,
+) -> Duration {
+    let (observed, by_store) = spans(record, rules);
+    let since_by_store = rules
+        .clock(store, record.state)
+        .zip(record.renewed_at_us)
+        .map(|(store, renewed_us)| since_us(store.lo_us, renewed_us).saturating_sub(by_store));
+    unchanged_for.saturating_sub(observed).max(since_by_store.unwrap_or_default())
+}
+
+/// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's clock
+/// alone; and by the store's clock, if the rules allow it.
+fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
+    match record.state {
+        RecordState::Free => (Duration::ZERO, Duration::ZERO),
         // The ttl of the record applies, not the contender's own.
         RecordState::Held => {
             let span = record.ttl().contender_span() + record.lock_delay();
@@ -80,14 +108,7 @@ pub(super) fn availability(
             let cooldown = Duration::from_millis(record.rest_ms.unwrap_or(0));
             (cooldown.mul_f64(1.0 + RATE_ERROR), cooldown)
         }
-    };
-    let left_by_store = rules
-        .clock(store, record.state)
-        .zip(record.renewed_at_us)
-        .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
-    let left = observed.saturating_sub(unchanged_for);
-    let left = left_by_store.map_or(left, |by_store| by_store.min(left));
-    if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
+    }
 }
 
 /// The result of judging a record for an acquisition.
@@ -302,6 +323,8 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         renewed_at_us: None,
         rest_ms: None,
         newborn: false,
+        awaited: false,
+        served: 0,
         history: Vec::new(),
     }
 }
@@ -367,7 +390,7 @@ pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Opt
         lapses_within,
         in_cooldown,
         last_holder: in_cooldown.then(|| record.holder.clone()),
-        foreign: None,
+        ..HolderInfo::default()
     }
 }
 

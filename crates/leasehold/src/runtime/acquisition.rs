@@ -201,7 +201,7 @@ impl Contender {
                 },
                 Next::Wait(held) => {
                     outage.end();
-                    *pending |= self.store.capabilities().fifo && self.claim.waits;
+                    *pending |= self.store.capabilities().fifo && self.claim.waits && !self.claim.barges;
                     self.turn.policy(|policy, _| policy.refused(&held));
                     self.turn.tell(held.clone());
                     if let Some(on_wait) = &self.on_wait {

@@ -113,9 +113,14 @@ impl Pacing {
         let longest = next.max(min.mul_f64(1.25)).min(max);
         self.before = next;
         let pause = least + longest.saturating_sub(least).mul_f64(random.fraction());
-        match lapse {
+        self.until(pause, lapse, random)
+    }
+
+    /// `pause`, but not beyond the instant at which the lock is `due`.
+    pub(crate) fn until(&self, pause: Duration, due: Option<Duration>, random: &Random) -> Duration {
+        match due {
             // At that instant, but not all waiters at the same one.
-            Some(lapse) if lapse <= pause => lapse + (min / 2).mul_f64(random.fraction()),
+            Some(due) if due <= pause => due + (self.poll_interval.min / 2).mul_f64(random.fraction()),
             _ => pause,
         }
     }

@@ -135,6 +135,10 @@ pub struct HolderInfo {
     pub last_holder: Option<Holder>,
     /// What was found instead of a record of leasehold.
     pub foreign: Option<String>,
+    /// Whether the lock is free, but reserved for `holder`, who is the first in the line of waiters.
+    pub reserved: bool,
+    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none.
+    pub ahead: Option<usize>,
 }
 
 impl HolderInfo {
@@ -148,6 +152,9 @@ impl HolderInfo {
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.holder, &self.foreign) {
+            (Some(holder), _) if self.reserved => {
+                return write!(f, "no process; it is reserved for {holder}, who waits first in line");
+            }
             (Some(holder), _) => holder.fmt(f)?,
             (None, Some(foreign)) => write!(f, "an unknown holder ({foreign})")?,
             (None, None) if self.in_cooldown => f.write_str("no process; the lock is in its cooldown")?,

@@ -7,6 +7,7 @@ use super::super::record_cache::Observation;
 use super::super::records::Found;
 use super::super::rules::{self, Attempt, Availability, Claimed};
 use super::hold::Memo;
+use super::line::Front;
 use super::{RegisterLeases, Send, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
@@ -57,8 +58,9 @@ impl RegisterLeases {
             let (store, unchanged_for) = (self.store_time(), sight.unchanged_for(self.now()));
             next = match rules::judge(claim, attempts, sight.found.as_ref(), unchanged_for, store, self.rules)
             {
-                Claimed::Taken(held) => {
+                Claimed::Taken(mut held) => {
                     self.stamp(&claim.name, sight.observation.as_ref(), &budget).await;
+                    held.ahead = self.ahead(claim, sight.observation.as_ref());
                     return Ok(AcquireOutcome::Held(held));
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
@@ -69,14 +71,22 @@ impl RegisterLeases {
                     None => Next::Look,
                 },
                 Claimed::Grantable { over, floor_from_clock } => {
+                    let front = match over {
+                        None => Front::default(),
+                        Some(record) => match self.front(claim, record, unchanged_for).await {
+                            Ok(front) => front,
+                            Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
+                        },
+                    };
                     self.examined(self.records.trust(), &mut budget).await?;
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
                     };
                     let sent = self.now();
-                    let record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
+                    let mut record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
                         .map_err(Fault::not_applied)?;
+                    (record.served, record.awaited) = (front.served, front.awaited);
                     let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
                     let version = sight.observation.as_ref().map(|observation| observation.version.clone());
                     let over = Send::Over(version.as_ref().zip(over));
@@ -125,9 +135,12 @@ impl RegisterLeases {
                 let free =
                     rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
                         == Availability::Grantable;
+                // A claim in the line has just polled.
+                let is_recent = claim.place.is_taken(claim.id, observation.record.served);
                 // The token over an unconfirmed record comes from the store's clock, which is known best after an
                 // answer.
-                if free && observation.record.grant != claim.id && !observation.record.newborn {
+                if (free || is_recent) && observation.record.grant != claim.id && !observation.record.newborn
+                {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let sight = Sight { found, observation: Some(observation), at: now };
                     return Ok(Next::Judge(Box::new(sight)));

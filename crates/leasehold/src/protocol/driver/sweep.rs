@@ -43,6 +43,9 @@ impl RegisterLeases {
             match budget.request(self.records.discard(name, &version)).await {
                 Ok(true) => {
                     self.known.forget(name);
+                    if let Err(error) = self.discard_line(name).await {
+                        tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
+                    }
                     return Ok(Swept::Deleted);
                 }
                 Ok(false) if unknown => budget.pause_after_conflict().await?,

@@ -4,19 +4,59 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::super::line;
 use super::super::record::{Record, RecordState};
 use super::super::record_cache::Observation;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
-use crate::lease::{HolderInfo, Ttl, Watch};
+use crate::lease::{Claim, HolderInfo, Ttl, Watch};
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::runtime::task;
 use crate::types::LockName;
 
 #[async_trait]
 impl Watch for RegisterLeases {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        if !self.joins(claim) {
+            return self.changed(&claim.name, seen).await;
+        }
+        let env = self.records.env();
+        let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
+        let mut observation = self.known.recall(&claim.name);
+        let mut held = seen.clone();
+        loop {
+            let served = observation.as_ref().map_or(0, |observation| observation.record.served);
+            let (ahead, grace) = claim.place.before(claim.id, served);
+            // When the lock can be this claim's, if those before it do not take it.
+            let due = match seen.reserved {
+                true => held.lapses_within,
+                false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
+            };
+            let turns = self.turns(observation.as_ref());
+            let pause = pacing.pause(self.now(), held.token, turns, None, &env.random);
+            let pause = pacing.until(line::pause(pause, ahead), due, &env.random);
+            env.sleep(pause).await;
+            let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
+            let unchanged_for = sight.unchanged_for(sight.at);
+            match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+                crate::lease::State::Held(still)
+                    if !seen.reserved && still.in_cooldown == seen.in_cooldown =>
+                {
+                    held = still;
+                }
+                _ => return Ok(()),
+            }
+            pacing.looked(had_trouble);
+            if has_joined {
+                // The caller learns how many are before it.
+                return Ok(());
+            }
+            observation = sight.observation;
+        }
+    }
+
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
@@ -26,7 +66,7 @@ impl Watch for RegisterLeases {
             env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
             // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
             // only one of the waiters can be granted the lock.
-            let (sight, had_trouble) = self.poll(name).await?;
+            let (sight, had_trouble, _) = self.poll(name, None).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 crate::lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
@@ -39,15 +79,23 @@ impl Watch for RegisterLeases {
 }
 
 impl RegisterLeases {
-    /// Reads the record for a waiter. Also returns whether the store failed. Runs in a task: a caller that stops
-    /// polling must not keep its place in the limiter.
-    async fn poll(&self, name: &LockName) -> Result<(Sight, bool), StoreError> {
-        let (leases, name) = (self.clone(), name.clone());
+    /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the store
+    /// failed, and whether the claim has just joined. Runs in a task: a caller that stops polling must not keep its place
+    /// in the limiter.
+    async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
+        let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
             let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
             let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let sight = place.lent_to(leases.records.env(), leases.look(&name, &mut budget)).await;
-            sight.map(|sight| (sight, budget.had_trouble()))
+            let look = async {
+                let sight = leases.look(&name, &mut budget).await?;
+                let has_joined = match &claim {
+                    Some(claim) => leases.keep_place(claim, &sight).await,
+                    None => false,
+                };
+                Ok((sight, budget.had_trouble(), has_joined))
+            };
+            place.lent_to(leases.records.env(), look).await
         });
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }

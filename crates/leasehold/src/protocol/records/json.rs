@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::{BoxStream, StreamExt};
 
@@ -21,6 +22,8 @@ use crate::types::LockName;
 
 /// The suffix of a lock's key, after the lock's name.
 const SUFFIX: &str = ".lock";
+/// The suffix of the key of a lock's line of waiters.
+const LINE: &str = ".line";
 
 /// The records in a register.
 #[derive(Debug)]
@@ -64,6 +67,29 @@ impl Records for JsonRecords {
             Write::Committed(version) => Written::Committed { record: Box::new(record.clone()), version },
             Write::Conflict => Written::Conflict(Refusal::Unexplained),
         })
+    }
+
+    fn has_lines(&self) -> bool {
+        true
+    }
+
+    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let line = self.register.read(&line_key(name)).await?;
+        Ok(line.map(|line| (line.value, line.version)))
+    }
+
+    async fn write_line(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        line: Bytes,
+    ) -> Result<bool, StoreError> {
+        let written = self.register.write(&line_key(name), expect, line.into()).await?;
+        Ok(matches!(written, Write::Committed(_)))
+    }
+
+    async fn delete_line(&self, name: &LockName, version: &Version) -> Result<(), StoreError> {
+        self.register.delete(&line_key(name), version).await.map(drop)
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
@@ -110,13 +136,19 @@ impl Records for JsonRecords {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = self.register.capabilities();
-        Capabilities::new(capabilities.store, capabilities.poll_interval)
+        let register = self.register.capabilities();
+        let mut capabilities = Capabilities::new(register.store, register.poll_interval);
+        capabilities.fifo = true;
+        capabilities
     }
 }
 
 fn key(name: &LockName) -> String {
     format!("{name}{SUFFIX}")
+}
+
+fn line_key(name: &LockName) -> String {
+    format!("{name}{LINE}")
 }
 
 fn at_key(mut fault: Fault, key: &str) -> Fault {

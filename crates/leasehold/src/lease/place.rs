@@ -1,0 +1,71 @@
+//! [`Place`]: where a claim stands in the line of its lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Id;
+
+/// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and reads
+/// it. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Whose place this is. An acquisition that begins anew has another claim.
+    claim: Option<Id>,
+    /// The claim's number in the line, if it has one.
+    number: Option<u64>,
+    /// The waiters before it.
+    before: Vec<Before>,
+    /// How often in a row it could not join, because others wrote the line at the same time.
+    conflicts: u32,
+}
+
+/// A waiter before a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Before {
+    /// Its number.
+    pub(crate) number: u64,
+    /// How long a free lock is kept for it.
+    pub(crate) grace: Duration,
+}
+
+impl Place {
+    fn of(&self, claim: Id) -> MutexGuard<'_, Known> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.claim != Some(claim) {
+            *known = Known { claim: Some(claim), ..Known::default() };
+        }
+        known
+    }
+
+    /// Records what the line says of `claim`.
+    pub(crate) fn found(&self, claim: Id, number: Option<u64>, before: Vec<Before>) {
+        let mut known = self.of(claim);
+        (known.number, known.before, known.conflicts) = (number, before, 0);
+    }
+
+    /// Records that the line changed while `claim` wrote itself into it. Returns how often this happened in a row.
+    pub(crate) fn conflicted(&self, claim: Id) -> u32 {
+        let mut known = self.of(claim);
+        known.conflicts += 1;
+        known.conflicts
+    }
+
+    pub(crate) fn conflicts(&self, claim: Id) -> u32 {
+        self.of(claim).conflicts
+    }
+
+    /// Whether `claim` has a place, if all waiters up to number `served` were served.
+    pub(crate) fn is_taken(&self, claim: Id, served: u64) -> bool {
+        self.of(claim).number.is_some_and(|number| number > served)
+    }
+
+    /// How many waiters are before `claim`, and for how long the lock is kept for them once it is free.
+    pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
+        let known = self.of(claim);
+        let waiting = known.before.iter().filter(|before| before.number > served);
+        waiting.fold((0, Duration::ZERO), |(ahead, grace), before| (ahead + 1, grace + before.grace))
+    }
+}

@@ -1,0 +1,203 @@
+//! The line of waiters: joining it, leaving it, and whose turn it is.
+//!
+//! No error here ends an acquisition, because the line only delays grants.
+
+use std::time::Duration;
+
+use super::super::line::{Line, Waiter};
+use super::super::record::{Record, RecordState};
+use super::super::record_cache::Observation;
+use super::super::records::Written;
+use super::super::rules;
+use super::{RegisterLeases, STORE_TIMEOUT, Sight};
+use crate::error::{Fault, StoreError};
+use crate::lease::{Before, Claim, HolderInfo, Id, Ttl};
+use crate::register::{Precondition, Version};
+use crate::types::LockName;
+
+/// How often a claim that is withdrawn tries to leave the line while others write it.
+const LEAVES: usize = 3;
+
+/// What a grant to the first in line writes into the lock's record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Front {
+    /// See [`Record::served`].
+    pub(super) served: u64,
+    /// See [`Record::awaited`].
+    pub(super) awaited: bool,
+}
+
+impl RegisterLeases {
+    /// Whether `claim` takes a place in the line while it waits.
+    pub(super) fn joins(&self, claim: &Claim) -> bool {
+        self.records.has_lines() && claim.waits && !claim.barges
+    }
+
+    /// How many waiters are before `claim` in the line of a lock, as it was seen. `None` if it is not in the line.
+    pub(super) fn ahead(&self, claim: &Claim, seen: Option<&Observation>) -> Option<usize> {
+        let served = seen?.record.served;
+        claim.place.is_taken(claim.id, served).then(|| claim.place.before(claim.id, served).0)
+    }
+
+    /// Decides whether the line lets `claim` take the lock. `record` says that it may be granted, and has been seen
+    /// unchanged for `unchanged_for`. Otherwise the lock is reserved.
+    pub(super) async fn front(
+        &self,
+        claim: &Claim,
+        record: &Record,
+        unchanged_for: Duration,
+    ) -> Result<Front, HolderInfo> {
+        let as_it_was = Front { served: record.served, awaited: record.awaited };
+        let is_ours = record.grant == claim.id && record.state == RecordState::Held;
+        // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
+        let cannot_tell = !claim.waits && !self.rules.store_clock;
+        let is_empty = !record.awaited && !claim.place.is_taken(claim.id, record.served);
+        if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
+            return Ok(as_it_was);
+        }
+        let line = match self.line(&claim.name).await {
+            Ok(Some((line, _))) => line,
+            Ok(None) => return Ok(Front { awaited: false, ..as_it_was }),
+            Err(error) => {
+                tracing::debug!(lock = %claim.name, %error, "the line of waiters cannot be read");
+                return Ok(as_it_was);
+            }
+        };
+        let (number, before) = note(claim, &line, record);
+        let grace: Duration = before.iter().map(|before| before.grace).sum();
+        let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
+        let mut waiting = line.waiting(record);
+        match waiting.next() {
+            Some(first) if available_for < grace => Err(HolderInfo {
+                holder: Some(first.holder.clone()),
+                token: Some(record.token),
+                lapses_within: Some(grace - available_for),
+                reserved: true,
+                ahead: number.map(|_| before.len()),
+                ..HolderInfo::default()
+            }),
+            _ => {
+                // Those before it are passed over.
+                let served = number.or(before.last().map(|before| before.number)).unwrap_or(record.served);
+                Ok(Front { served, awaited: line.waiting(record).any(|waiter| waiter.number > served) })
+            }
+        }
+    }
+
+    /// Makes sure that `claim`, which waits, is in the line, and that the lock's record, as it was seen, says that
+    /// processes wait. Returns whether the claim has joined.
+    pub(super) async fn keep_place(&self, claim: &Claim, sight: &Sight) -> bool {
+        let Some(Observation { record, version, .. }) = &sight.observation else { return false };
+        if record.state == RecordState::Free {
+            return false;
+        }
+        let is_new = !claim.place.is_taken(claim.id, record.served);
+        let kept = async {
+            if is_new {
+                self.join(claim, record).await?;
+            }
+            if claim.place.is_taken(claim.id, record.served) && !record.awaited {
+                self.mark_awaited(&claim.name, record, version).await?;
+            }
+            Ok::<_, StoreError>(())
+        };
+        if let Err(error) = kept.await {
+            tracing::debug!(lock = %claim.name, %error, "no place in the line of waiters");
+        }
+        is_new && claim.place.is_taken(claim.id, record.served)
+    }
+
+    /// Adds `claim` to the end of the line. If other waiters write it at the same time, the claim joins after a later
+    /// poll: with each conflict, half as likely at each poll, so that any number of waiters settle.
+    async fn join(&self, claim: &Claim, record: &Record) -> Result<(), StoreError> {
+        let chance = 0.5_f64.powi(i32::try_from(claim.place.conflicts(claim.id)).unwrap_or(i32::MAX));
+        if self.records.env().random.fraction() >= chance {
+            return Ok(());
+        }
+        let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
+        self.examined(self.records.trust(), &mut budget).await?;
+        let (line, version) = match self.line(&claim.name).await? {
+            Some((line, version)) => (Some(line), Some(version)),
+            None => (None, None),
+        };
+        // An earlier request to join may have been applied without an answer.
+        if line.as_ref().is_some_and(|line| note(claim, line, record).0.is_some()) {
+            return Ok(());
+        }
+        let waiter = Waiter {
+            number: 0,
+            claim: claim.id,
+            holder: claim.holder.of_the_past(),
+            since_us: self.store_time().map(|store| store.hi_us),
+            polls_ms: 0,
+        };
+        let longest = self.records.capabilities().poll_interval.max;
+        let Some(line) = Line::joined(line, waiter, record, longest) else { return Ok(()) };
+        let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
+        let bytes = line.to_bytes().map_err(Fault::not_applied)?;
+        if budget.request(self.records.write_line(&claim.name, expect, bytes)).await? {
+            note(claim, &line, record);
+        } else {
+            claim.place.conflicted(claim.id);
+        }
+        Ok(())
+    }
+
+    /// Writes into a lock's record that processes wait. Changes nothing else, and not the nonce: the holder finds its own
+    /// record when it renews or releases the lock.
+    async fn mark_awaited(
+        &self,
+        name: &LockName,
+        record: &Record,
+        version: &Version,
+    ) -> Result<(), StoreError> {
+        let marked = Record { awaited: true, ..record.clone() };
+        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let write = self.records.write(name, Precondition::Version(version), Some(record), &marked);
+        if let Written::Committed { record, version } = budget.request(write).await? {
+            self.known.see(name, *record, version, self.now());
+        }
+        Ok(())
+    }
+
+    /// Removes `claim`, which waits no more, from the line of `name`.
+    pub(super) async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        if !self.records.has_lines() {
+            return Ok(());
+        }
+        for _ in 0..LEAVES {
+            let Some((line, version)) = self.line(name).await? else { return Ok(()) };
+            let served = self.known.recall(name).map_or(0, |observation| observation.record.served);
+            let Some(line) = line.left(claim, served) else { return Ok(()) };
+            let bytes = line.to_bytes().map_err(Fault::not_applied)?;
+            let write = self.records.write_line(name, Precondition::Version(&version), bytes);
+            if self.budget(STORE_TIMEOUT, Ttl::DEFAULT).request(write).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the line of a lock whose record was deleted.
+    pub(super) async fn discard_line(&self, name: &LockName) -> Result<(), StoreError> {
+        let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        match budget.request(self.records.read_line(name)).await? {
+            Some((_, version)) => budget.request(self.records.delete_line(name, &version)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the line of `name`.
+    pub(super) async fn line(&self, name: &LockName) -> Result<Option<(Line, Version)>, StoreError> {
+        let found = self.budget(STORE_TIMEOUT, Ttl::DEFAULT).request(self.records.read_line(name)).await?;
+        let Some((bytes, version)) = found else { return Ok(None) };
+        Ok(Some((Line::parse(&bytes).map_err(Fault::not_applied)?, version)))
+    }
+}
+
+/// Records in `claim` what `line` says of it: its number, and the waiters before it.
+fn note(claim: &Claim, line: &Line, record: &Record) -> (Option<u64>, Vec<Before>) {
+    let (number, before) = line.standing(claim.id, record);
+    claim.place.found(claim.id, number, before.clone());
+    (number, before)
+}
