@@ -5,17 +5,18 @@
 //! [`Guard`](crate::Guard) provide them.
 
 mod place;
+mod trouble;
 mod watch;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub(crate) use self::place::{Before, Place};
+pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::Deadline;
 use crate::diagnosis::Diagnose;
@@ -209,38 +210,6 @@ impl Claim {
             barges: false,
             place: Place::default(),
         }
-    }
-}
-
-/// Why the store does not currently answer a [`Claim`]: for error messages when an acquisition times out. Clones share
-/// it.
-///
-/// ```
-/// use leasehold::{error::Fault, lease::StoreTrouble};
-///
-/// let trouble = StoreTrouble::default();
-/// trouble.note(&Fault::unavailable("connection refused").maybe_applied());
-/// assert_eq!(trouble.cause().as_deref(), Some("connection refused"));
-/// trouble.clear();
-/// assert_eq!(trouble.cause(), None);
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct StoreTrouble(Arc<Mutex<Option<String>>>);
-
-impl StoreTrouble {
-    /// Records that a request failed with `error` and will be sent again.
-    pub fn note(&self, error: &StoreError) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
-    }
-
-    /// Records that the store has answered.
-    pub fn clear(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// The latest error; `None` if there was none since the last answer.
-    pub fn cause(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -10,6 +10,7 @@ mod frozen;
 mod guard;
 mod hand_off;
 mod interleavings;
+mod line;
 mod lines;
 mod many;
 mod once;

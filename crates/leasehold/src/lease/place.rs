@@ -20,6 +20,8 @@ struct Known {
     before: Vec<Before>,
     /// How often in a row it could not join, because others wrote the line at the same time.
     conflicts: u32,
+    /// Whether the lock's record was read since the claim asked for the lock.
+    polled: bool,
 }
 
 /// A waiter before a claim.
@@ -60,6 +62,16 @@ impl Place {
     /// Whether `claim` has a place, if all waiters up to number `served` were served.
     pub(crate) fn is_taken(&self, claim: Id, served: u64) -> bool {
         self.of(claim).number.is_some_and(|number| number > served)
+    }
+
+    /// Records that the lock's record was read just now.
+    pub(crate) fn polled(&self, claim: Id) {
+        self.of(claim).polled = true;
+    }
+
+    /// Whether the lock's record was read since this was called last.
+    pub(crate) fn has_polled(&self, claim: Id) -> bool {
+        std::mem::take(&mut self.of(claim).polled)
     }
 
     /// How many waiters are before `claim`, and for how long the lock is kept for them once it is free.

@@ -40,14 +40,20 @@ impl RegisterLeases {
         attempts: &mut Vec<Attempt>,
     ) -> Result<AcquireOutcome, StoreError> {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
-        let mut next = self.first_step(claim, attempts, &mut budget).await?;
+        let has_polled = claim.place.has_polled(claim.id);
+        let mut next = self.first_step(claim, has_polled, attempts, &mut budget).await?;
+        // Whether the record comes from the cache.
+        let mut is_old = !has_polled;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
                 Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
                 Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
                 Next::Judge(sight) => sight,
-                Next::Look => Box::new(self.look(&claim.name, &mut budget).await?),
+                Next::Look => {
+                    is_old = false;
+                    Box::new(self.look(&claim.name, &mut budget).await?)
+                }
             };
             // A waiter continues as long as other clients write in between, because then the store answers.
             if let Some(Observation { record, .. }) = sight.observation.as_ref().filter(|_| claim.waits)
@@ -75,6 +81,10 @@ impl RegisterLeases {
                         None => Front::default(),
                         Some(record) => match self.front(claim, record, unchanged_for).await {
                             Ok(front) => front,
+                            Err(_) if is_old => {
+                                next = Next::Look;
+                                continue;
+                            }
                             Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                         },
                     };
@@ -120,11 +130,13 @@ impl RegisterLeases {
         })
     }
 
-    /// Returns the first step. If the cached record allows a write at once, that is judging it (the warm path).
+    /// Returns the first step. If the cached record allows a write at once, or was read just now by the poll that ended the
+    /// wait, that is judging it (the warm path).
     /// Otherwise, if the store supports it, it is a write over any free record. Otherwise it is a read.
     async fn first_step(
         &self,
         claim: &Claim,
+        has_polled: bool,
         attempts: &mut Vec<Attempt>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<Next, StoreError> {
@@ -135,11 +147,9 @@ impl RegisterLeases {
                 let free =
                     rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
                         == Availability::Grantable;
-                // A claim in the line has just polled.
-                let is_recent = claim.place.is_taken(claim.id, observation.record.served);
                 // The token over an unconfirmed record comes from the store's clock, which is known best after an
                 // answer.
-                if (free || is_recent) && observation.record.grant != claim.id && !observation.record.newborn
+                if (free || has_polled) && observation.record.grant != claim.id && !observation.record.newborn
                 {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let sight = Sight { found, observation: Some(observation), at: now };

@@ -39,6 +39,7 @@ impl Watch for RegisterLeases {
             let pause = pacing.until(line::pause(pause, ahead), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
+            claim.place.polled(claim.id);
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 crate::lease::State::Held(still)

@@ -1,0 +1,405 @@
+//! The line of waiters on records: who is next, and what a dead waiter costs. Paused time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{Client, TTL, World, granted, name};
+use leasehold::clock::Clock;
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Token, Watch, deadline};
+use leasehold::register::{Precondition, Register};
+use leasehold::{Holder, Lock, Locker};
+use leasehold_testkit::fault::{Kind, Outcome};
+use tokio::sync::mpsc;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LINE: &str = "x.line";
+
+fn lock(client: &Client) -> Lock {
+    Locker::new(client.leases.clone()).lock("x").ttl(TTL)
+}
+
+/// A claim that waits, and its client.
+struct Waiter {
+    client: Client,
+    claim: Claim,
+}
+
+impl Waiter {
+    fn new(world: &World, seed: u64) -> Self {
+        let client = world.dated(seed);
+        let mut claim = client.claim();
+        claim.waits = true;
+        claim.holder = Holder { name: format!("waiter-{seed}"), ..Holder::this_process() };
+        Self { client, claim }
+    }
+
+    /// A waiter that has joined the line. The lock is held.
+    async fn joined(world: &World, seed: u64) -> Self {
+        let waiter = Self::new(world, seed);
+        let mut held = waiter.refused().await;
+        while held.ahead.is_none() {
+            waiter.turn(&held).await;
+            held = waiter.refused().await;
+        }
+        waiter
+    }
+
+    async fn ask(&self) -> AcquireOutcome {
+        self.client.leases.try_acquire(&self.claim).await.unwrap()
+    }
+
+    async fn refused(&self) -> HolderInfo {
+        match self.ask().await {
+            AcquireOutcome::Held(held) => held,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    async fn granted(&self) -> Grant {
+        granted(self.ask().await)
+    }
+
+    async fn turn(&self, held: &HolderInfo) {
+        self.client.leases.turn(&self.claim, held).await.unwrap();
+    }
+
+    /// Waits until the lock is granted.
+    async fn acquires(&self) -> Grant {
+        loop {
+            match self.ask().await {
+                AcquireOutcome::Granted(grant) => return grant,
+                AcquireOutcome::Held(held) => self.turn(&held).await,
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    }
+
+    async fn release(&self, grant: &mut Grant) {
+        self.client.leases.release(grant, None).await.unwrap();
+    }
+
+    async fn withdraws(&self) {
+        let mut claim = Grant {
+            name: name(),
+            token: Token::default(),
+            after: None,
+            id: self.claim.id,
+            ttl: self.claim.ttl,
+            deadline: deadline(self.claim.ttl, self.client.env.now()),
+            memo: None,
+        };
+        self.client.leases.release(&mut claim, None).await.unwrap();
+    }
+}
+
+/// The names of the waiters in the line, in their order.
+async fn in_line(world: &World) -> Vec<String> {
+    let Some(line) = world.register.read(LINE).await.unwrap() else { return Vec::new() };
+    let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap();
+    let served = world.raw().await["served"].as_u64().unwrap_or(0);
+    let waiters = line["waiters"].as_array().unwrap().iter();
+    waiters
+        .filter(|waiter| waiter["number"].as_u64().unwrap() > served)
+        .map(|waiter| waiter["holder"]["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+async fn write_line(world: &World, line: &str) {
+    let there = world.register.read(LINE).await.unwrap();
+    let expect = there.as_ref().map_or(Precondition::Absent, |there| Precondition::Version(&there.version));
+    world.register.write(LINE, expect, line.to_owned().into()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let mut waiters = Vec::new();
+    for n in 0..8 {
+        let waiter = Waiter::joined(&world, 10 + n).await;
+        assert_eq!(waiter.refused().await.ahead, Some(n as usize));
+        waiters.push(waiter);
+    }
+    // The last ones ask first.
+    let (granted, mut order) = mpsc::unbounded_channel();
+    for (n, waiter) in waiters.into_iter().enumerate().rev() {
+        let granted = granted.clone();
+        tokio::spawn(async move {
+            let mut grant = waiter.acquires().await;
+            granted.send(n).unwrap();
+            waiter.client.clock.sleep(SECOND).await;
+            waiter.release(&mut grant).await;
+        });
+    }
+    holder.leases.release(&mut grant, None).await.unwrap();
+    for n in 0..8 {
+        assert_eq!(order.recv().await, Some(n));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_renews_and_releases_a_record_that_was_marked() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let waiter = Waiter::joined(&world, 2).await;
+    assert_eq!(world.raw().await["awaited"], true);
+    for _ in 0..2 {
+        assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), leasehold::lease::Renewal::Renewed));
+    }
+    holder.leases.release(&mut grant, None).await.unwrap();
+    assert_eq!(world.raw().await["awaited"], true, "the free lock is still awaited");
+    waiter.granted().await;
+    assert_eq!(world.raw().await.get("awaited"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_free_lock_is_reserved_for_the_first_waiter() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let first = Waiter::joined(&world, 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    for newcomer in [holder.held().await, Waiter::new(&world, 3).refused().await] {
+        assert!(newcomer.reserved);
+        assert_eq!(newcomer.holder.as_ref().map(|holder| &*holder.name), Some("waiter-2"));
+        assert!(newcomer.to_string().contains("reserved for waiter-2@"), "{newcomer}");
+    }
+    let mut grant = first.granted().await;
+    first.release(&mut grant).await;
+    holder.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_barges_takes_a_reserved_lock_and_never_joins() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let first = Waiter::joined(&world, 2).await;
+    let mut barging = Waiter::new(&world, 3);
+    barging.claim.barges = true;
+    let task = tokio::spawn(async move {
+        let mut grant = barging.acquires().await;
+        barging.release(&mut grant).await;
+    });
+    world.clock.sleep(SECOND * 5).await;
+    assert_eq!(in_line(&world).await, ["waiter-2"]);
+    holder.leases.release(&mut grant, None).await.unwrap();
+    task.await.unwrap();
+    let mut grant = first.granted().await;
+    first.release(&mut grant).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    // It never asks again.
+    let dead = Waiter::joined(&world, 2).await;
+    let next = Waiter::joined(&world, 3).await;
+    let last = Waiter::joined(&world, 4).await;
+    // How long the lock was held does not count.
+    holder.clock.sleep(TTL / 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    let released = world.clock.now();
+    let mut grant = next.acquires().await;
+    let grace = 2 * holder.leases.capabilities().poll_interval.max + SECOND;
+    let waited = world.clock.now().longest_since(released);
+    assert!((grace..grace + SECOND).contains(&waited), "{waited:?}, and the grace is {grace:?}");
+    assert_eq!(in_line(&world).await, ["waiter-4"], "the dead waiter has lost its place");
+    next.release(&mut grant).await;
+    let mut grant = last.granted().await;
+    // It was passed over, and joins at the end.
+    assert_eq!(dead.refused().await.ahead, None);
+    last.release(&mut grant).await;
+    dead.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_leaves_the_line() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let first = Waiter::joined(&world, 2).await;
+    let second = Waiter::joined(&world, 3).await;
+    first.withdraws().await;
+    assert_eq!(in_line(&world).await, ["waiter-3"]);
+    holder.leases.release(&mut grant, None).await.unwrap();
+    second.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_times_out_leaves_the_line() {
+    let world = World::new();
+    let (holder, waiter) = (world.dated(1), world.dated(2));
+    let guard = lock(&holder).acquire().await.unwrap();
+    lock(&waiter).acquire_within(SECOND * 3).await.unwrap_err();
+    // In the background.
+    while !in_line(&world).await.is_empty() {
+        waiter.clock.sleep(Duration::from_millis(10)).await;
+    }
+    guard.release().await.unwrap();
+    lock(&holder).try_acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_cannot_be_read_delays_no_one() {
+    for line in [
+        "",
+        "{",
+        "[]",
+        r#"{"leasehold":2,"last":1,"waiters":[]}"#,
+        r#"{"leasehold":1,"last":9007199254740992,"waiters":[]}"#,
+    ] {
+        let world = World::new();
+        let holder = world.dated(1);
+        let mut grant = holder.granted().await;
+        let waiter = Waiter::joined(&world, 2).await;
+        write_line(&world, line).await;
+        holder.leases.release(&mut grant, None).await.unwrap();
+        let newcomer = world.dated(3);
+        let mut grant = newcomer.granted().await;
+        newcomer.leases.release(&mut grant, None).await.unwrap();
+        waiter.granted().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_was_deleted_begins_again() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    for seed in 2..5 {
+        let waiter = Waiter::joined(&world, seed).await;
+        holder.leases.release(&mut grant, None).await.unwrap();
+        grant = waiter.granted().await;
+        waiter.release(&mut grant).await;
+        grant = holder.granted().await;
+    }
+    let line = world.register.read(LINE).await.unwrap().unwrap();
+    world.register.delete(LINE, &line.version).await.unwrap();
+    let waiter = Waiter::joined(&world, 6).await;
+    assert_eq!(in_line(&world).await, ["waiter-6"], "its number is above those that were served");
+    holder.leases.release(&mut grant, None).await.unwrap();
+    assert!(holder.held().await.reserved);
+    waiter.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_marks_a_record_that_a_taker_wrote_unmarked() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let waiter = Waiter::joined(&world, 2).await;
+    world.edit(|record| drop(record.as_object_mut().unwrap().remove("awaited"))).await;
+    let held = waiter.refused().await;
+    let waiting = tokio::spawn(async move {
+        waiter.turn(&held).await;
+        waiter
+    });
+    while world.raw().await.get("awaited").is_none() {
+        world.clock.sleep(Duration::from_millis(50)).await;
+    }
+    holder.leases.release(&mut grant, None).await.unwrap();
+    waiting.await.unwrap().granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn joining_survives_lost_answers_and_conflicts() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let waiter = Waiter::new(&world, 2);
+    let held = waiter.refused().await;
+    waiter.client.network.next_write(Outcome::AppliedLost);
+    waiter.client.network.next_write(Outcome::Dropped);
+    let waiting = tokio::spawn(async move {
+        let mut held = held;
+        while held.ahead.is_none() {
+            waiter.turn(&held).await;
+            held = waiter.refused().await;
+        }
+        waiter
+    });
+    let waiter = waiting.await.unwrap();
+    assert_eq!(in_line(&world).await, ["waiter-2"], "it joined once");
+    holder.leases.release(&mut grant, None).await.unwrap();
+    waiter.acquires().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_line_holds_no_more_than_fit_and_all_are_served() {
+    const WAITERS: usize = 80;
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..WAITERS {
+        let waiter = Waiter::new(&world, 10 + n as u64);
+        tasks.spawn(async move {
+            let mut grant = waiter.acquires().await;
+            waiter.release(&mut grant).await;
+        });
+    }
+    holder.clock.sleep(TTL / 2).await;
+    assert_eq!(in_line(&world).await.len(), 64);
+    holder.leases.release(&mut grant, None).await.unwrap();
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_nobody_awaits_costs_no_request_for_the_line() {
+    let world = World::new();
+    let client = world.dated(1);
+    let mut grant = client.granted().await;
+    client.leases.release(&mut grant, None).await.unwrap();
+    client.network.reset_counts();
+    let mut grant = client.granted().await;
+    client.leases.release(&mut grant, None).await.unwrap();
+    let counts = client.network.counts();
+    assert_eq!((counts.reads, counts.writes), (0, 2));
+    assert!(world.register.read(LINE).await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_stores_clock_a_try_ignores_the_line() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    Waiter::joined(&world, 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    world.observer(3).granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_deletes_the_line_too() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let waiter = Waiter::joined(&world, 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    let mut grant = waiter.granted().await;
+    waiter.release(&mut grant).await;
+    holder.clock.sleep(SECOND * 60).await;
+    holder.leases.sweep(&name(), SECOND, false).await.unwrap();
+    assert!(world.register.read(LINE).await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_the_line_still_grants_locks() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let guard = lock(&holder).acquire().await.unwrap();
+    let waiter = world.dated(2);
+    waiter.network.every(Kind::Write, Outcome::Denied);
+    let (waiting, network) = (lock(&waiter), Arc::new(waiter));
+    let task = tokio::spawn(async move { waiting.acquire().await });
+    holder.clock.sleep(SECOND * 3).await;
+    network.network.heal();
+    guard.release().await.unwrap();
+    drop(task.await.unwrap().unwrap());
+}
