@@ -41,6 +41,8 @@ pub(crate) struct Request {
     subcommand: &'static str,
     suffix: &'static str,
     for_ticket: bool,
+    /// Whether to ignore the line of waiters.
+    barges: bool,
 }
 
 impl Request {
@@ -74,6 +76,7 @@ impl Request {
             subcommand,
             suffix,
             for_ticket: false,
+            barges: claim.barge,
             mode: Mode::Lock,
         })
     }
@@ -184,6 +187,7 @@ impl Request {
         let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout);
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
+        let lock = if self.barges { lock.barge() } else { lock };
         match &self.owner {
             Some(owner) => lock.owner(owner),
             None => lock,

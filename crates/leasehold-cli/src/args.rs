@@ -144,6 +144,9 @@ pub(crate) struct ClaimArgs {
     /// Wait at most this long, then exit with 124 [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
+    /// Take the lock as soon as it is free, even if other processes have waited for longer
+    #[arg(long)]
+    pub(crate) barge: bool,
     /// Exit with N instead of 123 or 124; with 0 and --quiet, also print no error
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,

@@ -24,8 +24,8 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, attempt_limit,
-    deadline, printable,
+    End, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, Waiter,
+    attempt_limit, deadline, printable,
 };
 
 /// A store that grants leases.

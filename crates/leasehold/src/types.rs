@@ -8,6 +8,8 @@ mod terms;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;
-pub use self::status::{End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, printable};
+pub use self::status::{
+    End, Holder, HolderInfo, Loss, LossReason, PastGrant, State, Status, Waiter, printable,
+};
 pub use self::terms::{Id, Token, Ttl, attempt_limit, deadline};
 pub(crate) use self::terms::{RENEW_AFTER, RENEW_SPREAD};

@@ -64,7 +64,7 @@ pub(crate) struct RunArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = IN_VARIABLE,
-        conflicts_with_all = ["lock", "try_once", "wait", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
+        conflicts_with_all = ["lock", "try_once", "wait", "barge", "conflict_exit_code", "store_timeout", "HolderArgs", "permits", "shared", "exclusive", "ttl"],
     )]
     pub(crate) ticket: Option<OsString>,
     /// Release the lock of the ticket when the command has ended

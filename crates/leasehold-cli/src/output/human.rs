@@ -32,7 +32,24 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     if let Some(token) = held.token {
         let _ = write!(text, ", token {token}");
     }
+    if let Some(ahead) = held.ahead {
+        let _ = write!(text, "; {} in line", ordinal(ahead + 1));
+    }
     text
+}
+
+/// `first`, `second`, `third`, `4th`.
+fn ordinal(place: usize) -> String {
+    match (place, place % 100, place % 10) {
+        (1, ..) => "first".to_owned(),
+        (2, ..) => "second".to_owned(),
+        (3, ..) => "third".to_owned(),
+        (_, 11..=13, _) => format!("{place}th"),
+        (_, _, 1) => format!("{place}st"),
+        (_, _, 2) => format!("{place}nd"),
+        (_, _, 3) => format!("{place}rd"),
+        _ => format!("{place}th"),
+    }
 }
 
 /// `for deploy/prod: no answer from the store for 3s, giving up in 12s`
@@ -119,6 +136,11 @@ pub(crate) fn lock(status: &Status) -> String {
     }
     if let Some(token) = token_of(status) {
         row("token", token.to_string());
+    }
+    for (n, waiter) in status.waiters.iter().enumerate() {
+        let waited =
+            waiter.waited.map_or_else(String::new, |waited| format!(", waiting for {}", span(waited)));
+        row(&format!("waiter {}", n + 1), format!("{}{waited}", waiter.holder));
     }
     aligned(&rows)
 }
@@ -237,6 +259,14 @@ mod tests {
         assert_eq!(span(Duration::from_millis(999)), "999ms");
         assert_eq!(span_up(Duration::from_millis(17_001)), "18s");
         assert_eq!(span_up(Duration::ZERO), "0ms");
+    }
+
+    #[test]
+    fn places_are_spelled_as_people_say_them() {
+        let places = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 64].map(ordinal);
+        let expected =
+            ["first", "second", "third", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "64th"];
+        assert_eq!(places, expected);
     }
 
     #[test]

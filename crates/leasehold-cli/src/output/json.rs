@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use leasehold::lease::Waiter;
 use leasehold::{HolderInfo, Leader, LockName, Status};
 use serde_json::{Map, Value, json};
 
@@ -39,7 +40,7 @@ pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
     Value::Object(object)
 }
 
-/// `{"type":"lock","lock","state",...}`
+/// `{"type":"lock","lock","state",...,"waiters":[{"holder","waited_ms"}]}`
 pub(crate) fn lock(status: &Status) -> Value {
     let mut object = object("lock", &status.name);
     object.insert("state".into(), human::state(&status.state).into());
@@ -47,6 +48,10 @@ pub(crate) fn lock(status: &Status) -> Value {
         add_holder(&mut object, held);
     }
     object.insert("token".into(), json!(human::token_of(status)));
+    if !status.waiters.is_empty() {
+        let waiter = |waiter: &Waiter| json!({ "holder": waiter.holder, "waited_ms": waiter.waited.map(ms) });
+        object.insert("waiters".into(), status.waiters.iter().map(waiter).collect());
+    }
     Value::Object(object)
 }
 
@@ -86,5 +91,11 @@ fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     object.insert("lapses_within_ms".into(), json!(held.lapses_within.map(ms)));
     if let Some(foreign) = &held.foreign {
         object.insert("foreign".into(), json!(foreign));
+    }
+    if held.reserved {
+        object.insert("reserved".into(), true.into());
+    }
+    if let Some(ahead) = held.ahead {
+        object.insert("ahead".into(), ahead.into());
     }
 }

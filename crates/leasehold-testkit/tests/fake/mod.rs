@@ -65,6 +65,8 @@ flaws! {
     EvictionBlind,
     EvictionDoesNothing,
     MissesRelease,
+    /// It says that it has a line of waiters, and has none.
+    ServesInAnyOrder,
     MissesEviction,
     MissesLapse,
     MissesReleaseBeforeTheWait,
@@ -395,7 +397,10 @@ impl LeaseStore for Store {
 
     fn capabilities(&self) -> Capabilities {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
-        Capabilities::new("fake", poll_interval)
+        let mut capabilities = Capabilities::new("fake", poll_interval);
+        capabilities.fifo = self.is(Flaw::ServesInAnyOrder);
+        capabilities.watches = capabilities.fifo;
+        capabilities
     }
 
     fn env(&self) -> &Env {

@@ -226,6 +226,7 @@ impl LeaseStore for RegisterLeases {
         let mut status = Status::new(name.clone(), state);
         if let Some(Observation { record, .. }) = sight.observation {
             status.token = Some(record.token);
+            status.waiters = self.waiters(name, &record).await;
             status.history = record.history;
         }
         Ok(status)

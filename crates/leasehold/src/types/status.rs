@@ -196,12 +196,52 @@ pub struct Status {
     pub token: Option<Token>,
     /// The latest grants that have ended, newest first.
     pub history: Vec<PastGrant>,
+    /// The processes that wait in line, in the order in which they will get the lock. Empty if the store does not show
+    /// them.
+    pub waiters: Vec<Waiter>,
 }
 
 impl Status {
     /// A status with only a name and a state.
     pub fn new(name: LockName, state: State) -> Self {
-        Self { name, state, token: None, history: Vec::new() }
+        Self { name, state, token: None, history: Vec::new(), waiters: Vec::new() }
+    }
+}
+
+/// A process that waits in the line of a lock.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let guard = locker.lock("deploy").acquire().await?;
+/// let waiting = locker.lock("deploy").owner("bob");
+/// let waiting = tokio::spawn(async move { waiting.acquire().await.map(drop) });
+/// let first = loop {
+///     // It joins the line when it finds the lock still held.
+///     tokio::time::sleep(Duration::from_millis(5)).await;
+///     let status = locker.inspect(guard.name()).await?;
+///     if let Some(first) = status.waiters.first() { break first.clone() }
+/// };
+/// assert_eq!(first.holder.name, "bob");
+/// guard.release().await?;
+/// # waiting.abort();
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// The process, as it described itself.
+    pub holder: Holder,
+    /// For how long it has been in the line, on the store's clock.
+    pub waited: Option<Duration>,
+}
+
+impl Waiter {
+    /// A waiter that joined the line at an unknown time.
+    pub fn new(holder: Holder) -> Self {
+        Self { holder, waited: None }
     }
 }
 

@@ -11,7 +11,7 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
-use crate::lease::{Before, Claim, HolderInfo, Id, Ttl};
+use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -185,6 +185,23 @@ impl RegisterLeases {
             Some((_, version)) => budget.request(self.records.delete_line(name, &version)).await,
             None => Ok(()),
         }
+    }
+
+    /// The waiters in the line, for people. A line that cannot be read counts as empty.
+    pub(super) async fn waiters(&self, name: &LockName, record: &Record) -> Vec<lease::Waiter> {
+        if !record.awaited || !self.records.has_lines() {
+            return Vec::new();
+        }
+        let Ok(Some((line, _))) = self.line(name).await else { return Vec::new() };
+        let now_us = self.store_time().map(|store| store.lo_us);
+        let shown = line.waiting(record).map(|waiter| {
+            let mut shown = lease::Waiter::new(waiter.holder.clone());
+            let waited_us =
+                now_us.zip(waiter.since_us).map(|(now_us, since_us)| now_us.saturating_sub(since_us));
+            shown.waited = waited_us.map(Duration::from_micros);
+            shown
+        });
+        shown.collect()
     }
 
     /// Reads the line of `name`.
