@@ -174,7 +174,14 @@ impl Request {
             biased;
             outcome = progress.show_during(output, acquired) => match outcome {
                 Ok(acquired) => Ok(acquired),
-                Err(error) => Err(self.failure(error, locker, store).await),
+                Err(error) => {
+                    let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
+                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo {
+                        // Time to leave the line of waiters. Otherwise others wait for this process.
+                        clock(locker).sleep(CANCEL_TIMEOUT).await;
+                    }
+                    Err(self.failure(error, locker, store).await)
+                }
             },
             signal = signals.next_ending() => {
                 clock(locker).sleep(CANCEL_TIMEOUT).await;

@@ -43,6 +43,7 @@ fn every_format_has_its_golden_files() {
     assert_eq!(
         found,
         [
+            "1-awaited.json",
             "1-dynamodb-free.json",
             "1-dynamodb-held.json",
             "1-dynamodb-resting.json",
@@ -53,6 +54,7 @@ fn every_format_has_its_golden_files() {
             "1-free.json",
             "1-held.json",
             "1-leading.json",
+            "1-line.json",
             "1-probe-marker.json",
             "1-resting.json",
             "1-sqlite-processes.json",

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub(crate) use self::place::{Before, Place};
+pub(crate) use self::place::{Before, Place, grace};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::Deadline;
@@ -186,6 +186,8 @@ pub struct Claim {
     pub trouble: StoreTrouble,
     /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
     pub barges: bool,
+    /// Whether to read the line even if the lock's record does not say that processes wait.
+    pub(crate) looks: bool,
     /// Where it stands in the line.
     pub(crate) place: Place,
 }
@@ -208,6 +210,7 @@ impl Claim {
             store_timeout: Self::DEFAULT_STORE_TIMEOUT,
             trouble: StoreTrouble::default(),
             barges: false,
+            looks: false,
             place: Place::default(),
         }
     }

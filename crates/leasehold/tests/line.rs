@@ -403,3 +403,36 @@ async fn a_store_that_refuses_the_line_still_grants_locks() {
     guard.release().await.unwrap();
     drop(task.await.unwrap().unwrap());
 }
+
+/// The waiter is far from the store: the record has changed again before its mark arrives.
+#[tokio::test(start_paused = true)]
+async fn a_busy_process_notices_a_waiter_that_cannot_mark_the_record() {
+    let world = World::new();
+    let (busy, far) = (world.dated(1), world.dated(2));
+    let mut grant = busy.granted().await;
+    let waiter = Waiter { claim: Waiter::new(&world, 2).claim, client: far };
+    let held = waiter.refused().await;
+    waiter.client.network.every_write_of("x.lock", Outcome::Dropped);
+    waiter.turn(&held).await;
+    assert_eq!(in_line(&world).await, ["waiter-2"]);
+    assert_eq!(world.raw().await.get("awaited"), None);
+    waiter.client.network.heal();
+    busy.leases.release(&mut grant, None).await.unwrap();
+    let lock = lock(&busy);
+    let longest = busy.leases.capabilities().poll_interval.max;
+    let mut cycles = 0;
+    let refused = loop {
+        match lock.try_acquire().await {
+            Ok(guard) => {
+                busy.clock.sleep(longest / 4).await;
+                guard.release().await.unwrap();
+                cycles += 1;
+            }
+            Err(error) => break error,
+        }
+        assert!(cycles < 10, "it does not look at the line");
+    };
+    assert!(refused.holder().unwrap().reserved, "{refused}");
+    assert!(cycles >= 4, "{cycles}: it looks too often");
+    waiter.granted().await;
+}

@@ -120,7 +120,7 @@ impl Recorder {
         {
             let creates = before.is_none();
             let is_mark = record.awaited && before.is_some_and(|before| unmarked(&before) == unmarked(bytes));
-            if !(creates && self.deletes) {
+            if !((creates || is_mark) && self.deletes) {
                 self.checker
                     .applied(key, &format!("{}{}", record.nonce, if is_mark { " awaited" } else { "" }));
             }

@@ -81,7 +81,8 @@ impl Client {
         // One more may still join by a late request, and pauses for as much longer than the last one.
         let late = self.plan().has(Fault::LateRequests);
         let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
-        pauses.iter().chain(&one_more).map(|pause| 2 * *pause + Duration::from_secs(1)).sum()
+        let pauses = || pauses.iter().chain(&one_more);
+        2 * pauses().max().copied().unwrap_or_default() + Duration::from_secs(pauses().count() as u64)
     }
 
     /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it is

@@ -29,8 +29,19 @@ struct Known {
 pub(crate) struct Before {
     /// Its number.
     pub(crate) number: u64,
-    /// How long a free lock is kept for it.
-    pub(crate) grace: Duration,
+    /// It polls at least this often.
+    pub(crate) polls: Duration,
+}
+
+/// For how long a free lock is kept for the waiters `before` a claim: twice the longest of their pauses, so that each of
+/// them finds the lock free, and a second for the request of each. All of them wait at the same time, so their pauses do
+/// not add up.
+pub(crate) fn grace<'a>(before: impl IntoIterator<Item = &'a Before>) -> Duration {
+    let (mut longest, mut count) = (Duration::ZERO, 0);
+    for before in before {
+        (longest, count) = (longest.max(before.polls), count + 1);
+    }
+    2 * longest + Duration::from_secs(count)
 }
 
 impl Place {
@@ -77,7 +88,7 @@ impl Place {
     /// How many waiters are before `claim`, and for how long the lock is kept for them once it is free.
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
-        let waiting = known.before.iter().filter(|before| before.number > served);
-        waiting.fold((0, Duration::ZERO), |(ahead, grace), before| (ahead + 1, grace + before.grace))
+        let waiting = || known.before.iter().filter(|before| before.number > served);
+        (waiting().count(), grace(waiting()))
     }
 }

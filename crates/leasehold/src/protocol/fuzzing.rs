@@ -12,11 +12,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
+use super::line::Line;
 use super::record::{Content, FORMAT, Record, RecordState, parse};
 use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
-use crate::lease::{AcquireOutcome, Claim, Holder, LeaseStore, State, StoreOptions, Token, Ttl};
+use crate::lease::{AcquireOutcome, Claim, Holder, Id, LeaseStore, State, StoreOptions, Token, Ttl};
 use crate::objects::write_log::{Nonce, Sight};
 use crate::protocol::RegisterLeases;
 use crate::random::Random;
@@ -26,8 +27,19 @@ use crate::types::LockName;
 
 mod careless;
 
+/// What a line of waiters writes into a lock's record stays readable, and delays no grant for more than its bound.
+fn line(data: &[u8]) {
+    let Ok(line) = Line::parse(data) else { return };
+    let golden = include_bytes!("../../tests/records/1-free.json");
+    let Ok(Content::Record(record)) = parse(golden) else { panic!("the golden record is not read") };
+    let (_, before) = line.standing(Id::default(), &record);
+    assert!(before.iter().all(|before| before.number < Token::LIMIT));
+    assert!(crate::lease::grace(&before) <= Duration::from_secs(100));
+}
+
 /// A record is written back as it was read. Bytes that are no record are never free, granted over or overwritten.
 pub fn record(data: &[u8]) {
+    line(data);
     match parse(data) {
         Ok(Content::Record(record)) => comes_back(&record),
         Ok(Content::Foreign(what)) => {

@@ -48,13 +48,6 @@ pub(crate) struct Waiter {
     pub(crate) polls_ms: u64,
 }
 
-impl Waiter {
-    /// How long a free lock is kept for this waiter: two of its pauses, and a second for slow requests.
-    fn grace(&self) -> Duration {
-        2 * Duration::from_millis(self.polls_ms).min(LONGEST_PAUSE) + Duration::from_secs(1)
-    }
-}
-
 impl Line {
     /// Reads a line.
     ///
@@ -69,6 +62,10 @@ impl Line {
         }
         if line.last >= Token::LIMIT {
             return Err(corrupt("no line was that long")); // And counting on would overflow.
+        }
+        // A grant writes the number of its waiter into the lock's record.
+        if line.waiters.iter().any(|waiter| waiter.number > line.last) {
+            return Err(corrupt("a waiter has a number that was not given out"));
         }
         line.waiters.truncate(MOST);
         Ok(line)
@@ -94,7 +91,8 @@ impl Line {
             if waiter.claim == claim {
                 return (Some(waiter.number), before);
             }
-            before.push(Before { number: waiter.number, grace: waiter.grace() });
+            let polls = Duration::from_millis(waiter.polls_ms).min(LONGEST_PAUSE);
+            before.push(Before { number: waiter.number, polls });
         }
         (None, before)
     }
@@ -126,9 +124,135 @@ impl Line {
     }
 }
 
-/// The pause of a waiter with `ahead` waiters before it, if the first waiter pauses for `pause`. Together, a line of n
-/// waiters polls about ln(n) times as often as its first waiter.
+/// The pause of a waiter with `ahead` waiters before it, if the first waiter pauses for `pause`. Unless pauses reach the
+/// limit, a line of n waiters polls about ln(n) times as often as its first waiter.
 pub(super) fn pause(pause: Duration, ahead: usize) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
     pause.saturating_mul(factor).min(LONGEST_PAUSE.max(pause))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::golden::{assert_written, golden, golden_record};
+    use crate::lease::grace;
+    use crate::random::Random;
+
+    const POLL: Duration = Duration::from_secs(1);
+
+    fn waiter(seed: u64) -> Waiter {
+        let holder = Holder {
+            name: "bob".into(),
+            host: "ci-8".into(),
+            pid: 7,
+            note: Some("backup".into()),
+            value: None,
+        };
+        let claim = Id::random(&Random::seeded(seed));
+        Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 0 }
+    }
+
+    fn line(seeds: &[u64], record: &Record) -> Line {
+        let joined = |line, seed: &u64| Line::joined(line, waiter(*seed), record, POLL);
+        seeds.iter().fold(None, joined).unwrap()
+    }
+
+    fn free() -> Record {
+        golden_record("1-free.json")
+    }
+
+    #[test]
+    fn the_golden_line_is_read_and_written() {
+        let line = Line::parse(golden("1-line.json").as_bytes()).unwrap();
+        assert_written("1-line.json", std::str::from_utf8(&line.to_bytes().unwrap()).unwrap());
+        assert_eq!(line.waiting(&free()).count(), 2);
+        let record = golden_record("1-awaited.json");
+        assert!(record.awaited && record.served == 17);
+        assert_written("1-awaited.json", std::str::from_utf8(&record.to_bytes().unwrap()).unwrap());
+        assert_eq!(line.waiting(&record).map(|waiter| waiter.number).collect::<Vec<_>>(), [18]);
+    }
+
+    #[test]
+    fn a_claim_stands_behind_those_that_joined_before() {
+        let record = free();
+        let line = line(&[1, 2, 3], &record);
+        let standing = |seed| line.standing(waiter(seed).claim, &record);
+        assert_eq!(standing(1), (Some(1), vec![]));
+        let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
+        assert_eq!(standing(3), (Some(3), before[..2].to_vec()));
+        assert_eq!(grace(&before), Duration::from_secs(2 * 3 + 3));
+        assert_eq!(standing(4), (None, before), "behind all, without a place");
+    }
+
+    #[test]
+    fn served_waiters_do_not_count_and_the_next_writer_removes_them() {
+        let record = free();
+        let line = line(&[1, 2, 3], &record);
+        let served = Record { served: 2, ..record.clone() };
+        assert_eq!(line.standing(waiter(3).claim, &served), (Some(3), vec![]));
+        let joined = Line::joined(Some(line.clone()), waiter(4), &served, POLL).unwrap();
+        assert_eq!(joined.waiters.iter().map(|waiter| waiter.number).collect::<Vec<_>>(), [3, 4]);
+        let left = line.left(waiter(3).claim, 2).unwrap();
+        assert!(left.waiters.is_empty() && left.last == 3);
+        assert_eq!(line.left(waiter(9).claim, 0), None);
+        // The holder itself is not a waiter, even if its grant did not say so.
+        let granted = Record { grant: waiter(1).claim, ..record };
+        assert_eq!(line.standing(waiter(2).claim, &granted), (Some(2), vec![]));
+    }
+
+    #[test]
+    fn numbers_go_on_after_the_line_was_deleted() {
+        let served = Record { served: 17, ..free() };
+        let line = Line::joined(None, waiter(1), &served, POLL).unwrap();
+        assert_eq!(line.standing(waiter(1).claim, &served), (Some(18), vec![]));
+    }
+
+    #[test]
+    fn a_full_line_takes_no_more_until_waiters_are_served() {
+        let record = free();
+        let full = line(&(0..MOST as u64).collect::<Vec<_>>(), &record);
+        assert_eq!(Line::joined(Some(full.clone()), waiter(99), &record, POLL), None);
+        let served = Record { served: 1, ..record };
+        assert!(Line::joined(Some(full), waiter(99), &served, POLL).is_some());
+    }
+
+    #[test]
+    fn a_line_of_n_polls_about_ln_n_times_as_often_as_one() {
+        let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(POLL, ahead))).sum();
+        assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
+        assert_eq!(pause(POLL, 1_000), LONGEST_PAUSE);
+        assert_eq!(pause(2 * LONGEST_PAUSE, 3), 2 * LONGEST_PAUSE, "never less than the first waiter's");
+    }
+
+    /// A grant writes a number of the line into the lock's record, which must stay readable.
+    #[test]
+    fn a_damaged_line_is_not_read() {
+        let golden = golden("1-line.json");
+        for (from, to) in [
+            ("\"leasehold\":1", "\"leasehold\":2"),
+            ("\"last\":18", "\"last\":9007199254740992"),
+            ("\"number\":18", "\"number\":19"),
+            ("\"claim\":\"", "\"claim\":\"x"),
+            ("\"waiters\"", "\"waiting\""),
+        ] {
+            let damaged = golden.replacen(from, to, 1);
+            assert_ne!(damaged, golden, "{from}");
+            assert_eq!(Line::parse(damaged.as_bytes()).unwrap_err().kind, ErrorKind::Corrupt, "{to}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_damage_to_a_line_makes_the_reader_panic(at in 0usize..600, byte in any::<u8>()) {
+            let mut bytes = golden("1-line.json").into_bytes();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            if let Ok(line) = Line::parse(&bytes) {
+                let (number, before) = line.standing(waiter(1).claim, &free());
+                prop_assert!(number.is_none() && before.len() <= MOST);
+            }
+        }
+    }
 }

@@ -190,6 +190,7 @@ pub(crate) mod tests {
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
         (include_str!("../../tests/records/1-resting.json"), RecordState::Cooldown),
         (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
+        (include_str!("../../tests/records/1-awaited.json"), RecordState::Held),
     ];
 
     #[test]

@@ -149,8 +149,11 @@ enum Next {
 
 impl Contender {
     async fn contend(mut self) {
-        let poll_interval = self.store.capabilities().poll_interval;
-        self.turn.policy(|policy, _| policy.wanted(self.store.env().now(), poll_interval, self.claim.ttl));
+        let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
+        let (fifo, poll_interval) = (capabilities.fifo, capabilities.poll_interval);
+        self.turn.policy(|policy, _| policy.wanted(now, poll_interval, self.claim.ttl));
+        self.claim.looks =
+            fifo && self.turn.policy(|policy, _| policy.looks(now, poll_interval)).unwrap_or_default();
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;

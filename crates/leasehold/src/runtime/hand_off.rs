@@ -113,6 +113,10 @@ pub(crate) struct CohortPolicy {
     left: Option<Moment>,
     /// How many tokens the next grant can use, judging by the previous one.
     demand: u64,
+    /// When this process asked for the lock last, and since when it has done so again and again without a look at the line
+    /// of waiters.
+    asked: Option<Moment>,
+    busy_since: Option<Moment>,
 }
 
 /// More other processes than this do not shorten a cohort period any further.
@@ -131,6 +135,8 @@ impl Default for CohortPolicy {
             granted: None,
             left: None,
             demand: 1,
+            asked: None,
+            busy_since: None,
         }
     }
 }
@@ -220,6 +226,17 @@ impl CohortPolicy {
         self.began = None;
     }
 
+    /// Records that a task of this process is about to ask a store with a line of waiters for the lock. Returns whether to
+    /// look at the line first: once in each longest poll pause, if the process takes the lock again and again. Then the
+    /// lock's record changes too often for a distant waiter to mark it.
+    pub(crate) fn looks(&mut self, now: Moment, poll_interval: PollInterval) -> bool {
+        let is_busy = |asked: &Moment| now.longest_since(*asked) < poll_interval.max;
+        let busy_since = self.asked.filter(is_busy).and(self.busy_since).unwrap_or(now);
+        let looks = now.longest_since(busy_since) >= poll_interval.max;
+        (self.asked, self.busy_since) = (Some(now), Some(if looks { now } else { busy_since }));
+        looks
+    }
+
     /// Records that a task of this process is about to ask for the lock.
     ///
     /// A process that released the lock and asks for it again before another process could poll has not been away.
@@ -291,6 +308,16 @@ mod tests {
         assert!(policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
         policy.released_in_line();
         assert!(!policy.goes_on(at(1), POLL_INTERVAL, Ttl::DEFAULT));
+    }
+
+    #[test]
+    fn a_process_looks_at_the_line_once_in_each_longest_pause_if_it_is_busy() {
+        let mut policy = CohortPolicy::default();
+        let looks: Vec<_> =
+            (0..=60).map(|n| n * 100).filter(|ms| policy.looks(at(*ms), POLL_INTERVAL)).collect();
+        assert_eq!(looks, [2_000, 4_000, 6_000]);
+        // Waiters have time to mark the record of a process that asks seldom.
+        assert!((4..100).all(|n| !policy.looks(at(n * 2_000), POLL_INTERVAL)));
     }
 
     /// A lock that the process with this id holds.

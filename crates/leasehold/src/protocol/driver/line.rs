@@ -11,7 +11,7 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl};
+use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl, grace};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -51,7 +51,7 @@ impl RegisterLeases {
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
         let cannot_tell = !claim.waits && !self.rules.store_clock;
-        let is_empty = !record.awaited && !claim.place.is_taken(claim.id, record.served);
+        let is_empty = !record.awaited && !claim.looks && !claim.place.is_taken(claim.id, record.served);
         if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
             return Ok(as_it_was);
         }
@@ -64,7 +64,7 @@ impl RegisterLeases {
             }
         };
         let (number, before) = note(claim, &line, record);
-        let grace: Duration = before.iter().map(|before| before.grace).sum();
+        let grace = grace(&before);
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
         let mut waiting = line.waiting(record);
         match waiting.next() {
