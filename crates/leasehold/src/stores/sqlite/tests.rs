@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use super::machine::tests::Sleeper;
 use super::*;
 use crate::clock::{Clock, SystemClock, TestClock};
-use crate::lease::{End, Holder, Id, State, Watch};
+use crate::lease::{End, Holder, HolderInfo, State, Watch};
 
 const TTL: Duration = Duration::from_secs(30);
 
