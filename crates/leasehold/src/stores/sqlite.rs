@@ -48,8 +48,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Id, LeaseStore, Loss, LossReason,
-    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Id, LeaseStore, Loss, LossReason, PollInterval,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;

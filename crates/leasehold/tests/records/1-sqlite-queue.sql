@@ -31,6 +31,7 @@ CREATE TABLE waiter (
     holder    TEXT NOT NULL,        -- JSON, for people
     boot      TEXT NOT NULL,        -- the boot whose clock the _ns columns are on
     joined_ns INTEGER NOT NULL,
+    asked_ns  INTEGER NOT NULL,     -- when it joined, or last asked for the lock while it was free for another waiter
     called_ns INTEGER,              -- when the lock was first found free for this waiter
     process   TEXT                  -- JSON: who waits
 ) STRICT;

@@ -45,11 +45,11 @@ pub(super) fn acquire(
                 Decision::Grant { least, history } => {
                     if let Place::Behind { held, changed } = waiters::place(transaction, claim, machine, now)?
                     {
-                        let joined = claim.waits && waiters::join(transaction, claim, machine, now)?;
-                        return Ok((
-                            Some(AcquireOutcome::Held(held)),
-                            (changed || joined).then_some(Changed),
-                        ));
+                        if claim.waits {
+                            waiters::answer(transaction, claim, machine, now)?;
+                        }
+                        let changed = (changed || claim.waits).then_some(Changed);
+                        return Ok((Some(AcquireOutcome::Held(held)), changed));
                     }
                     let mut counter = Counter::load(transaction)?;
                     let Minted { token, after, beyond_ceiling } =

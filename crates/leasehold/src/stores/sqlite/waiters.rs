@@ -3,7 +3,8 @@
 //! The queue delays grants and never makes one: a grant is still decided by the row of its lock ([`rules`](super::rules)).
 //! So an error here costs time and not exclusion. A waiter whose process has died is removed when it is found. A waiter
 //! that does not take a free lock within [`GRACE`], because its process is stopped for example, is passed over and
-//! removed; it joins again at the end.
+//! removed; it joins again at the end. In the second half of that time, all other waiters ask for the lock. Those that
+//! do not are removed too, so waiters that cannot be seen dead delay a grant once, and not once each.
 
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ CREATE TABLE waiter (
     holder    TEXT NOT NULL,        -- JSON, for people
     boot      TEXT NOT NULL,        -- the boot whose clock the _ns columns are on
     joined_ns INTEGER NOT NULL,
+    asked_ns  INTEGER NOT NULL,     -- when it joined, or last asked for the lock while it was free for another waiter
     called_ns INTEGER,              -- when the lock was first found free for this waiter
     process   TEXT                  -- JSON: who waits
 ) STRICT;
@@ -94,6 +96,9 @@ pub(super) fn place(
         let is_late = first.grace_left(now).is_some_and(|left| left.is_zero());
         if is_late || first.is_gone(machine, now) {
             leave(connection, first.claim)?;
+            if is_late {
+                remove_absent(connection, claim, &first)?;
+            }
             changed = true;
             continue;
         }
@@ -115,17 +120,42 @@ pub(super) fn join(
     now: Moment,
 ) -> Result<bool, Trouble> {
     let mut insert = connection.prepare_cached(
-        "INSERT OR IGNORE INTO waiter (name, claim_id, holder, boot, joined_ns, process) VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT OR IGNORE INTO waiter (name, claim_id, holder, boot, joined_ns, asked_ns, process)
+         VALUES (?, ?, ?, ?, ?, ?, ?)",
     )?;
+    let now_ns = signed(nanos(now.since_boot()));
     let added = insert.execute((
         claim.name.as_str(),
         claim.id.to_string(),
         json(&claim.holder)?,
         &machine.boot,
-        signed(nanos(now.since_boot())),
+        now_ns,
+        now_ns,
         machine.me.as_ref().map(json).transpose()?,
     ))?;
     Ok(added > 0)
+}
+
+/// Adds `claim` to the queue, or records that it asked while the lock was free for another waiter.
+pub(super) fn answer(
+    connection: &Connection,
+    claim: &Claim,
+    machine: &Machine,
+    now: Moment,
+) -> Result<(), Trouble> {
+    if !join(connection, claim, machine, now)? {
+        let mut update = connection.prepare_cached("UPDATE waiter SET asked_ns = ? WHERE claim_id = ?")?;
+        update.execute((signed(nanos(now.since_boot())), claim.id.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Removes the waiters that have not asked since the lock was kept for `late`, except for `claim`, which asks now.
+fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), Trouble> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
+    delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string()))?;
+    Ok(())
 }
 
 /// Removes `claim` from the queue.
@@ -152,7 +182,7 @@ fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Tro
 }
 
 /// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock: it
-/// is first, or the first waiter is to be called or removed.
+/// is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
 pub(super) fn kept_for(
     connection: &Connection,
     claim: &Claim,
@@ -166,7 +196,19 @@ pub(super) fn kept_for(
     if first.claim == claim.id || first.is_gone(machine, now) {
         return Ok(None);
     }
-    Ok(first.grace_left(now).filter(|left| !left.is_zero()))
+    let Some((left, called_ns)) = first.grace_left(now).zip(first.called_ns) else { return Ok(None) };
+    if left.is_zero() || claim.waits && left <= GRACE / 2 && !has_asked(connection, claim, called_ns)? {
+        return Ok(None);
+    }
+    Ok(Some(left))
+}
+
+/// Whether `claim` is in the queue and has asked since this time.
+fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, Trouble> {
+    let mut statement =
+        connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;
+    let rows: i64 = statement.query_row((claim.id.to_string(), signed(since_ns)), |row| row.get(0))?;
+    Ok(rows > 0)
 }
 
 fn parse(row: &Row<'_>) -> Result<Waiter, Trouble> {

@@ -164,3 +164,41 @@ async fn a_waiter_behind_another_waits_for_its_turn() {
     assert_eq!(store.env.now().longest_since(began), GRACE);
     granted(&store, &second).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn waiters_that_do_not_answer_cost_one_wait_together() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let silent: Vec<_> = (0..5).map(|_| waiting(&store)).collect();
+    let live = waiting(&store);
+    for claim in silent.iter().chain([&live]) {
+        refused(&store, claim).await;
+    }
+    let late = waiting(&store);
+    refused(&store, &late).await;
+    site.clock.suspend(Duration::from_millis(1));
+    store.release(&mut held, None).await.unwrap();
+    let began = store.env.now();
+    let wait = async |claim: &Claim| {
+        loop {
+            match store.try_acquire(claim).await.unwrap() {
+                AcquireOutcome::Granted(grant) => return grant,
+                AcquireOutcome::Held(seen) => store.turn(claim, &seen).await.unwrap(),
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    };
+    // The one that asks first after the time is over is not the first in line.
+    let both = async {
+        tokio::join!(wait(&late), async {
+            let mut grant = wait(&live).await;
+            let waited = store.env.now().longest_since(began);
+            assert!((GRACE..GRACE + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+            store.release(&mut grant, None).await.unwrap();
+            grant.token
+        })
+    };
+    let (later, first) = both.await;
+    assert!(later.token > first);
+}
