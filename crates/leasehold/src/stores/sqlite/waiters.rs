@@ -164,6 +164,12 @@ pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// Empties the queue of a lock.
+pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+    connection.execute("DELETE FROM waiter WHERE name = ?", [name.as_str()])?;
+    Ok(())
+}
+
 /// The first waiter for `name`. Rows that cannot be read are removed: they are not worth an error.
 fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Trouble> {
     loop {

@@ -147,6 +147,17 @@ async fn a_file_without_the_queue_gets_it() {
     store.release(&mut held, None).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_sweep_removes_waiters_with_their_lock() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    store.release(&mut held, None).await.unwrap();
+    assert_eq!(store.sweep(&name(), Duration::ZERO, false).await.unwrap(), Swept::Deleted);
+    grant(&store).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_another_waits_for_its_turn() {
     let site = Site::new();
@@ -189,7 +200,6 @@ async fn waiters_that_do_not_answer_cost_one_wait_together() {
             }
         }
     };
-    // The one that asks first after the time is over is not the first in line.
     let both = async {
         tokio::join!(wait(&late), async {
             let mut grant = wait(&live).await;
