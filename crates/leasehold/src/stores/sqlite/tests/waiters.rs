@@ -212,3 +212,41 @@ async fn waiters_that_do_not_answer_cost_one_wait_together() {
     let (later, first) = both.await;
     assert!(later.token > first);
 }
+
+/// Three waiters, and a free lock that is kept for the first of them. The last one has asked since.
+async fn with_a_silent_first(site: &Site, store: &SqliteLeases) -> [(Claim, HolderInfo); 3] {
+    let mut held = grant(store).await;
+    let mut waiters = Vec::new();
+    for claim in [waiting(store), waiting(store), waiting(store)] {
+        let seen = refused(store, &claim).await;
+        waiters.push((claim, seen));
+    }
+    site.clock.suspend(Duration::from_millis(1));
+    store.release(&mut held, None).await.unwrap();
+    refused(store, &waiters[2].0).await;
+    waiters.try_into().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_a_silent_one_asks_and_keeps_its_place() {
+    let site = Site::new();
+    let store = site.open().await;
+    let [_, (second, seen), (third, _)] = with_a_silent_first(&site, &store).await;
+    let began = store.env.now();
+    store.turn(&second, &seen).await.unwrap();
+    let waited = store.env.now().longest_since(began);
+    assert!((GRACE / 2..GRACE / 2 + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+    refused(&store, &second).await;
+    site.clock.suspend(GRACE / 2);
+    refused(&store, &third).await;
+    granted(&store, &second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_asks_late_keeps_its_place() {
+    let site = Site::new();
+    let store = site.open().await;
+    let [_, (second, _), _] = with_a_silent_first(&site, &store).await;
+    site.clock.suspend(GRACE);
+    granted(&store, &second).await;
+}
