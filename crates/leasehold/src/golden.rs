@@ -58,6 +58,7 @@ fn every_format_has_its_golden_files() {
             "1-probe-marker.json",
             "1-resting.json",
             "1-sqlite-processes.json",
+            "1-sqlite-queue.sql",
             "1-sqlite.sql",
             "1-ticket.txt",
             "1-update-marks.txt",

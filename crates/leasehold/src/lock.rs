@@ -142,8 +142,8 @@ impl Lock {
     ///
     /// Tasks of one process that wait for the same lock are served in the order of their arrival, and are one
     /// contender at the store. Tasks with the same settings pass the lock on among themselves without a request, each
-    /// with a higher token. After a while, other processes get a turn. (Not on etcd, which has one queue for all
-    /// processes.)
+    /// with a higher token. After a while, other processes get a turn. (Not on etcd, where the tasks of all processes are
+    /// in one queue.)
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.

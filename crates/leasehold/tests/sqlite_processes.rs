@@ -59,8 +59,20 @@ async fn role() {
         "hold" => hold(&locker).await,
         "hand on" => hand_on(&locker).await,
         "renew" => renew(&locker).await,
-        other => panic!("no role {other}"),
+        other => match other.strip_prefix("join ") {
+            Some(number) => join(&locker, number, &folder.join("order")).await,
+            None => panic!("no role {other}"),
+        },
     }
+}
+
+/// Waits for the lock. Appends the number of this process and the time of its grant to a file.
+async fn join(locker: &Locker, number: &str, file: &Path) {
+    let guard = locker.lock("held").ttl(TTL).acquire_within(TEST_LIMIT).await.unwrap();
+    let granted_ms = SystemClock.now().since_boot().as_millis();
+    let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
+    file.write_all(format!("{number} {granted_ms}\n").as_bytes()).unwrap();
+    guard.release().await.unwrap();
 }
 
 /// Adds to a number in a file without any protection except the lock.
@@ -185,6 +197,47 @@ fn killed_processes_leave_no_second_holder_and_no_stuck_lock() {
     let tokens: Vec<u64> =
         grants.iter().map(|grant| grant.trim_end_matches(['>', '\n']).parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
+}
+
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn waiting_processes_get_the_lock_in_order_of_arrival() {
+    const WAITING: u32 = 8;
+    const KILLED: u32 = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let order = folder.path().join("order");
+    fs::write(&order, "").unwrap();
+    let locker = Locker::open(&url(folder.path())).await.unwrap();
+    let guard = locker.lock("held").ttl(TTL).acquire().await.unwrap();
+    let file = rusqlite::Connection::open(folder.path().join("locks.db")).unwrap();
+    let in_line = || file.query_row("SELECT count(*) FROM waiter", (), |row| row.get::<_, u32>(0)).unwrap();
+    let mut workers = Vec::new();
+    for number in 0..WAITING {
+        workers.push(start(&format!("join {number}"), folder.path()));
+        let start_of_wait = SystemClock.now();
+        while in_line() <= number {
+            assert!(SystemClock.now().longest_since(start_of_wait) < TEST_LIMIT, "it does not join");
+            std::thread::yield_now();
+        }
+    }
+    drop(workers.remove(KILLED as usize));
+    assert_eq!(in_line(), WAITING, "a killed process leaves its row");
+    guard.release().await.unwrap();
+    for mut worker in workers {
+        let messages = io::read_to_string(worker.0.stderr.take().unwrap()).unwrap();
+        assert!(worker.0.wait().unwrap().success(), "{messages}");
+    }
+    let text = fs::read_to_string(&order).unwrap();
+    let (numbers, granted_ms): (Vec<u32>, Vec<u64>) = text
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(number, ms)| (number.parse::<u32>().unwrap(), ms.parse::<u64>().unwrap()))
+        .unzip();
+    assert_eq!(numbers, (0..WAITING).filter(|number| *number != KILLED).collect::<Vec<_>>());
+    // A waiter that does not answer delays the next one by 1.1 s.
+    let gap_ms = granted_ms[KILLED as usize] - granted_ms[KILLED as usize - 1];
+    assert!(gap_ms < 1_000, "the killed process delayed the next one by {gap_ms} ms");
+    assert_eq!(in_line(), 0);
 }
 
 #[tokio::test]

@@ -289,6 +289,12 @@ impl Watch for Calls {
         self.env.sleep(Duration::ZERO).await;
         changed
     }
+
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        let turn = self.store.turn(claim, seen).await;
+        self.env.sleep(Duration::ZERO).await;
+        turn
+    }
 }
 
 impl Diagnose for Calls {}

@@ -4,6 +4,7 @@
 //! reboot confuses a lease: a lease of an earlier boot has lapsed. If the process of a holder ends, its lease ends at
 //! once, as with flock(1). `docs/stores/sqlite.md` has the layout, the permissions and the limits.
 
+mod acquire;
 mod database;
 mod examine;
 mod fault;
@@ -24,6 +25,8 @@ mod schema;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod wait;
+mod waiters;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,22 +37,20 @@ use rusqlite::Connection;
 use tokio::task::spawn_blocking;
 
 use self::database::{Changed, Database, Durability, transact};
-use self::fault::Trouble;
 use self::heartbeats::Heartbeats;
 use self::location::Location;
 use self::machine::Machine;
 use self::queue::Purpose;
-use self::record::{Counter, Record};
-use self::rules::{Decision, Minted, Standing};
+use self::record::Record;
+use self::rules::Standing;
 use crate::clock::Moment;
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, Loss, LossReason,
-    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Id, LeaseStore, Loss, LossReason, PollInterval,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
-use crate::runtime::pacing::{Pacing, Turns};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -185,6 +186,17 @@ impl SqliteLeases {
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
+    /// Gives up the place of a claim in the queue.
+    async fn leave(&self, claim: Id) -> Result<(), StoreError> {
+        let work = move |connection: &mut Connection| {
+            transact(connection, Durability::System, |transaction| {
+                waiters::leave(transaction, claim)?;
+                Ok(((), Some(Changed)))
+            })
+        };
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Release, work).await
+    }
+
     /// Returns `grant`, unless its deadline passed before it arrived. Then the grant is released.
     async fn in_time(&self, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
@@ -205,8 +217,9 @@ impl LeaseStore for SqliteLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let (owned, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let heartbeats = Arc::clone(&self.heartbeats);
-        let work =
-            move |connection: &mut Connection| acquire(connection, &owned, &machine, &heartbeats, &env);
+        let work = move |connection: &mut Connection| {
+            acquire::acquire(connection, &owned, &machine, &heartbeats, &env)
+        };
         match self.database.run(&self.env, claim.store_timeout, Purpose::Write, work).await? {
             AcquireOutcome::Granted(grant) => self.in_time(grant).await,
             verdict => Ok(verdict),
@@ -289,6 +302,10 @@ impl LeaseStore for SqliteLeases {
         let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
         let released = self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await?;
         self.heartbeats.end(id);
+        if grant.token == Token::default() {
+            // The claim was withdrawn, and does not wait any more.
+            self.leave(id).await?;
+        }
         Ok(released)
     }
 
@@ -371,36 +388,12 @@ impl LeaseStore for SqliteLeases {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("SQLite", POLL_INTERVAL);
         capabilities.sees_dead_processes = self.machine.me.is_some();
+        capabilities.fifo = true;
         capabilities
     }
 
     fn env(&self) -> &Env {
         &self.env
-    }
-}
-
-#[async_trait]
-impl Watch for SqliteLeases {
-    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        let (token, in_cooldown) = (seen.token, seen.in_cooldown);
-        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
-        loop {
-            let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
-                let same = record
-                    .filter(|record| Some(record.token) == token && record.is_in_cooldown() == in_cooldown);
-                same.map_or((Standing::Free, Turns::default()), |record| {
-                    (rules::standing(&record, machine, now), rules::turns(&record, now, POLL_INTERVAL))
-                })
-            };
-            match self.read(name, Purpose::Poll, look).await? {
-                (Standing::Free | Standing::Lapsed(_), _) => return Ok(()),
-                (Standing::JustDied, _) => self.note_death(name).await?,
-                (Standing::Taken(left), turns) => {
-                    let now = self.env.now();
-                    self.env.sleep(pacing.pause(now, token, turns, Some(left), &self.env.random)).await;
-                }
-            }
-        }
     }
 }
 
@@ -413,66 +406,6 @@ impl Diagnose for SqliteLeases {
     async fn examine(&self, _: &Examination) -> Examined {
         self.examined().await
     }
-}
-
-/// Runs the transaction of an acquisition. Runs it a second time if the token must wait for the disk.
-fn acquire(
-    connection: &mut Connection,
-    claim: &Claim,
-    machine: &Machine,
-    heartbeats: &Heartbeats,
-    env: &Env,
-) -> Result<AcquireOutcome, Trouble> {
-    for durability in [Durability::System, Durability::Disk] {
-        let verdict = transact(connection, durability, |transaction| {
-            // The clock is read with the write lock held: waiting for the write lock costs the lease no time, and no
-            // other process sees the grant before the commit.
-            let now = env.now();
-            let record = record::load(transaction, &claim.name)?;
-            match rules::judge(claim, record, machine, now) {
-                Decision::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
-                Decision::Held(held, None) => Ok((Some(AcquireOutcome::Held(held)), None)),
-                Decision::Held(held, Some(noted)) => {
-                    record::store(transaction, &claim.name, &noted)?;
-                    Ok((Some(AcquireOutcome::Held(held)), Some(Changed)))
-                }
-                Decision::Again(record) => {
-                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
-                    record::store(transaction, &claim.name, &record)?;
-                    Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
-                }
-                Decision::Grant { least, history } => {
-                    let mut counter = Counter::load(transaction)?;
-                    let Minted { token, after, beyond_ceiling } =
-                        rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
-                    if beyond_ceiling && durability == Durability::System {
-                        return Ok((None, None));
-                    }
-                    counter.store(transaction)?;
-                    let record = rules::granted(claim, token, history, machine, now);
-                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
-                    record::store(transaction, &claim.name, &record)?;
-                    Ok((Some(granted(claim, token, after, now)), Some(Changed)))
-                }
-            }
-        })?;
-        if let Some(verdict) = verdict {
-            return Ok(verdict);
-        }
-    }
-    Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
-}
-
-fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> AcquireOutcome {
-    AcquireOutcome::Granted(Grant {
-        name: claim.name.clone(),
-        token,
-        after,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline: deadline(claim.ttl, sent),
-        memo: None,
-    })
 }
 
 fn lost(grant: &Grant, reason: LossReason) -> Renewal {

@@ -1,4 +1,5 @@
-//! Files that were once written stay readable for ever. `tests/records/1-sqlite.sql` is such a file, as SQL.
+//! Files that were once written stay readable for ever. `tests/records/1-sqlite.sql` is such a file, as SQL, and
+//! `1-sqlite-queue.sql` is one with the queue of waiters.
 
 use std::time::Duration;
 
@@ -90,14 +91,16 @@ fn the_golden_file_is_read_and_written() {
     for (name, record) in rows() {
         store(&written, &name, &record).unwrap();
     }
-    assert_written("1-sqlite.sql", &dump(&written));
+    assert_written("1-sqlite-queue.sql", &dump(&written));
 
-    let old = Connection::open_in_memory().unwrap();
-    old.execute_batch(&golden("1-sqlite.sql")).unwrap();
-    assert!(schema::check(&old).unwrap());
-    assert_eq!(Counter::load(&old).unwrap(), counter());
-    for (name, record) in rows() {
-        assert_eq!(load(&old, &name).unwrap().unwrap(), record, "{name}");
+    for golden_file in ["1-sqlite.sql", "1-sqlite-queue.sql"] {
+        let old = Connection::open_in_memory().unwrap();
+        old.execute_batch(&golden(golden_file)).unwrap();
+        assert!(schema::check(&old).unwrap());
+        assert_eq!(Counter::load(&old).unwrap(), counter());
+        for (name, record) in rows() {
+            assert_eq!(load(&old, &name).unwrap().unwrap(), record, "{name}");
+        }
     }
 }
 

@@ -206,14 +206,14 @@ fn unsigned(row: &Row<'_>, column: &str) -> Result<u64, Trouble> {
 }
 
 /// Times and tokens stay below 2^63: the boot clock for 292 years.
-fn signed(number: u64) -> i64 {
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn json<T: Serialize>(value: &T) -> Result<String, Trouble> {
+pub(super) fn json<T: Serialize>(value: &T) -> Result<String, Trouble> {
     serde_json::to_string(value).map_err(|error| Trouble::Garbled(error.to_string()))
 }
 
-fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, Trouble> {
+pub(super) fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, Trouble> {
     serde_json::from_str(text).map_err(|error| Trouble::Garbled(error.to_string()))
 }

@@ -3,6 +3,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::fault::Trouble;
+use super::waiters;
 use crate::error::{ErrorKind, Fault};
 
 /// `lhLK` in the header of the file. It marks the database as leasehold's.
@@ -39,13 +40,18 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
+/// Whether the file has the queue of waiters. Files of the first days do not.
+const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
+
 /// Makes sure that the file has leasehold's tables. This is two reads if it does.
 ///
 /// # Errors
 /// Invalid for another program's database, Unsupported for a newer version. Nothing was overwritten.
 pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
-    // Both reads see one snapshot: another process may create the tables in between.
-    let ours = check(&*connection.transaction()?)?;
+    // All reads see one snapshot: another process may create the tables in between.
+    let transaction = connection.transaction()?;
+    let ours = check(&transaction)? && transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? > 0;
+    drop(transaction);
     if ours { Ok(()) } else { create(connection) }
 }
 
@@ -80,12 +86,14 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have been faster.
-    if check(&transaction)? {
-        return Ok(());
+    if !check(&transaction)? {
+        transaction.execute_batch(TABLES)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", VERSION)?;
     }
-    transaction.execute_batch(TABLES)?;
-    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-    transaction.pragma_update(None, "user_version", VERSION)?;
+    if transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? == 0 {
+        transaction.execute_batch(waiters::TABLE)?;
+    }
     transaction.commit().map_err(Trouble::Commit)
 }
 

@@ -1,4 +1,5 @@
-//! Sweeping: deletes the rows of locks that have long been unused. The counter stays, so tokens keep rising.
+//! Sweeping: deletes the rows of locks that have long been unused, and of waiters that are left there. The counter
+//! stays, so tokens keep rising.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::database::{Changed, Durability, transact};
 use super::machine::Machine;
 use super::queue::Purpose;
 use super::record::{Record, State};
-use super::{STORE_TIMEOUT, SqliteLeases, record, rules};
+use super::{STORE_TIMEOUT, SqliteLeases, record, rules, waiters};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Swept;
@@ -34,6 +35,7 @@ impl SqliteLeases {
                     return Ok((Swept::Deleted, None));
                 }
                 transaction.execute("DELETE FROM lock WHERE name = ?", [name.as_str()])?;
+                waiters::remove_all(transaction, &name)?;
                 Ok((Swept::Deleted, Some(Changed)))
             })
         };

@@ -6,6 +6,7 @@ mod identity;
 mod leases;
 mod queue;
 mod succession;
+mod waiters;
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use super::machine::tests::Sleeper;
 use super::*;
 use crate::clock::{Clock, SystemClock, TestClock};
-use crate::lease::{End, Holder, Id, State};
+use crate::lease::{End, Holder, HolderInfo, State, Watch};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -211,7 +212,7 @@ async fn a_waiter_wakes_at_the_lapse_and_not_before() {
 async fn capabilities_are_what_the_store_does() {
     let site = Site::new();
     let capabilities = site.open().await.capabilities();
-    assert!(capabilities.tokens && capabilities.cooldowns && !capabilities.fifo && !capabilities.watches);
+    assert!(capabilities.tokens && capabilities.cooldowns && capabilities.fifo && !capabilities.watches);
     assert_eq!(capabilities.sees_dead_processes, cfg!(target_os = "linux"));
 }
 

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::*;
+use crate::stores::sqlite::fault::Trouble;
 
 type Frozen = Pin<Box<dyn Future<Output = ()> + Send>>;
 

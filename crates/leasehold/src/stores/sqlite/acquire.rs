@@ -1,0 +1,86 @@
+//! The transaction that grants a lock.
+
+use rusqlite::Connection;
+
+use super::database::{Changed, Durability, transact};
+use super::fault::Trouble;
+use super::heartbeats::Heartbeats;
+use super::machine::Machine;
+use super::record::{self, Counter};
+use super::rules::{self, Decision, Minted};
+use super::waiters::{self, Place};
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::error::Fault;
+use crate::lease::{AcquireOutcome, Claim, Grant, Token, deadline};
+
+/// Runs the transaction of an acquisition. Runs it a second time if the token must wait for the disk.
+pub(super) fn acquire(
+    connection: &mut Connection,
+    claim: &Claim,
+    machine: &Machine,
+    heartbeats: &Heartbeats,
+    env: &Env,
+) -> Result<AcquireOutcome, Trouble> {
+    for durability in [Durability::System, Durability::Disk] {
+        let verdict = transact(connection, durability, |transaction| {
+            // The clock is read with the write lock held: waiting for the write lock costs the lease no time, and no
+            // other process sees the grant before the commit.
+            let now = env.now();
+            let record = record::load(transaction, &claim.name)?;
+            match rules::judge(claim, record, machine, now) {
+                Decision::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
+                Decision::Held(held, noted) => {
+                    if let Some(noted) = &noted {
+                        record::store(transaction, &claim.name, noted)?;
+                    }
+                    let joined = claim.waits && waiters::join(transaction, claim, machine, now)?;
+                    Ok((Some(AcquireOutcome::Held(held)), (noted.is_some() || joined).then_some(Changed)))
+                }
+                Decision::Again(record) => {
+                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
+                    record::store(transaction, &claim.name, &record)?;
+                    Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
+                }
+                Decision::Grant { least, history } => {
+                    if let Place::Behind { held, changed } = waiters::place(transaction, claim, machine, now)?
+                    {
+                        if claim.waits {
+                            waiters::answer(transaction, claim, machine, now)?;
+                        }
+                        let changed = (changed || claim.waits).then_some(Changed);
+                        return Ok((Some(AcquireOutcome::Held(held)), changed));
+                    }
+                    let mut counter = Counter::load(transaction)?;
+                    let Minted { token, after, beyond_ceiling } =
+                        rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
+                    if beyond_ceiling && durability == Durability::System {
+                        return Ok((None, None));
+                    }
+                    counter.store(transaction)?;
+                    let record = rules::granted(claim, token, history, machine, now);
+                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
+                    record::store(transaction, &claim.name, &record)?;
+                    waiters::leave(transaction, claim.id)?;
+                    Ok((Some(granted(claim, token, after, now)), Some(Changed)))
+                }
+            }
+        })?;
+        if let Some(verdict) = verdict {
+            return Ok(verdict);
+        }
+    }
+    Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
+}
+
+fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> AcquireOutcome {
+    AcquireOutcome::Granted(Grant {
+        name: claim.name.clone(),
+        token,
+        after,
+        id: claim.id,
+        ttl: claim.ttl,
+        deadline: deadline(claim.ttl, sent),
+        memo: None,
+    })
+}

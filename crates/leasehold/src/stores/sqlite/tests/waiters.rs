@@ -1,0 +1,252 @@
+//! The queue of waiters.
+
+use super::*;
+use crate::stores::sqlite::waiters::GRACE;
+
+fn waiting(store: &SqliteLeases) -> Claim {
+    let mut claim = claim(store);
+    claim.waits = true;
+    claim
+}
+
+async fn refused(store: &SqliteLeases, claim: &Claim) -> HolderInfo {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Held(held) => held,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+async fn granted(store: &SqliteLeases, claim: &Claim) -> Grant {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_granted_the_lock_in_the_order_of_arrival() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let claims: Vec<_> = (0..5).map(|_| waiting(&store)).collect();
+    for claim in &claims {
+        refused(&store, claim).await;
+    }
+    for (n, claim) in claims.iter().enumerate() {
+        store.release(&mut grant, None).await.unwrap();
+        for later in &claims[n + 1..] {
+            refused(&store, later).await;
+        }
+        grant = granted(&store, claim).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_leaves_a_free_lock_to_the_first_waiter() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let mut first = waiting(&store);
+    first.holder.name = "first".into();
+    refused(&store, &first).await;
+    store.release(&mut grant, None).await.unwrap();
+    let kept = held(&store).await;
+    assert_eq!(kept.holder.map(|holder| holder.name).as_deref(), Some("first"));
+    assert_eq!(kept.lapses_within, Some(GRACE));
+    granted(&store, &first).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_does_not_come_is_passed_over_once() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let (stopped, next) = (waiting(&store), waiting(&store));
+    refused(&store, &stopped).await;
+    refused(&store, &next).await;
+    store.release(&mut grant, None).await.unwrap();
+    // The time in which the lock was held does not count.
+    site.clock.suspend(GRACE);
+    refused(&store, &next).await;
+    site.clock.suspend(GRACE - Duration::from_millis(1));
+    refused(&store, &next).await;
+    site.clock.suspend(Duration::from_millis(1));
+    let mut grant = granted(&store, &next).await;
+    // It joins again.
+    refused(&store, &stopped).await;
+    store.release(&mut grant, None).await.unwrap();
+    held(&store).await;
+    granted(&store, &stopped).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_withdrawn_leaves_the_queue() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let claim = waiting(&store);
+    refused(&store, &claim).await;
+    let mut withdrawn = Grant {
+        name: name(),
+        token: Token::default(),
+        after: None,
+        id: claim.id,
+        ttl: claim.ttl,
+        deadline: deadline(claim.ttl, store.env.now()),
+        memo: None,
+    };
+    store.release(&mut withdrawn, None).await.unwrap();
+    store.release(&mut grant, None).await.unwrap();
+    super::grant(&store).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_dead_waiter_delays_no_other() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut grant = grant(&store).await;
+    let mut sleeper = Sleeper::start();
+    let other = site.open_as(&sleeper.process()).await;
+    refused(&other, &waiting(&other)).await;
+    store.release(&mut grant, None).await.unwrap();
+    held(&store).await;
+    sleeper.kill();
+    super::grant(&store).await;
+}
+
+#[tokio::test]
+async fn waiters_of_an_earlier_boot_are_gone() {
+    let mut site = Site::new();
+    let store = site.open().await;
+    grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    site.reboot();
+    grant(&site.open().await).await;
+}
+
+#[tokio::test]
+async fn rows_of_waiters_that_cannot_be_read_are_removed() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    site.sql("UPDATE waiter SET holder = '{'");
+    store.release(&mut held, None).await.unwrap();
+    grant(&store).await;
+}
+
+#[tokio::test]
+async fn a_file_without_the_queue_gets_it() {
+    let site = Site::new();
+    drop(site.open().await);
+    site.sql("DROP TABLE waiter");
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    store.release(&mut held, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sweep_removes_waiters_with_their_lock() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    store.release(&mut held, None).await.unwrap();
+    assert_eq!(store.sweep(&name(), Duration::ZERO, false).await.unwrap(), Swept::Deleted);
+    grant(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_another_waits_for_its_turn() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let (first, second) = (waiting(&store), waiting(&store));
+    refused(&store, &first).await;
+    let seen = refused(&store, &second).await;
+    store.release(&mut held, None).await.unwrap();
+    // Calls the first waiter.
+    store.turn(&second, &seen).await.unwrap();
+    let seen = refused(&store, &second).await;
+    let began = store.env.now();
+    store.turn(&second, &seen).await.unwrap();
+    assert_eq!(store.env.now().longest_since(began), GRACE);
+    granted(&store, &second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_that_do_not_answer_cost_one_wait_together() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let silent: Vec<_> = (0..5).map(|_| waiting(&store)).collect();
+    let live = waiting(&store);
+    for claim in silent.iter().chain([&live]) {
+        refused(&store, claim).await;
+    }
+    let late = waiting(&store);
+    refused(&store, &late).await;
+    site.clock.suspend(Duration::from_millis(1));
+    store.release(&mut held, None).await.unwrap();
+    let began = store.env.now();
+    let wait = async |claim: &Claim| {
+        loop {
+            match store.try_acquire(claim).await.unwrap() {
+                AcquireOutcome::Granted(grant) => return grant,
+                AcquireOutcome::Held(seen) => store.turn(claim, &seen).await.unwrap(),
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    };
+    let both = async {
+        tokio::join!(wait(&late), async {
+            let mut grant = wait(&live).await;
+            let waited = store.env.now().longest_since(began);
+            assert!((GRACE..GRACE + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+            store.release(&mut grant, None).await.unwrap();
+            grant.token
+        })
+    };
+    let (later, first) = both.await;
+    assert!(later.token > first);
+}
+
+/// Three waiters, and a free lock that is kept for the first of them. The last one has asked since.
+async fn with_a_silent_first(site: &Site, store: &SqliteLeases) -> [(Claim, HolderInfo); 3] {
+    let mut held = grant(store).await;
+    let mut waiters = Vec::new();
+    for claim in [waiting(store), waiting(store), waiting(store)] {
+        let seen = refused(store, &claim).await;
+        waiters.push((claim, seen));
+    }
+    site.clock.suspend(Duration::from_millis(1));
+    store.release(&mut held, None).await.unwrap();
+    refused(store, &waiters[2].0).await;
+    waiters.try_into().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_a_silent_one_asks_and_keeps_its_place() {
+    let site = Site::new();
+    let store = site.open().await;
+    let [_, (second, seen), (third, _)] = with_a_silent_first(&site, &store).await;
+    let began = store.env.now();
+    store.turn(&second, &seen).await.unwrap();
+    let waited = store.env.now().longest_since(began);
+    assert!((GRACE / 2..GRACE / 2 + POLL_INTERVAL.max).contains(&waited), "{waited:?}");
+    refused(&store, &second).await;
+    site.clock.suspend(GRACE / 2);
+    refused(&store, &third).await;
+    granted(&store, &second).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_asks_late_keeps_its_place() {
+    let site = Site::new();
+    let store = site.open().await;
+    let [_, (second, _), _] = with_a_silent_first(&site, &store).await;
+    site.clock.suspend(GRACE);
+    granted(&store, &second).await;
+}

@@ -1,0 +1,107 @@
+//! How a waiter polls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+
+use super::machine::Machine;
+use super::queue::Purpose;
+use super::record::{self, Record};
+use super::rules::{self, Standing};
+use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, waiters};
+use crate::clock::Moment;
+use crate::error::StoreError;
+use crate::lease::{Claim, HolderInfo, Token, Watch};
+use crate::runtime::pacing::{Pacing, Turns};
+use crate::types::LockName;
+
+#[async_trait]
+impl Watch for SqliteLeases {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
+        loop {
+            let poll = self.poll(claim).await?;
+            match (poll.standing, poll.kept) {
+                (Standing::Free | Standing::Lapsed(_), None) => return Ok(()),
+                (Standing::Free | Standing::Lapsed(_), Some(left)) => {
+                    let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
+                    self.env.sleep(pause.min(left)).await;
+                }
+                // Another holder, or a cooldown: the caller reports it.
+                (Standing::Taken(_) | Standing::JustDied, _)
+                    if (poll.token, poll.in_cooldown) != (seen.token, seen.in_cooldown) =>
+                {
+                    return Ok(());
+                }
+                (Standing::JustDied, _) => self.note_death(&claim.name).await?,
+                (Standing::Taken(left), _) => {
+                    let now = self.env.now();
+                    let pause = pacing.pause(now, poll.token, poll.turns, Some(left), &self.env.random);
+                    self.env.sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (token, in_cooldown) = (seen.token, seen.in_cooldown);
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
+        loop {
+            let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
+                let same = record
+                    .filter(|record| Some(record.token) == token && record.is_in_cooldown() == in_cooldown);
+                same.map_or((Standing::Free, Turns::default()), |record| {
+                    (rules::standing(&record, machine, now), rules::turns(&record, now, POLL_INTERVAL))
+                })
+            };
+            match self.read(name, Purpose::Poll, look).await? {
+                (Standing::Free | Standing::Lapsed(_), _) => return Ok(()),
+                (Standing::JustDied, _) => self.note_death(name).await?,
+                (Standing::Taken(left), turns) => {
+                    let now = self.env.now();
+                    self.env.sleep(pacing.pause(now, token, turns, Some(left), &self.env.random)).await;
+                }
+            }
+        }
+    }
+}
+
+impl SqliteLeases {
+    /// What a waiter reads: the state of the lock, and for how long a free lock is kept for another waiter.
+    async fn poll(&self, claim: &Claim) -> Result<Poll, StoreError> {
+        let (claim, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
+        let work = move |connection: &mut Connection| {
+            let record = record::load(connection, &claim.name)?;
+            let now = env.now();
+            let mut poll = Poll {
+                standing: Standing::Free,
+                turns: Turns::default(),
+                token: None,
+                in_cooldown: false,
+                kept: None,
+            };
+            if let Some(record) = record {
+                poll.standing = rules::standing(&record, &machine, now);
+                poll.turns = rules::turns(&record, now, POLL_INTERVAL);
+                (poll.token, poll.in_cooldown) = (Some(record.token), record.is_in_cooldown());
+            }
+            if matches!(poll.standing, Standing::Free | Standing::Lapsed(_)) {
+                poll.kept = waiters::kept_for(connection, &claim, &machine, now)?;
+            }
+            Ok(poll)
+        };
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Poll, work).await
+    }
+}
+
+/// What a waiter reads.
+struct Poll {
+    standing: Standing,
+    turns: Turns,
+    token: Option<Token>,
+    in_cooldown: bool,
+    /// For how long the free lock is kept for another waiter.
+    kept: Option<Duration>,
+}

@@ -1,0 +1,232 @@
+//! The queue of the waiters for each lock, across processes, in the order of their arrival.
+//!
+//! The queue delays grants and never makes one: a grant is still decided by the row of its lock ([`rules`](super::rules)).
+//! So an error here costs time and not exclusion. A waiter whose process has died is removed when it is found. A waiter
+//! that does not take a free lock within [`GRACE`], because its process is stopped for example, is passed over and
+//! removed; it joins again at the end. In the second half of that time, all other waiters ask for the lock. Those that
+//! do not are removed too, so waiters that cannot be seen dead delay a grant once, and not once each.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::POLL_INTERVAL;
+use super::fault::Trouble;
+use super::machine::{Machine, Process};
+use super::record::{from_json, json, signed};
+use super::rules::nanos;
+use crate::clock::Moment;
+use crate::lease::{Claim, Holder, HolderInfo, Id};
+use crate::types::LockName;
+
+pub(super) const TABLE: &str = "
+CREATE TABLE waiter (
+    number    INTEGER PRIMARY KEY, -- the order of arrival
+    name      TEXT NOT NULL,        -- the lock
+    claim_id  TEXT NOT NULL UNIQUE,
+    holder    TEXT NOT NULL,        -- JSON, for people
+    boot      TEXT NOT NULL,        -- the boot whose clock the _ns columns are on
+    joined_ns INTEGER NOT NULL,
+    asked_ns  INTEGER NOT NULL,     -- when it joined, or last asked for the lock while it was free for another waiter
+    called_ns INTEGER,              -- when the lock was first found free for this waiter
+    process   TEXT                  -- JSON: who waits
+) STRICT;
+CREATE INDEX waiter_of_lock ON waiter (name, number);
+";
+
+/// How long a free lock is kept for its first waiter: two polls, and time for a busy machine.
+pub(super) const GRACE: Duration = Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);
+
+/// The first waiter for a lock.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Waiter {
+    number: i64,
+    pub(super) claim: Id,
+    pub(super) holder: Holder,
+    boot: String,
+    joined_ns: u64,
+    called_ns: Option<u64>,
+    process: Option<Process>,
+}
+
+impl Waiter {
+    /// How much longer the free lock is kept for this waiter. `None` if it was not called yet.
+    pub(super) fn grace_left(&self, now: Moment) -> Option<Duration> {
+        let called = Duration::from_nanos(self.called_ns?);
+        Some(GRACE.saturating_sub(now.since_boot().saturating_sub(called)))
+    }
+
+    fn is_gone(&self, machine: &Machine, now: Moment) -> bool {
+        machine.has_rebooted_since(&self.boot, self.joined_ns, nanos(now.since_boot()))
+            || self.process.as_ref().is_some_and(|process| machine.is_dead(process))
+    }
+
+    /// What other claims are told while the lock is kept for this waiter.
+    fn as_holder(&self, now: Moment) -> HolderInfo {
+        HolderInfo {
+            holder: Some(self.holder.clone()),
+            lapses_within: Some(self.grace_left(now).unwrap_or(GRACE)),
+            ..HolderInfo::default()
+        }
+    }
+}
+
+/// Whether a claim may take a free lock.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// No other waiter is before it.
+    First,
+    /// The lock is kept for another waiter. `changed` says whether a row was written.
+    Behind { held: HolderInfo, changed: bool },
+}
+
+/// Determines whether `claim` may take the lock, which is free. Calls the first waiter, and removes those that are gone
+/// or did not answer in time.
+pub(super) fn place(
+    connection: &Connection,
+    claim: &Claim,
+    machine: &Machine,
+    now: Moment,
+) -> Result<Place, Trouble> {
+    let mut changed = false;
+    while let Some(first) = first(connection, &claim.name)? {
+        if first.claim == claim.id {
+            return Ok(Place::First);
+        }
+        let is_late = first.grace_left(now).is_some_and(|left| left.is_zero());
+        if is_late || first.is_gone(machine, now) {
+            leave(connection, first.claim)?;
+            if is_late {
+                remove_absent(connection, claim, &first)?;
+            }
+            changed = true;
+            continue;
+        }
+        if first.called_ns.is_none() {
+            let mut call = connection.prepare_cached("UPDATE waiter SET called_ns = ? WHERE number = ?")?;
+            call.execute((signed(nanos(now.since_boot())), first.number))?;
+            changed = true;
+        }
+        return Ok(Place::Behind { held: first.as_holder(now), changed });
+    }
+    Ok(Place::First)
+}
+
+/// Adds `claim` to the end of the queue, unless it is in it. Returns whether it was added.
+pub(super) fn join(
+    connection: &Connection,
+    claim: &Claim,
+    machine: &Machine,
+    now: Moment,
+) -> Result<bool, Trouble> {
+    let mut insert = connection.prepare_cached(
+        "INSERT OR IGNORE INTO waiter (name, claim_id, holder, boot, joined_ns, asked_ns, process)
+         VALUES (?, ?, ?, ?, ?, ?, ?)",
+    )?;
+    let now_ns = signed(nanos(now.since_boot()));
+    let added = insert.execute((
+        claim.name.as_str(),
+        claim.id.to_string(),
+        json(&claim.holder)?,
+        &machine.boot,
+        now_ns,
+        now_ns,
+        machine.me.as_ref().map(json).transpose()?,
+    ))?;
+    Ok(added > 0)
+}
+
+/// Adds `claim` to the queue, or records that it asked while the lock was free for another waiter.
+pub(super) fn answer(
+    connection: &Connection,
+    claim: &Claim,
+    machine: &Machine,
+    now: Moment,
+) -> Result<(), Trouble> {
+    if !join(connection, claim, machine, now)? {
+        let mut update = connection.prepare_cached("UPDATE waiter SET asked_ns = ? WHERE claim_id = ?")?;
+        update.execute((signed(nanos(now.since_boot())), claim.id.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Removes the waiters that have not asked since the lock was kept for `late`, except for `claim`, which asks now.
+fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), Trouble> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
+    delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string()))?;
+    Ok(())
+}
+
+/// Removes `claim` from the queue.
+pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
+    connection.prepare_cached("DELETE FROM waiter WHERE claim_id = ?")?.execute([claim.to_string()])?;
+    Ok(())
+}
+
+/// Empties the queue of a lock.
+pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+    connection.execute("DELETE FROM waiter WHERE name = ?", [name.as_str()])?;
+    Ok(())
+}
+
+/// The first waiter for `name`. Rows that cannot be read are removed: they are not worth an error.
+fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Trouble> {
+    loop {
+        let mut statement =
+            connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
+        let first = statement.query_row([name.as_str()], |row| Ok((row.get("number")?, parse(row))));
+        match first.optional()? {
+            None => return Ok(None),
+            Some((_, Ok(waiter))) => return Ok(Some(waiter)),
+            Some((number, Err(_))) => {
+                let number: i64 = number;
+                connection.prepare_cached("DELETE FROM waiter WHERE number = ?")?.execute([number])?;
+            }
+        }
+    }
+}
+
+/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock: it
+/// is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
+pub(super) fn kept_for(
+    connection: &Connection,
+    claim: &Claim,
+    machine: &Machine,
+    now: Moment,
+) -> Result<Option<Duration>, Trouble> {
+    let mut statement =
+        connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
+    let first = statement.query_row([claim.name.as_str()], |row| Ok(parse(row))).optional()?;
+    let Some(Ok(first)) = first else { return Ok(None) };
+    if first.claim == claim.id || first.is_gone(machine, now) {
+        return Ok(None);
+    }
+    let Some((left, called_ns)) = first.grace_left(now).zip(first.called_ns) else { return Ok(None) };
+    if left.is_zero() || claim.waits && left <= GRACE / 2 && !has_asked(connection, claim, called_ns)? {
+        return Ok(None);
+    }
+    Ok(Some(left))
+}
+
+/// Whether `claim` is in the queue and has asked since this time.
+fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, Trouble> {
+    let mut statement =
+        connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;
+    let rows: i64 = statement.query_row((claim.id.to_string(), signed(since_ns)), |row| row.get(0))?;
+    Ok(rows > 0)
+}
+
+fn parse(row: &Row<'_>) -> Result<Waiter, Trouble> {
+    let garbled = |error: crate::InvalidValue| Trouble::Garbled(error.to_string());
+    let nanos = |number: i64| u64::try_from(number).unwrap_or(0);
+    Ok(Waiter {
+        number: row.get("number")?,
+        claim: row.get::<_, String>("claim_id")?.parse().map_err(garbled)?,
+        holder: from_json(&row.get::<_, String>("holder")?)?,
+        boot: row.get("boot")?,
+        joined_ns: nanos(row.get("joined_ns")?),
+        called_ns: row.get::<_, Option<i64>>("called_ns")?.map(nanos),
+        process: row.get::<_, Option<String>>("process")?.map(|text| from_json(&text)).transpose()?,
+    })
+}
