@@ -344,9 +344,14 @@ impl LeaseStore for SqliteLeases {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        let owned = name.clone();
-        let view = move |record, machine: &Machine, now| rules::status(owned.clone(), record, machine, now);
-        self.read(name, Purpose::Read, view).await
+        let (name, machine, env) = (name.clone(), Arc::clone(&self.machine), self.env.clone());
+        let work = move |connection: &mut Connection| {
+            let (record, now) = (record::load(connection, &name)?, env.now());
+            let mut status = rules::status(name.clone(), record, &machine, now);
+            status.waiters = waiters::all(connection, &name, &machine, now)?;
+            Ok(status)
+        };
+        self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, work).await
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {

@@ -22,6 +22,7 @@ pub(super) fn acquire(
     heartbeats: &Heartbeats,
     env: &Env,
 ) -> Result<AcquireOutcome, Trouble> {
+    let joins = claim.waits && !claim.barges;
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
             // The clock is read with the write lock held: waiting for the write lock costs the lease no time, and no
@@ -30,11 +31,12 @@ pub(super) fn acquire(
             let record = record::load(transaction, &claim.name)?;
             match rules::judge(claim, record, machine, now) {
                 Decision::Lost(loss) => Ok((Some(AcquireOutcome::Lost(loss)), None)),
-                Decision::Held(held, noted) => {
+                Decision::Held(mut held, noted) => {
                     if let Some(noted) = &noted {
                         record::store(transaction, &claim.name, noted)?;
                     }
-                    let joined = claim.waits && waiters::join(transaction, claim, machine, now)?;
+                    let joined = joins && waiters::join(transaction, claim, machine, now)?;
+                    held.ahead = waiters::ahead(transaction, claim)?;
                     Ok((Some(AcquireOutcome::Held(held)), (noted.is_some() || joined).then_some(Changed)))
                 }
                 Decision::Again(record) => {
@@ -43,12 +45,13 @@ pub(super) fn acquire(
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
                 Decision::Grant { least, history } => {
-                    if let Place::Behind { held, changed } = waiters::place(transaction, claim, machine, now)?
-                    {
-                        if claim.waits {
+                    let place = waiters::place(transaction, claim, machine, now)?;
+                    if let Place::Behind { mut held, changed } = place {
+                        if joins {
                             waiters::answer(transaction, claim, machine, now)?;
+                            held.ahead = waiters::ahead(transaction, claim)?;
                         }
-                        let changed = (changed || claim.waits).then_some(Changed);
+                        let changed = (changed || joins).then_some(Changed);
                         return Ok((Some(AcquireOutcome::Held(held)), changed));
                     }
                     let mut counter = Counter::load(transaction)?;

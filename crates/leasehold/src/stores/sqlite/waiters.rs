@@ -16,7 +16,7 @@ use super::machine::{Machine, Process};
 use super::record::{from_json, json, signed};
 use super::rules::nanos;
 use crate::clock::Moment;
-use crate::lease::{Claim, Holder, HolderInfo, Id};
+use crate::lease::{self, Claim, Holder, HolderInfo, Id};
 use crate::types::LockName;
 
 pub(super) const TABLE: &str = "
@@ -66,6 +66,7 @@ impl Waiter {
         HolderInfo {
             holder: Some(self.holder.clone()),
             lapses_within: Some(self.grace_left(now).unwrap_or(GRACE)),
+            reserved: true,
             ..HolderInfo::default()
         }
     }
@@ -89,6 +90,9 @@ pub(super) fn place(
     now: Moment,
 ) -> Result<Place, Trouble> {
     let mut changed = false;
+    if claim.barges {
+        return Ok(Place::First);
+    }
     while let Some(first) = first(connection, &claim.name)? {
         if first.claim == claim.id {
             return Ok(Place::First);
@@ -198,7 +202,7 @@ pub(super) fn kept_for(
     let mut statement =
         connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
     let first = statement.query_row([claim.name.as_str()], |row| Ok(parse(row))).optional()?;
-    let Some(Ok(first)) = first else { return Ok(None) };
+    let Some(Ok(first)) = first.filter(|_| !claim.barges) else { return Ok(None) };
     if first.claim == claim.id || first.is_gone(machine, now) {
         return Ok(None);
     }
@@ -207,6 +211,35 @@ pub(super) fn kept_for(
         return Ok(None);
     }
     Ok(Some(left))
+}
+
+/// How many waiters are before `claim`. `None` if it is not in the queue.
+pub(super) fn ahead(connection: &Connection, claim: &Claim) -> Result<Option<usize>, Trouble> {
+    let mut statement = connection.prepare_cached(
+        "SELECT count(*) FROM waiter JOIN waiter AS own ON own.claim_id = ? AND waiter.name = own.name
+         AND waiter.number <= own.number",
+    )?;
+    let up_to_own: i64 = statement.query_row([claim.id.to_string()], |row| row.get(0))?;
+    Ok(usize::try_from(up_to_own).ok().and_then(|up_to_own| up_to_own.checked_sub(1)))
+}
+
+/// The waiters for `name`, for people. Leaves out rows that cannot be read.
+pub(super) fn all(
+    connection: &Connection,
+    name: &LockName,
+    machine: &Machine,
+    now: Moment,
+) -> Result<Vec<lease::Waiter>, Trouble> {
+    let mut statement =
+        connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 64")?;
+    let rows = statement.query_map([name.as_str()], |row| Ok(parse(row)))?;
+    let waiters = rows.filter_map(|row| row.ok()?.ok()).filter(|waiter| !waiter.is_gone(machine, now));
+    let shown = waiters.map(|waiter| {
+        let mut shown = lease::Waiter::new(waiter.holder);
+        shown.waited = Some(now.since_boot().saturating_sub(Duration::from_nanos(waiter.joined_ns)));
+        shown
+    });
+    Ok(shown.collect())
 }
 
 /// Whether `claim` is in the queue and has asked since this time.

@@ -250,3 +250,39 @@ async fn a_waiter_that_asks_late_keeps_its_place() {
     site.clock.suspend(GRACE);
     granted(&store, &second).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn inspection_and_refusals_show_the_queue() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let names = ["bob", "carol"];
+    for (ahead, name) in names.iter().enumerate() {
+        let mut waiter = waiting(&store);
+        waiter.holder.name = (*name).into();
+        assert_eq!(refused(&store, &waiter).await.ahead, Some(ahead));
+    }
+    assert_eq!(super::held(&store).await.ahead, None, "a try is not in the queue");
+    site.clock.suspend(Duration::from_secs(9));
+    let waiters = store.inspect(&name()).await.unwrap().waiters;
+    assert_eq!(waiters.iter().map(|waiter| &*waiter.holder.name).collect::<Vec<_>>(), names);
+    assert!(waiters.iter().all(|waiter| waiter.waited >= Some(Duration::from_secs(9))));
+    store.release(&mut held, None).await.unwrap();
+    let kept = super::held(&store).await;
+    assert!(kept.reserved && kept.holder.is_some_and(|holder| holder.name == "bob"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_barges_takes_a_kept_lock_and_never_joins() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let (first, mut barging) = (waiting(&store), waiting(&store));
+    barging.barges = true;
+    assert_eq!(refused(&store, &barging).await.ahead, None);
+    refused(&store, &first).await;
+    store.release(&mut held, None).await.unwrap();
+    let mut held = granted(&store, &barging).await;
+    store.release(&mut held, None).await.unwrap();
+    granted(&store, &first).await;
+}
