@@ -32,9 +32,9 @@ fn line(data: &[u8]) {
     let Ok(line) = Line::parse(data) else { return };
     let golden = include_bytes!("../../tests/records/1-free.json");
     let Ok(Content::Record(record)) = parse(golden) else { panic!("the golden record is not read") };
-    let (_, before) = line.standing(Id::default(), &record);
+    let (_, before) = line.standing(Id::random(&Random::seeded(1)), &record);
     assert!(before.iter().all(|before| before.number < Token::LIMIT));
-    assert!(crate::lease::grace(&before) <= Duration::from_secs(100));
+    assert!(crate::lease::grace(&before) <= std::time::Duration::from_secs(100));
 }
 
 /// A record is written back as it was read. Bytes that are no record are never free, granted over or overwritten.
