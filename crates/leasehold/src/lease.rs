@@ -236,7 +236,7 @@ pub struct Grant {
     pub token: Token,
     /// The highest token that an earlier grant can have. All tokens above it, up to [`token`](Self::token), belong to
     /// this grant only, now and later. `None` if this is not known, or if the process should not pass the lock on among
-    /// its tasks, because the store itself has a queue ([`Capabilities::fifo`]).
+    /// its tasks, because each of them has a place in the store's queue.
     pub after: Option<Token>,
     /// The id of the claim that was granted.
     pub id: Id,
@@ -390,8 +390,8 @@ pub struct PollInterval {
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let capabilities = leasehold::Locker::open("mem:").await?.capabilities();
-/// assert!(capabilities.tokens && !capabilities.fifo);
-/// assert_eq!(capabilities.to_string(), "fencing tokens, cooldowns, history");
+/// assert!(capabilities.tokens && capabilities.fifo && !capabilities.watches);
+/// assert_eq!(capabilities.to_string(), "fencing tokens, cooldowns, history, waiters in order of arrival");
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]

@@ -197,8 +197,9 @@ impl Lock {
 
     /// Acquires the lock, waiting for at most `limit`.
     ///
-    /// While tasks of this process want the lock all the time, the process leaves it to other processes now and then,
-    /// for up to three seconds. A shorter limit may end during such a time.
+    /// On a store without an [order of waiters](crate::lease::Capabilities::fifo), a process whose tasks want the lock all
+    /// the time leaves it to other processes now and then, for up to three seconds. A shorter limit may end during such a
+    /// time.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///

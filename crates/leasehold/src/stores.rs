@@ -136,7 +136,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "s3",
         name: "Amazon S3 and compatible stores",
-        can: "fencing tokens, cooldowns, history",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "s3://bucket/prefix?region=eu-west-1",
         feature: Some("s3"),
         location: Location::Name,
@@ -158,7 +158,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "gs",
         name: "Google Cloud Storage",
-        can: "fencing tokens, cooldowns, history",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "gs://bucket/prefix",
         feature: Some("gcs"),
         location: Location::Name,
@@ -191,7 +191,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "mem",
         name: "memory of this process, for tests",
-        can: "fencing tokens, cooldowns, history",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "mem:",
         feature: None,
         location: Location::Name,

@@ -22,10 +22,11 @@ impl Watch for RegisterLeases {
         if !self.joins(claim) {
             return self.changed(&claim.name, seen).await;
         }
-        let env = self.records.env();
-        let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
+        let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
+        let mut pacing = Pacing::new(poll_interval, self.now());
         let mut observation = self.known.recall(&claim.name);
         let mut held = seen.clone();
+        let mut is_first = true;
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
             let (ahead, grace) = claim.place.before(claim.id, served);
@@ -36,6 +37,10 @@ impl Watch for RegisterLeases {
             };
             let turns = self.turns(observation.as_ref());
             let pause = pacing.pause(self.now(), held.token, turns, None, &env.random);
+            // Waiters join the line in the order of their arrival, so the first poll comes soon.
+            let joins_next = is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
+            let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
+            is_first = false;
             let pause = pacing.until(line::pause(pause, ahead), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;

@@ -113,6 +113,8 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         renewed_at_us: optional_number(item, RENEWED)?.or_else(|| seen(item, version)),
         rest_ms,
         newborn: ours.contains_key("newborn"),
+        awaited: false,
+        served: 0,
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
     })
 }
@@ -150,6 +152,8 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         renewed_at_us: seen(item, version),
         rest_ms: None,
         newborn: true,
+        awaited: false,
+        served: 0,
         history: history(item).unwrap_or_default(),
     })))
 }
