@@ -33,7 +33,8 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     }
 }
 
-/// Many processes wait. They only read, so the holder's renewals are not throttled.
+/// Many processes wait. One of them marks the lock's object once, and then they only read, so the holder's renewals are not
+/// throttled.
 #[tokio::test]
 async fn waiters_do_not_get_in_the_way_of_renewals() {
     let ttl = Duration::from_secs(6);
@@ -48,9 +49,13 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
     SystemClock.sleep(ttl * 2).await;
     guard.check().unwrap();
     let writes = server.writes();
-    assert!(writes.done > 3 && writes.conflicts == 0, "{writes:?}");
-    // At most one: the lease was created and written again within a second.
-    assert!(writes.throttled <= 1, "{writes:?}");
+    // A waiter marks it, others that saw it unmarked try to, and the holder meets the mark once.
+    assert!(writes.done > 4, "{writes:?}");
+    assert!(writes.conflicts + writes.throttled <= 9, "{writes:?}");
+    // From now on nothing is in the way.
+    SystemClock.sleep(ttl).await;
+    let later = server.writes();
+    assert_eq!((later.conflicts, later.throttled), (writes.conflicts, writes.throttled), "{later:?}");
 }
 
 /// All waiters see the release at about the same time and write. One is granted, the others notice and keep waiting.
@@ -75,5 +80,7 @@ async fn waiters_are_served_one_after_the_other() {
     while let Some(process) = processes.join_next().await {
         process.unwrap();
     }
-    assert_eq!(server.writes().done, PROCESSES * 2, "{:?}", server.writes());
+    // A grant and a release each, and the marks of those that joined the line.
+    let most = PROCESSES * 3;
+    assert!((PROCESSES * 2..=most).contains(&server.writes().done), "{:?}", server.writes());
 }

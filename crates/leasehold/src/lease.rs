@@ -76,6 +76,12 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// The store did not answer. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
+    /// Whether `claim`, which waits, may have a place in the store's queue that a [`release`](Self::release) must give up
+    /// if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        self.capabilities().fifo && claim.waits
+    }
+
     /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
     /// which some stores detect. Called before a grant is handed to another process.
     ///

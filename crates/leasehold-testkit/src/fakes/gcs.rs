@@ -24,7 +24,7 @@ pub struct FakeGcs {
     listener: JoinHandle<()>,
 }
 
-/// How many writes and deletes of locks' objects had which result.
+/// How many writes and deletes of locks' objects had which result. Lines of waiters do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
     /// Applied.
@@ -140,9 +140,10 @@ impl Objects {
         let now = SystemClock.now();
         let last = self.last_write.get(&name);
         // Objects that the examination of the server writes are not throttled: it would take minutes.
-        let counts = !name.contains(".leasehold-probe");
-        if counts && last.is_some_and(|last| now.shortest_since(*last) < BETWEEN_WRITES) {
-            self.writes.throttled += 1;
+        let throttled = !name.contains(".leasehold-probe");
+        let counts = throttled && !name.ends_with(".line");
+        if throttled && last.is_some_and(|last| now.shortest_since(*last) < BETWEEN_WRITES) {
+            self.writes.throttled += usize::from(counts);
             return error("429 Too Many Requests", "rateLimitExceeded");
         }
         let found = self.by_name.get(&name).map_or(0, |object| object.generation);

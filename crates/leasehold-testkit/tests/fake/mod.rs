@@ -65,7 +65,7 @@ flaws! {
     EvictionBlind,
     EvictionDoesNothing,
     MissesRelease,
-    /// It says that it has a line of waiters, and has none.
+    // It says that it has a line of waiters, and has none.
     ServesInAnyOrder,
     MissesEviction,
     MissesLapse,

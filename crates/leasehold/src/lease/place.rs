@@ -16,6 +16,8 @@ struct Known {
     claim: Option<Id>,
     /// The claim's number in the line, if it has one.
     number: Option<u64>,
+    /// Whether it has tried to join.
+    tried: bool,
     /// The waiters before it.
     before: Vec<Before>,
     /// How often in a row it could not join, because others wrote the line at the same time.
@@ -56,7 +58,10 @@ impl Place {
     /// Records what the line says of `claim`.
     pub(crate) fn found(&self, claim: Id, number: Option<u64>, before: Vec<Before>) {
         let mut known = self.of(claim);
-        (known.number, known.before, known.conflicts) = (number, before, 0);
+        (known.number, known.before) = (number, before);
+        if number.is_some() {
+            known.conflicts = 0;
+        }
     }
 
     /// Records that the line changed while `claim` wrote itself into it. Returns how often this happened in a row.
@@ -64,6 +69,16 @@ impl Place {
         let mut known = self.of(claim);
         known.conflicts += 1;
         known.conflicts
+    }
+
+    /// Records that a request to join is about to be sent. Its answer may be lost.
+    pub(crate) fn tries_to_join(&self, claim: Id) {
+        self.of(claim).tried = true;
+    }
+
+    /// Whether `claim` may be in the line.
+    pub(crate) fn may_be_taken(&self, claim: Id) -> bool {
+        self.of(claim).tried
     }
 
     pub(crate) fn conflicts(&self, claim: Id) -> u32 {

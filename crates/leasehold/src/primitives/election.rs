@@ -70,7 +70,8 @@ impl Election {
     pub const MAX_VALUE: usize = MAX_VALUE;
 
     fn new(lock: Lock) -> Self {
-        Self { lock: lock.not_handed_on() }
+        // A new leader matters more than which one: no candidate waits for one that has died in line.
+        Self { lock: lock.not_handed_on().barge() }
     }
 
     /// Sets what this candidate advertises while it leads, such as the address at which it serves.
@@ -123,8 +124,8 @@ impl Election {
 
     /// Waits until this candidate leads, for as long as it takes.
     ///
-    /// The candidates of one process lead in the order of their arrival. If the store has a queue
-    /// ([`Capabilities::fifo`](crate::lease::Capabilities::fifo)), so do the candidates of different processes.
+    /// The candidates of one process lead in the order of their arrival. On etcd, so do the candidates of different
+    /// processes. On other stores, the first candidate that finds the election free leads.
     ///
     /// Cancel safe: dropping the future withdraws the candidate and leaves no leader behind.
     ///

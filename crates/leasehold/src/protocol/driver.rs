@@ -189,6 +189,10 @@ impl LeaseStore for RegisterLeases {
         self.release_with(lent.grant, memo, cooldown, &mut budget).await
     }
 
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.place.may_be_taken(claim.id)
+    }
+
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();

@@ -94,6 +94,12 @@ pub(super) fn available_for(
     unchanged_for.saturating_sub(observed).max(since_by_store.unwrap_or_default())
 }
 
+/// Whether the store's clock says how old `record` is.
+pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules) -> bool {
+    let by_store = rules.clock(store, record.state).zip(record.renewed_at_us);
+    by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us)
+}
+
 /// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's clock
 /// alone; and by the store's clock, if the rules allow it.
 fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {

@@ -204,7 +204,6 @@ impl Contender {
                 },
                 Next::Wait(held) => {
                     outage.end();
-                    *pending |= self.store.capabilities().fifo && self.claim.waits && !self.claim.barges;
                     self.turn.policy(|policy, _| policy.refused(&held));
                     self.turn.tell(held.clone());
                     if let Some(on_wait) = &self.on_wait {
@@ -212,9 +211,11 @@ impl Contender {
                     }
                     let due = tokio::select! {
                         biased;
-                        () = self.reply.closed() => return ControlFlow::Break(None),
-                        due = self.store.turn(&self.claim, &held) => due,
+                        () = self.reply.closed() => None,
+                        due = self.store.turn(&self.claim, &held) => Some(due),
                     };
+                    *pending |= self.store.may_have_place(&self.claim);
+                    let Some(due) = due else { return ControlFlow::Break(None) };
                     // The time was spent waiting for the holder, not for the store.
                     outage.end();
                     match due {

@@ -278,6 +278,10 @@ impl LeaseStore for SqliteLeases {
     }
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        if grant.token == Token::default() {
+            // The claim was withdrawn, and does not wait any more.
+            self.leave(grant.id).await?;
+        }
         let id = grant.id;
         let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
         let heartbeats = Arc::clone(&self.heartbeats);
@@ -302,10 +306,6 @@ impl LeaseStore for SqliteLeases {
         let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
         let released = self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await?;
         self.heartbeats.end(id);
-        if grant.token == Token::default() {
-            // The claim was withdrawn, and does not wait any more.
-            self.leave(id).await?;
-        }
         Ok(released)
     }
 
@@ -336,6 +336,10 @@ impl LeaseStore for SqliteLeases {
         let pids = pids.to_vec();
         let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
         self.change(name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await
+    }
+
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.waits && !claim.barges
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {

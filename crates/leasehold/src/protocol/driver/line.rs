@@ -50,7 +50,7 @@ impl RegisterLeases {
         let as_it_was = Front { served: record.served, awaited: record.awaited };
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
-        let cannot_tell = !claim.waits && !self.rules.store_clock;
+        let cannot_tell = !claim.waits && !rules::knows_age(record, self.store_time(), self.rules);
         let is_empty = !record.awaited && !claim.looks && !claim.place.is_taken(claim.id, record.served);
         if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
             return Ok(as_it_was);
@@ -102,6 +102,8 @@ impl RegisterLeases {
             Ok::<_, StoreError>(())
         };
         if let Err(error) = kept.await {
+            // GCS refuses more than about one write a second: the next ones are tried less often too.
+            claim.place.conflicted(claim.id);
             tracing::debug!(lock = %claim.name, %error, "no place in the line of waiters");
         }
         is_new && claim.place.is_taken(claim.id, record.served)
@@ -133,6 +135,7 @@ impl RegisterLeases {
         };
         let longest = self.records.capabilities().poll_interval.max;
         let Some(line) = Line::joined(line, waiter, record, longest) else { return Ok(()) };
+        claim.place.tries_to_join(claim.id);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;
         if budget.request(self.records.write_line(&claim.name, expect, bytes)).await? {

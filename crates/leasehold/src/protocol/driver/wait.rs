@@ -41,10 +41,11 @@ impl Watch for RegisterLeases {
             let joins_next = is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
+            // A free lock that is kept for another waiter: that one takes it soon, or this one may at the due time.
+            let pause = if seen.reserved { pause.max(poll_interval.max / 4) } else { pause };
             let pause = pacing.until(line::pause(pause, ahead), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
-            claim.place.polled(claim.id);
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 crate::lease::State::Held(still)
@@ -52,11 +53,15 @@ impl Watch for RegisterLeases {
                 {
                     held = still;
                 }
-                _ => return Ok(()),
+                _ => {
+                    claim.place.polled(claim.id);
+                    return Ok(());
+                }
             }
             pacing.looked(had_trouble);
             if has_joined {
                 // The caller learns how many are before it.
+                claim.place.polled(claim.id);
                 return Ok(());
             }
             observation = sight.observation;

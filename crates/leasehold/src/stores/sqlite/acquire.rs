@@ -65,6 +65,7 @@ pub(super) fn acquire(
                     heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
                     record::store(transaction, &claim.name, &record)?;
                     waiters::leave(transaction, claim.id)?;
+                    waiters::call_off(transaction, &claim.name)?;
                     Ok((Some(granted(claim, token, after, now)), Some(Changed)))
                 }
             }

@@ -97,8 +97,10 @@ pub(super) fn place(
         if first.claim == claim.id {
             return Ok(Place::First);
         }
-        let is_late = first.grace_left(now).is_some_and(|left| left.is_zero());
-        if is_late || first.is_gone(machine, now) {
+        // First of all: the clock of a waiter from an earlier boot says nothing now.
+        let is_gone = first.is_gone(machine, now);
+        let is_late = !is_gone && first.grace_left(now).is_some_and(|left| left.is_zero());
+        if is_gone || is_late {
             leave(connection, first.claim)?;
             if is_late {
                 remove_absent(connection, claim, &first)?;
@@ -165,6 +167,14 @@ fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Resul
 /// Removes `claim` from the queue.
 pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
     connection.prepare_cached("DELETE FROM waiter WHERE claim_id = ?")?.execute([claim.to_string()])?;
+    Ok(())
+}
+
+/// Records that the lock is not free any more, so it is not kept for a waiter until it is free again.
+pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+    let mut update = connection
+        .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
+    update.execute([name.as_str()])?;
     Ok(())
 }
 

@@ -286,3 +286,21 @@ async fn a_claim_that_barges_takes_a_kept_lock_and_never_joins() {
     store.release(&mut held, None).await.unwrap();
     granted(&store, &first).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_called_anew_after_another_took_the_lock() {
+    let site = Site::new();
+    let store = site.open().await;
+    let mut held = grant(&store).await;
+    let (first, second, mut barging) = (waiting(&store), waiting(&store), waiting(&store));
+    barging.barges = true;
+    refused(&store, &first).await;
+    refused(&store, &second).await;
+    store.release(&mut held, None).await.unwrap();
+    refused(&store, &second).await; // calls the first
+    let mut held = granted(&store, &barging).await;
+    site.clock.suspend(GRACE * 2);
+    store.release(&mut held, None).await.unwrap();
+    refused(&store, &second).await;
+    granted(&store, &first).await;
+}
