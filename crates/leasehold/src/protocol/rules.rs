@@ -97,7 +97,8 @@ pub(super) fn available_for(
 /// Whether the store's clock says how old `record` is.
 pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules) -> bool {
     let by_store = rules.clock(store, record.state).zip(record.renewed_at_us);
-    by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us)
+    // A record from the future: the store's clock was set back.
+    by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us.saturating_add(micros(rules.margin)))
 }
 
 /// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's clock
