@@ -138,6 +138,8 @@ pub struct Budget {
     pub read: &'static str,
     /// Each of these: an acquisition by a client that knows the record, a renewal, a release.
     pub write: &'static str,
+    /// How many such writes a waiter sends to join the line.
+    pub joins: usize,
     /// The HTTP method of `write`.
     pub write_method: &'static str,
 }

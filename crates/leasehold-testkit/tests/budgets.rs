@@ -101,25 +101,20 @@ impl Client {
         self.requests().iter().filter(|request| *request == self.budget.write).count()
     }
 
-    /// How many writes of a waiter mark the lock's record: one, if waiters stand in line.
-    fn marks(&self) -> usize {
-        usize::from(self.locker.capabilities().fifo)
-    }
-
-    /// Asserts that the client tried once and has only read since, except for its mark.
+    /// Asserts that the client tried once and has only read since, except to join the line.
     fn assert_only_read(&self) {
         let requests = self.requests();
         let (tried, rest) = requests.split_at(self.budget.refusal.len());
         assert_eq!(tried, self.budget.refusal, "the try that found it held");
-        let (marks, reads): (Vec<_>, Vec<_>) = rest.iter().partition(|request| *request == self.budget.write);
-        assert_eq!(marks.len(), self.marks(), "{requests:?}");
+        let (joins, reads): (Vec<_>, Vec<_>) = rest.iter().partition(|request| *request == self.budget.write);
+        assert_eq!(joins.len(), self.budget.joins, "{requests:?}");
         assert!(reads.iter().all(|request| *request == self.budget.read), "{requests:?}");
     }
 
-    /// Asserts the number of writes: the try, if that is a write; the mark; one to acquire; one to release.
+    /// Asserts the number of writes: the try, if that is a write; to join the line; one to acquire; one to release.
     fn assert_wrote_once(&self) {
         let tried = self.budget.refusal.iter().filter(|request| **request == self.budget.write).count();
-        assert_eq!(self.writes(), tried + self.marks() + 2, "one write to acquire, and one to release");
+        assert_eq!(self.writes(), tried + self.budget.joins + 2, "one write to acquire, and one to release");
     }
 }
 

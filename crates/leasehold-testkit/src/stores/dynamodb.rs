@@ -105,6 +105,7 @@ impl TestStore for DynamoDb {
             refusal: &["UpdateItem"],
             read: "GetItem",
             write: "UpdateItem",
+            joins: 0,
             write_method: "POST",
         })
     }

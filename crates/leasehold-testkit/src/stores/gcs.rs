@@ -71,6 +71,7 @@ impl TestStore for Gcs {
             refusal: &["GET"],
             read: "GET",
             write: "POST",
+            joins: 2,
             write_method: "POST",
         })
     }

@@ -88,6 +88,7 @@ impl TestStore for S3 {
             refusal: &["GET"],
             read: "GET",
             write: "PUT",
+            joins: 1,
             write_method: "PUT",
         })
     }
