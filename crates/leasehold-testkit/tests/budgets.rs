@@ -167,7 +167,7 @@ async fn a_waiter_reads_and_never_writes(storage: &str) {
     let client = counted.client(&url).await;
     let locker = client.locker.clone();
     let waiter = tokio::spawn(async move { locker.lock("lock").acquire().await });
-    client.until(4).await;
+    client.until(6 + client.budget.joins).await;
     client.assert_only_read();
     holder.store().release(&mut grant, None).await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
@@ -195,7 +195,7 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
             lock.acquire().await.unwrap().release().await.unwrap();
         });
     }
-    client.until(POLLS).await;
+    client.until(POLLS + client.budget.joins).await;
     client.assert_only_read();
     // That many polls by one contender take this long, with room for jitter. A hundred contenders would poll much
     // faster.

@@ -31,7 +31,7 @@ fn the_second_run_waits_and_names_the_holder() {
     assert!(line.starts_with("     Waiting for deploy/prod: alice@"), "{line}");
     assert!(line.contains(&format!(" pid {} \"releasing\", held ", first.pid())), "{line}");
     assert!(line.contains(", lease <= "), "{line}");
-    assert!(line.ends_with(&format!(", token {}\n", first.first)), "{line}");
+    assert!(line.ends_with(&format!(", token {}; first in line\n", first.first)), "{line}");
     drop(first.process.stdin.take());
     let ended = Outcome::of(second.wait_with_output().unwrap()).expect(0);
     assert_eq!(ended.stdout, "ran\n");
