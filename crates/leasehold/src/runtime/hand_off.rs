@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_looks_at_the_line_once_in_each_longest_pause_if_it_is_busy() {
+    fn a_busy_process_looks_at_the_line_once_per_longest_pause() {
         let mut policy = CohortPolicy::default();
         let looks: Vec<_> =
             (0..=60).map(|n| n * 100).filter(|ms| policy.looks(at(*ms), POLL_INTERVAL)).collect();

@@ -211,17 +211,18 @@ impl Status {
 /// A process that waits in the line of a lock.
 ///
 /// ```
-/// # use std::time::Duration;
+/// # use std::{sync::Arc, time::Duration};
+/// use leasehold::{Locker, RegisterLeases, env::Env, lease::StoreOptions, stores::memory::MemoryRegister};
+///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// let locker = leasehold::Locker::open("mem:").await?;
-/// let guard = locker.lock("deploy").acquire().await?;
-/// let waiting = locker.lock("deploy").owner("bob");
-/// let waiting = tokio::spawn(async move { waiting.acquire().await.map(drop) });
+/// let register = Arc::new(MemoryRegister::new(Env::system()));
+/// let process = || Locker::new(Arc::new(RegisterLeases::new(register.clone(), StoreOptions::default())));
+/// let (one, other) = (process(), process()); // two tasks of one process would be one waiter
+/// let guard = one.lock("deploy").acquire().await?;
+/// let waiting = tokio::spawn(async move { other.lock("deploy").owner("bob").acquire().await.map(drop) });
 /// let first = loop {
-///     // It joins the line when it finds the lock still held.
+///     if let Some(first) = one.inspect(guard.name()).await?.waiters.first() { break first.clone() }
 ///     tokio::time::sleep(Duration::from_millis(5)).await;
-///     let status = locker.inspect(guard.name()).await?;
-///     if let Some(first) = status.waiters.first() { break first.clone() }
 /// };
 /// assert_eq!(first.holder.name, "bob");
 /// guard.release().await?;
