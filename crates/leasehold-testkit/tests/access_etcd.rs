@@ -45,7 +45,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
         etcdctl(cluster.address(0), command).await;
     }
     let url = |login: &str, prefix: &str| format!("etcd://{login}{}/{prefix}/", cluster.address(0));
-    holds_and_waits(&url("deploy:p%40ss%2Fword@", "tests"), Duration::from_secs(4)).await;
+    holds_and_waits(&url("deploy:p%40ss%2Fword@", "tests"), Duration::from_secs(6)).await;
 
     for (login, prefix, help) in [
         ("", "tests", "etcd://user:password@"),
@@ -92,7 +92,7 @@ async fn a_waiter_notices_that_its_watch_is_refused() {
     // Opens the watch stream.
     let _watched = two.lock("other").acquire().await.unwrap();
     let held = one.lock("lock").acquire().await.unwrap();
-    SystemClock.sleep(Duration::from_secs(4)).await;
+    SystemClock.sleep(Duration::from_secs(6)).await;
     let waiting = tokio::spawn({
         let lock = two.lock("lock");
         async move { lock.acquire().await }
@@ -206,7 +206,7 @@ async fn with_certificates(folder: &Path) -> (Cluster, String) {
 
 async fn refused(url: &str) -> leasehold::Error {
     let locker = Locker::open(url).await.unwrap();
-    let lock = locker.lock("lock").store_timeout(Duration::from_millis(500));
+    let lock = locker.lock("lock").store_timeout(Duration::from_secs(3));
     let error = lock.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
     assert!(error.to_string().contains("etcd at"), "{url}: {error:?}");
@@ -219,7 +219,7 @@ async fn both_sides_show_certificates() {
     certificates(folder.path()).await;
     let (cluster, options) = with_certificates(folder.path()).await;
     let url = format!("etcd://{}/tests/", cluster.address(0));
-    holds_and_waits(&format!("{url}{options}"), Duration::from_secs(3)).await;
+    holds_and_waits(&format!("{url}{options}"), Duration::from_secs(6)).await;
 
     let authority = options.split('&').next().unwrap();
     for (options, help) in [("?tls=on", "ca=FILE"), (authority, "cert=FILE"), ("", "tls=on")] {
@@ -241,7 +241,7 @@ async fn a_member_is_checked_by_the_server_name() {
     certificates_for(folder.path(), "DNS:etcd.internal").await;
     let (cluster, options) = with_certificates(folder.path()).await;
     let url = format!("etcd://{}/tests/{options}", cluster.address(0));
-    holds_and_waits(&format!("{url}&server_name=etcd.internal"), Duration::from_secs(3)).await;
+    holds_and_waits(&format!("{url}&server_name=etcd.internal"), Duration::from_secs(6)).await;
     for wrong in ["", "&server_name=etcd.example"] {
         let error = refused(&format!("{url}{wrong}")).await;
         assert!(error.help().join(" ").contains("server_name="), "{error:?}");

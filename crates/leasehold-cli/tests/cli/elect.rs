@@ -98,16 +98,22 @@ fn a_killed_leader_is_replaced() {
 #[test]
 fn a_loss_kills_the_command_and_the_candidate_campaigns_again() {
     let sandbox = Sandbox::new();
-    let script = "trap '' TERM; echo $$ $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
-    let mut leader = sandbox.hold("elect x --ttl 1s", script);
+    let script = "trap 'echo ignored' TERM; echo $$ $LEASEHOLD_TOKEN; while :; do sleep 0.01; done";
+    let mut leader = sandbox.hold("elect x --ttl 5s", script);
     let (pid, term) =
         leader.first.split_once(' ').map(|(pid, term)| (pid.to_owned(), term.to_owned())).unwrap();
     sandbox.run(&format!("break x --token {term}")).expect(0);
-    let again = leader.line();
+    let again = loop {
+        let line = leader.line();
+        if line != "ignored" {
+            break line;
+        }
+    };
     assert!(!is_alive(&pid), "the command of the term that was lost");
     let (second, later) = again.split_once(' ').unwrap();
     assert!(later.parse::<u64>().unwrap() > term.parse::<u64>().unwrap());
     leader.signal(Signal::TERM);
+    assert_eq!(leader.line(), "ignored", "an end before the signal would start another campaign");
     send(second.parse().unwrap(), Signal::KILL);
     let ended = leader.end().expect(137);
     assert!(ended.stderr.contains("error: lock `x`") && ended.stderr.contains("lost"), "{ended:?}");
