@@ -36,14 +36,14 @@ pub(crate) struct Before {
 }
 
 /// For how long a free lock is kept for the waiters `before` a claim: twice the longest of their pauses, so that each of
-/// them finds the lock free, and a second for the request of each. All of them wait at the same time, so their pauses do
-/// not add up.
+/// them finds the lock free even if a poll fails, and half a second for the request of each. All of them wait at the same
+/// time, so their pauses do not add up.
 pub(crate) fn grace<'a>(before: impl IntoIterator<Item = &'a Before>) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     for before in before {
         (longest, count) = (longest.max(before.polls), count + 1);
     }
-    2 * longest + Duration::from_secs(count)
+    2 * longest + Duration::from_millis(500) * count
 }
 
 impl Place {

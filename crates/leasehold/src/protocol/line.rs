@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Before, Holder, Id, Token};
+use crate::lease::{Before, Holder, Id, Token, Ttl};
 
 /// The maximum number of waiters in a line. Those beyond it join when there is room.
 pub(super) const MOST: usize = 64;
 
 /// The longest pause between two polls of a waiter in the line.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,21 +97,17 @@ impl Line {
         (None, before)
     }
 
-    /// The line without the waiters that were served, and with `waiter` at its end, on a store where the first waiter
-    /// pauses for at most `longest`. `None` if the line is full.
-    pub(super) fn joined(
-        line: Option<Self>,
-        waiter: Waiter,
-        record: &Record,
-        longest: Duration,
-    ) -> Option<Self> {
+    /// The line without the waiters that were served, and with `waiter` at its end. Its `polls_ms` is what it would be
+    /// in the first place. `None` if the line is full.
+    pub(super) fn joined(line: Option<Self>, waiter: Waiter, record: &Record, ttl: Ttl) -> Option<Self> {
         let mut waiters: Vec<Waiter> = line.iter().flat_map(|line| line.waiting(record)).cloned().collect();
         if waiters.len() >= MOST {
             return None;
         }
         // A line that was deleted by hand begins again, above the numbers that count as served.
         let last = line.map_or(0, |line| line.last).max(record.served) + 1;
-        let polls_ms = u64::try_from(pause(longest, waiters.len()).as_millis()).unwrap_or(u64::MAX);
+        let polls = pause(Duration::from_millis(waiter.polls_ms), waiters.len(), ttl);
+        let polls_ms = u64::try_from(polls.as_millis()).unwrap_or(u64::MAX);
         waiters.push(Waiter { number: last, polls_ms, ..waiter });
         Some(Self { leasehold: FORMAT, last, waiters })
     }
@@ -124,11 +120,13 @@ impl Line {
     }
 }
 
-/// The pause of a waiter with `ahead` waiters before it, if the first waiter pauses for `pause`. Unless pauses reach the
-/// limit, a line of n waiters polls about ln(n) times as often as its first waiter.
-pub(super) fn pause(pause: Duration, ahead: usize) -> Duration {
-    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    pause.saturating_mul(factor).min(LONGEST_PAUSE.max(pause))
+/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. The
+/// first two pause for that long, so that the second soon notices the release of a short hold. As long as no pause
+/// reaches the limits, n waiters together poll about 1 + ln(n) times as often as one. A waiter polls about as often as it
+/// would renew a lease of `ttl`, or more often, so that a dead waiter delays the others for no longer than a dead holder.
+pub(super) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
+    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).max(1);
+    pause.saturating_mul(factor).min(LONGEST_PAUSE).min(ttl.get() / 3)
 }
 
 #[cfg(test)]
@@ -151,11 +149,11 @@ mod tests {
             value: None,
         };
         let claim = Id::random(&Random::seeded(seed));
-        Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 0 }
+        Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 1_000 }
     }
 
     fn line(seeds: &[u64], record: &Record) -> Line {
-        let joined = |line, seed: &u64| Line::joined(line, waiter(*seed), record, POLL);
+        let joined = |line, seed: &u64| Line::joined(line, waiter(*seed), record, Ttl::DEFAULT);
         seeds.iter().fold(None, joined).unwrap()
     }
 
@@ -180,9 +178,10 @@ mod tests {
         let line = line(&[1, 2, 3], &record);
         let standing = |seed| line.standing(waiter(seed).claim, &record);
         assert_eq!(standing(1), (Some(1), vec![]));
-        let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
+        let before: Vec<_> =
+            [(1, 1), (2, 1), (3, 2)].map(|(number, s)| Before { number, polls: Duration::from_secs(s) }).into();
         assert_eq!(standing(3), (Some(3), before[..2].to_vec()));
-        assert_eq!(grace(&before), Duration::from_secs(2 * 3 + 3));
+        assert_eq!(grace(&before), Duration::from_millis(2 * 2_000 + 3 * 500));
         assert_eq!(standing(4), (None, before), "behind all, without a place");
     }
 
@@ -192,7 +191,7 @@ mod tests {
         let line = line(&[1, 2, 3], &record);
         let served = Record { served: 2, ..record.clone() };
         assert_eq!(line.standing(waiter(3).claim, &served), (Some(3), vec![]));
-        let joined = Line::joined(Some(line.clone()), waiter(4), &served, POLL).unwrap();
+        let joined = Line::joined(Some(line.clone()), waiter(4), &served, Ttl::DEFAULT).unwrap();
         assert_eq!(joined.waiters.iter().map(|waiter| waiter.number).collect::<Vec<_>>(), [3, 4]);
         let left = line.left(waiter(3).claim, 2).unwrap();
         assert!(left.waiters.is_empty() && left.last == 3);
@@ -205,7 +204,7 @@ mod tests {
     #[test]
     fn numbers_go_on_after_the_line_was_deleted() {
         let served = Record { served: 17, ..free() };
-        let line = Line::joined(None, waiter(1), &served, POLL).unwrap();
+        let line = Line::joined(None, waiter(1), &served, Ttl::DEFAULT).unwrap();
         assert_eq!(line.standing(waiter(1).claim, &served), (Some(18), vec![]));
     }
 
@@ -213,17 +212,24 @@ mod tests {
     fn a_full_line_takes_no_more_until_waiters_are_served() {
         let record = free();
         let full = line(&(0..MOST as u64).collect::<Vec<_>>(), &record);
-        assert_eq!(Line::joined(Some(full.clone()), waiter(99), &record, POLL), None);
+        assert_eq!(Line::joined(Some(full.clone()), waiter(99), &record, Ttl::DEFAULT), None);
         let served = Record { served: 1, ..record };
-        assert!(Line::joined(Some(full), waiter(99), &served, POLL).is_some());
+        assert!(Line::joined(Some(full), waiter(99), &served, Ttl::DEFAULT).is_some());
     }
 
     #[test]
     fn a_line_of_n_polls_about_ln_n_times_as_often_as_one() {
-        let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(POLL, ahead))).sum();
-        assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!(pause(POLL, 1_000), LONGEST_PAUSE);
-        assert_eq!(pause(2 * LONGEST_PAUSE, 3), 2 * LONGEST_PAUSE, "never less than the first waiter's");
+        let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
+        let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
+        assert!((polls - 1.0 - 9_f64.ln()).abs() < 1.0, "{polls}");
+        assert_eq!(pause(1_000), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn a_waiter_polls_as_often_as_it_would_renew() {
+        let ttl = Ttl::new(3 * POLL / 2).unwrap();
+        assert_eq!(pause(POLL, 0, ttl), POLL / 2);
+        assert_eq!(pause(POLL, 9, ttl), POLL / 2);
     }
 
     /// A grant writes a number of the line into the lock's record, which must stay readable.

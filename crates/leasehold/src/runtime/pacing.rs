@@ -68,6 +68,11 @@ impl Turns {
             contenders: u32::try_from(contenders.len()).unwrap_or(u32::MAX),
         }
     }
+
+    /// For a waiter that knows that the next turn is its own.
+    pub(crate) fn of_the_next(self) -> Self {
+        Self { contenders: 1, ..self }
+    }
 }
 
 /// The pauses of one wait.

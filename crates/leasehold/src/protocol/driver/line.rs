@@ -118,23 +118,24 @@ impl RegisterLeases {
         }
         let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
         self.examined(self.records.trust(), &mut budget).await?;
-        let (line, version) = match self.line(&claim.name).await? {
-            Some((line, version)) => (Some(line), Some(version)),
+        let (line, version) = match budget.request(self.records.read_line(&claim.name)).await? {
+            // A line that cannot be read begins again.
+            Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),
             None => (None, None),
         };
         // An earlier request to join may have been applied without an answer.
         if line.as_ref().is_some_and(|line| note(claim, line, record).0.is_some()) {
             return Ok(());
         }
+        let longest = self.records.capabilities().poll_interval.max;
         let waiter = Waiter {
             number: 0,
             claim: claim.id,
             holder: claim.holder.of_the_past(),
             since_us: self.store_time().map(|store| store.hi_us),
-            polls_ms: 0,
+            polls_ms: u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
         };
-        let longest = self.records.capabilities().poll_interval.max;
-        let Some(line) = Line::joined(line, waiter, record, longest) else { return Ok(()) };
+        let Some(line) = Line::joined(line, waiter, record, claim.ttl) else { return Ok(()) };
         claim.place.tries_to_join(claim.id);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;

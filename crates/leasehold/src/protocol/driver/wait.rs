@@ -35,7 +35,7 @@ impl Watch for RegisterLeases {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
             };
-            let turns = self.turns(observation.as_ref());
+            let turns = self.turns(observation.as_ref()).of_the_next();
             let pause = pacing.pause(self.now(), held.token, turns, None, &env.random);
             // Waiters join the line in the order of their arrival, so the first poll comes soon.
             let joins_next = is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
@@ -43,7 +43,7 @@ impl Watch for RegisterLeases {
             is_first = false;
             // A free lock that is kept for another waiter: that one takes it soon, or this one may at the due time.
             let pause = if seen.reserved { pause.max(poll_interval.max / 4) } else { pause };
-            let pause = pacing.until(line::pause(pause, ahead), due, &env.random);
+            let pause = pacing.until(line::pause(pause, ahead, claim.ttl), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
