@@ -193,14 +193,17 @@ impl Checker {
         let grant = format!("{}/{}", write.token, write.grant);
         let sent = checked.sent.get(write.nonce).copied().unwrap_or(now);
         let lock = checked.of(name);
+        if grant == lock.grant && write.newborn {
+            // A late copy of the create, after the record was deleted by hand. It prolongs nothing.
+            return;
+        }
         if grant == lock.grant {
             // A renewal.
             let copied = lock.copied.contains(&grant);
             if let Some(grant) = lock.grants.get_mut(&write.token).filter(|grant| grant.id == write.grant) {
                 (grant.alive_until, grant.sent, grant.span) = (until, sent, until - now);
             }
-            // A late copy of the create, after the record was deleted by hand, renews nothing.
-            if copied && !write.newborn {
+            if copied {
                 let what = format!("token {} of {name} is renewed after a copy has renewed it", write.token);
                 checked.violates("I10", what);
             }

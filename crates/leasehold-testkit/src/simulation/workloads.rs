@@ -82,7 +82,7 @@ impl Client {
         let late = self.plan().has(Fault::LateRequests);
         let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
         let pauses = || pauses.iter().chain(&one_more);
-        2 * pauses().max().copied().unwrap_or_default() + Duration::from_secs(pauses().count() as u64)
+        2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }
 
     /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it is

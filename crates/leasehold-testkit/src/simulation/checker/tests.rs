@@ -201,6 +201,30 @@ fn i9_more_requests_than_are_needed_are_found() {
 }
 
 #[test]
+fn i10_a_renewal_after_that_of_a_copy_is_found() {
+    let created = Write { newborn: true, ..grant(5, "a") };
+    let checker = Checker::default();
+    checker.committed("x", &created, Duration::ZERO);
+    checker.copy_renewed("x", 5, &"a".into());
+    checker.committed("x", &created, 8 * SECOND);
+    assert_eq!(verdict(&checker), None, "a late copy of the create, after a deletion by hand");
+    checker.committed("x", &grant(5, "a"), 9 * SECOND);
+    assert_eq!(verdict(&checker), Some("I10"));
+}
+
+#[test]
+fn i5_a_late_copy_of_a_create_prolongs_nothing() {
+    let created = Write { newborn: true, ..grant(5, "a") };
+    let checker = Checker::default();
+    checker.committed("x", &created, Duration::ZERO);
+    checker.committed("x", &created, 8 * SECOND);
+    checker.believed("x", 5, "a", 9 * SECOND);
+    assert_eq!(verdict(&checker), None);
+    checker.believed("x", 5, "a", 11 * SECOND);
+    assert_eq!(verdict(&checker), Some("I5"));
+}
+
+#[test]
 fn f1_a_process_that_waits_for_too_long_is_found() {
     let checker = Checker::default();
     checker.waited(SECOND, Some(SECOND));
