@@ -105,7 +105,7 @@ impl TestStore for DynamoDb {
             refusal: &["UpdateItem"],
             read: "GetItem",
             write: "UpdateItem",
-            joins: 0,
+            joins: 1,
             write_method: "POST",
         })
     }

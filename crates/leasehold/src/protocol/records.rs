@@ -64,6 +64,18 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(false)
     }
 
+    /// Writes [`Record::awaited`] into `record`, which was read at `version`. Changes nothing else, and not the nonce: the
+    /// holder finds its own record when it renews or releases the lock.
+    async fn mark_awaited(
+        &self,
+        name: &LockName,
+        version: &Version,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let marked = Record { awaited: true, ..record.clone() };
+        self.write(name, Precondition::Version(version), Some(record), &marked).await
+    }
+
     /// Whether the store keeps a line of waiters beside each record.
     fn has_lines(&self) -> bool {
         false

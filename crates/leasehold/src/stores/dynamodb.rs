@@ -28,6 +28,7 @@ use aws_sdk_dynamodb::operation::scan::ScanOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use aws_smithy_runtime_api::http::Response;
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
@@ -41,7 +42,7 @@ use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{Capabilities, LeaseStore, PollInterval, StoreOptions};
+use crate::lease::{Capabilities, Id, LeaseStore, PollInterval, StoreOptions};
 use crate::protocol::RegisterLeases;
 use crate::protocol::record::{Content, Record};
 use crate::protocol::records::{Found, Records, Refusal, Written};
@@ -126,6 +127,11 @@ impl DynamoDb {
         format!("{}{name}", self.prefix)
     }
 
+    /// The key of the item with a lock's line of waiters. No lock's name contains `//`.
+    fn line_key(&self, name: &LockName) -> String {
+        self.key(&format!("{name}//line"))
+    }
+
     fn found(&self, key: &str, item: &Item) -> Result<Found, Fault> {
         item::read(item, self.dialect).map_err(|mut fault| {
             fault.message = format!("dynamodb://{}/{key}: {}", self.place.table, fault.message);
@@ -194,6 +200,54 @@ impl Records for DynamoDb {
         Ok(matches!(updated, Updated::Done(_)))
     }
 
+    /// Sets one attribute. The rest may be another client's, and is not written again.
+    async fn mark_awaited(
+        &self,
+        name: &LockName,
+        version: &Version,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let key = self.key(name.as_str());
+        match self.update(&key, expression::mark(version), ReturnValue::None).await? {
+            Updated::Done(_) => {
+                let record = Record { awaited: true, ..record.clone() };
+                let is_ours = item::expected(version).1.is_some();
+                let version = if is_ours { item::version_of(&record) } else { version.clone() };
+                Ok(Written::Committed { record: Box::new(record), version })
+            }
+            Updated::Refused(_) => Ok(Written::Conflict(Refusal::Unexplained)),
+        }
+    }
+
+    fn has_lines(&self) -> bool {
+        true
+    }
+
+    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let item = self.read_item(&self.line_key(name)).await?;
+        Ok(item.map(|item| {
+            let (line, version) = item::read_line(&item);
+            (line.into(), version)
+        }))
+    }
+
+    async fn write_line(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        line: Bytes,
+    ) -> Result<bool, StoreError> {
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let line = item::line(line, Id::random(&self.env().random), self.dialect);
+        let line = expression::line(line, expect);
+        let updated = self.update(&self.line_key(name), line, ReturnValue::None).await?;
+        Ok(matches!(updated, Updated::Done(_)))
+    }
+
+    async fn delete_line(&self, name: &LockName, version: &Version) -> Result<(), StoreError> {
+        self.delete(&self.line_key(name), expression::discard(version)).await.map(drop)
+    }
+
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let pages = Pages { prefix: self.key(prefix), page: VecDeque::new(), next: Next::First };
         let keys = stream::try_unfold(pages, |pages| self.next_listed(pages));
@@ -240,7 +294,9 @@ impl Records for DynamoDb {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("DynamoDB", POLL_INTERVAL)
+        let mut capabilities = Capabilities::new("DynamoDB", POLL_INTERVAL);
+        capabilities.fifo = true;
+        capabilities
     }
 }
 

@@ -147,18 +147,16 @@ impl RegisterLeases {
         Ok(())
     }
 
-    /// Writes into a lock's record that processes wait. Changes nothing else, and not the nonce: the holder finds its own
-    /// record when it renews or releases the lock.
+    /// Writes into a lock's record that processes wait.
     async fn mark_awaited(
         &self,
         name: &LockName,
         record: &Record,
         version: &Version,
     ) -> Result<(), StoreError> {
-        let marked = Record { awaited: true, ..record.clone() };
         let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let write = self.records.write(name, Precondition::Version(version), Some(record), &marked);
-        if let Written::Committed { record, version } = budget.request(write).await? {
+        let mark = self.records.mark_awaited(name, version, record);
+        if let Written::Committed { record, version } = budget.request(mark).await? {
             self.known.see(name, *record, version, self.now());
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! The four updates of an item, in DynamoDB's expression language. Each names the attributes that it sets and removes,
+//! The updates of an item, in DynamoDB's expression language. Each names the attributes that it sets and removes,
 //! so that attributes of other clients remain.
 
 use std::collections::HashMap;
 
 use super::AttributeValue;
 use super::dialect::Dialect;
-use super::item::{self, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, TOKEN, n, s};
+use super::item::{self, AWAITED, Attributes, HISTORY, Item, RELEASED, RENEWED, SEEN, SERVED, TOKEN, n, s};
 use crate::lease::{Id, Token};
 use crate::protocol::record::{FORMAT, Record};
 use crate::register::{Precondition, Version};
@@ -31,13 +31,17 @@ const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
 /// The same for a record of ours: see [`item::version_of`].
 const OURS_UNCHANGED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken";
 
+/// The same for one that was not awaited, and that no waiter has marked since.
+const OURS_UNCHANGED_AND_UNMARKED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken \
+     AND attribute_not_exists(#awaited)";
+
 /// A free record of ours that no other client has changed, of a known format, with a token that can be incremented:
 /// the token of a newborn record may be lower than earlier tokens, and that of another client's item may be old. The
 /// latest grant must not be that of this claim, because a late copy of its request must not be granted over its own
-/// release.
+/// release. And no process waits, because the first in line comes first.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
      AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
-     AND #leasehold.#grant <> :grant";
+     AND #leasehold.#grant <> :grant AND attribute_not_exists(#awaited)";
 
 /// Writes `record`, with these `attributes`, over what is expected, which was read as `before`. Attributes that are
 /// already there are not sent again: they would change nothing, and the store parses every part of an expression.
@@ -58,7 +62,7 @@ pub(super) fn write(
         set.retain(|(name, _)| !item::stays(name, before, record));
     }
     let mut expression = Draft::default();
-    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN]);
+    expression.set_or_remove(set, &[RENEWED, RELEASED, SEEN, AWAITED, SERVED]);
     // The history is half of an item, and most writes do not change it.
     if before.is_none_or(|before| before.history != record.history) {
         let history = item::history_of(record).map(|history| (HISTORY, history));
@@ -98,6 +102,27 @@ pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
     expression.set_or_remove(vec![(SEEN, AttributeValue::M(seen))], &[]);
     let condition = expression.expect(version);
     expression.build(condition)
+}
+
+/// Marks the lock of `version` as awaited.
+pub(super) fn mark(version: &Version) -> Expression {
+    let mut expression = Draft::default();
+    expression.set_or_remove(vec![(AWAITED, AttributeValue::Bool(true))], &[]);
+    let condition = expression.expect(version);
+    expression.build(condition)
+}
+
+/// Writes a line of waiters.
+pub(super) fn line(line: Attributes, expect: Precondition<'_>) -> Expression {
+    let mut expression = Draft::default();
+    expression.set_or_remove(line, &[]);
+    match expect {
+        Precondition::Absent => expression.build(ABSENT),
+        Precondition::Version(version) => {
+            let condition = expression.expect(version);
+            expression.build(condition)
+        }
+    }
 }
 
 /// The condition for deleting exactly `version`.
@@ -184,9 +209,9 @@ impl Draft {
         let (number, token) = item::expected(version);
         self.value(":seenVersion", s(number));
         match token {
-            Some(token) => {
+            Some((token, awaited)) => {
                 self.value(":seenToken", n(token.get()));
-                OURS_UNCHANGED
+                if awaited { OURS_UNCHANGED } else { OURS_UNCHANGED_AND_UNMARKED }
             }
             None => UNCHANGED,
         }
@@ -311,8 +336,34 @@ mod tests {
         for name in [VERSION, TOKEN] {
             assert!(OURS_UNCHANGED.contains(&format!("#{name}")), "{name}");
         }
-        for name in [RELEASED, OURS, VERSION, TOKEN] {
+        for name in [VERSION, TOKEN, AWAITED] {
+            assert!(OURS_UNCHANGED_AND_UNMARKED.contains(&format!("#{name}")), "{name}");
+        }
+        for name in [RELEASED, OURS, VERSION, TOKEN, AWAITED] {
             assert!(OUR_FREE_RECORD.contains(&format!("#{name}")), "{name}");
+        }
+    }
+
+    /// The holder of an item of AWS's clients must find its version again.
+    #[test]
+    fn a_mark_sets_one_attribute() {
+        for version in [Version::new("v"), item::version_of(&record())] {
+            let mark = mark(&version);
+            assert_eq!(mark.update.as_deref(), Some("SET #awaited = :awaited"));
+            assert!(mark.condition.starts_with(UNCHANGED), "{}", mark.condition);
+        }
+    }
+
+    #[test]
+    fn a_write_does_not_remove_a_mark_that_it_has_not_seen() {
+        for awaited in [false, true] {
+            let before = Record { awaited, ..record() };
+            let version = item::version_of(&before);
+            let attributes = item::attributes(&before, Dialect::Java);
+            let write = write(&before, attributes, Precondition::Version(&version), Some(&before));
+            assert_eq!(write.condition.contains("attribute_not_exists(#awaited)"), !awaited);
+            let update = write.update.unwrap();
+            assert_eq!(update.contains("#awaited = :awaited"), awaited, "{update}");
         }
     }
 

@@ -33,9 +33,17 @@ pub(super) const OURS: &str = "leasehold";
 /// A map with the `recordVersionNumber` and the time at which a client that found no `renewedAt` first saw it.
 pub(super) const SEEN: &str = "lastSeen";
 
-/// All attributes of locks.
-pub(super) const ATTRIBUTES: &[&str] =
-    &[KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN];
+/// Whether processes wait for the lock: see [`Record::awaited`].
+pub(super) const AWAITED: &str = "awaited";
+/// See [`Record::served`].
+pub(super) const SERVED: &str = "served";
+/// The line of waiters, in JSON, in an item of its own.
+pub(super) const LINE: &str = "line";
+
+/// All attributes of locks and lines.
+pub(super) const ATTRIBUTES: &[&str] = &[
+    KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN, AWAITED, SERVED, LINE,
+];
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 pub(super) type Attributes = Vec<(&'static str, AttributeValue)>;
@@ -56,21 +64,28 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     })
 }
 
-/// What the next write over `record` expects: its `recordVersionNumber` and its token. A duplicated request can
-/// restore an earlier `recordVersionNumber`, but not the token, which has been incremented since.
+/// What the next write over `record` expects: its `recordVersionNumber`, its token, and whether it is awaited. A
+/// duplicated request can restore an earlier `recordVersionNumber`, but not the token, which has been incremented since. A
+/// waiter that marks the record as awaited does not change the `recordVersionNumber`.
 pub(super) fn version_of(record: &Record) -> Version {
-    Version::new(format!("{} {}", uuid(record.nonce), record.token))
+    let mark = if record.awaited { MARKED } else { "" };
+    Version::new(format!("{} {}{mark}", uuid(record.nonce), record.token))
 }
 
-/// The `recordVersionNumber` of a version, and for a record of ours its token.
-pub(super) fn expected(version: &Version) -> (&str, Option<Token>) {
-    let ours = version.as_str().rsplit_once(' ').and_then(|(number, token)| {
+/// The end of the version of an awaited record.
+const MARKED: &str = " awaited";
+
+/// The `recordVersionNumber` of a version, and for a record of ours its token and whether it is awaited.
+pub(super) fn expected(version: &Version) -> (&str, Option<(Token, bool)>) {
+    let text = version.as_str();
+    let (rest, awaited) = text.strip_suffix(MARKED).map_or((text, false), |rest| (rest, true));
+    let ours = rest.rsplit_once(' ').and_then(|(number, token)| {
         from_uuid(number)?;
         Some((number, Token::new(token.parse().ok()?)?))
     });
     match ours {
-        Some((number, token)) => (number, Some(token)),
-        None => (version.as_str(), None),
+        Some((number, token)) => (number, Some((token, awaited))),
+        None => (text, None),
     }
 }
 
@@ -113,8 +128,8 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         renewed_at_us: optional_number(item, RENEWED)?.or_else(|| seen(item, version)),
         rest_ms,
         newborn: ours.contains_key("newborn"),
-        awaited: false,
-        served: 0,
+        awaited: item.contains_key(AWAITED),
+        served: served(item).ok_or_else(|| corrupt(SERVED))?,
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
     })
 }
@@ -152,8 +167,8 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         renewed_at_us: seen(item, version),
         rest_ms: None,
         newborn: true,
-        awaited: false,
-        served: 0,
+        awaited: item.contains_key(AWAITED),
+        served: served(item).unwrap_or(0),
         history: history(item).unwrap_or_default(),
     })))
 }
@@ -201,6 +216,8 @@ pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
         (OURS, AttributeValue::M(ours(record))),
     ];
     attributes.extend(record.renewed_at_us.map(|us| (RENEWED, n(us))));
+    attributes.extend(record.awaited.then_some((AWAITED, AttributeValue::Bool(true))));
+    attributes.extend((record.served > 0).then(|| (SERVED, n(record.served))));
     if record.state == RecordState::Free {
         attributes.push((RELEASED, s("1")));
     }
@@ -268,6 +285,30 @@ pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
 pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
     let history: Vec<_> = record.history.iter().map(past).collect();
     (!history.is_empty()).then_some(AttributeValue::L(history))
+}
+
+/// The number up to which waiters were served. `None` if it is damaged. A larger one would overflow when it is incremented.
+fn served(item: &Item) -> Option<u64> {
+    let served = optional_number(item, SERVED).ok()?.unwrap_or(0);
+    (served < Token::LIMIT).then_some(served)
+}
+
+/// The attributes of an item with a `line` of waiters. It looks like a released lock to AWS's clients, which can list all
+/// items of a table.
+pub(super) fn line(line: String, version: Id, dialect: Dialect) -> Attributes {
+    vec![
+        (OWNER, s("leasehold: waiters")),
+        (LEASE, s(dialect.text(Ttl::DEFAULT.as_millis()))),
+        (VERSION, s(uuid(version))),
+        (RELEASED, s("1")),
+        (LINE, s(line)),
+    ]
+}
+
+/// The line of waiters in `item`, and its version. Both are empty if they are missing.
+pub(super) fn read_line(item: &Item) -> (String, Version) {
+    let text = |name| text(item, name).unwrap_or_default();
+    (text(LINE).to_owned(), Version::new(text(VERSION)))
 }
 
 fn past(past: &PastGrant) -> AttributeValue {

@@ -61,7 +61,8 @@ fn every_record_comes_back_as_it_was() {
             let found = read(&item, Dialect::Java).unwrap();
             assert_eq!(found.content, Content::Record(Box::new(record.clone())), "{item:?}");
             assert_eq!(found.version, version_of(&record));
-            assert_eq!(expected(&found.version), (&*uuid(record.nonce), Some(record.token)));
+            let seen = Some((record.token, record.awaited));
+            assert_eq!(expected(&found.version), (&*uuid(record.nonce), seen));
         }
     }
 }
@@ -86,6 +87,34 @@ fn our_item_has_what_the_java_and_go_clients_require() {
 
     let go: HashMap<_, _> = attributes(&record(), Dialect::Go).into_iter().collect();
     assert_eq!(go[LEASE], s("31500ms"));
+}
+
+/// The Java client's `getAllLocks` reads every item of the table.
+#[test]
+fn a_line_looks_like_a_released_lock_to_other_clients() {
+    let line: Item = line("{}".to_owned(), record().nonce, Dialect::Java)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    assert_eq!(text(&line, LEASE), Some("30000"));
+    assert!([OWNER, VERSION, RELEASED].iter().all(|name| text(&line, name).is_some()), "{line:?}");
+    assert_eq!(read_line(&line), ("{}".to_owned(), Version::new(uuid(record().nonce))));
+    assert_eq!(read_line(&Item::new()), (String::new(), Version::new("")));
+}
+
+#[test]
+fn marks_of_waiters_are_read_in_any_clients_item() {
+    let mut theirs = java(THEIRS);
+    theirs.extend([(AWAITED.to_owned(), AttributeValue::Bool(true)), (SERVED.to_owned(), n(7))]);
+    let record = read_record(&theirs);
+    assert!(record.awaited && record.served == 7);
+    for damaged in [s("7"), n(Token::LIMIT)] {
+        let mut ours = item(&golden(GOLDEN[0]));
+        ours.insert(SERVED.to_owned(), damaged.clone());
+        assert!(read(&ours, Dialect::Java).is_err(), "{damaged:?}");
+        theirs.insert(SERVED.to_owned(), damaged);
+        assert_eq!(read_record(&theirs).served, 0);
+    }
 }
 
 #[test]
