@@ -47,6 +47,8 @@ mod interop_existence;
 mod interop_postgres;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
+#[cfg(feature = "postgres")]
+mod line_postgres;
 #[cfg(all(feature = "gcs", feature = "s3"))]
 mod objects;
 mod packages;

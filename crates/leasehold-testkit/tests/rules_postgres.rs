@@ -352,7 +352,7 @@ async fn tables_on_which_locks_are_unsafe_are_refused() {
     let fresh = fresh();
     let columns = "(name text PRIMARY KEY, lock_until TIME NOT NULL, locked_at TIME NOT NULL, locked_by text NOT NULL,
         lease_until timestamp, token bigint, prev_token bigint, lease_us bigint, ttl_ms bigint, state text, holder jsonb,
-        past jsonb)";
+        past jsonb, waiters jsonb)";
     for (number, (kind, time, named)) in [
         ("UNLOGGED TABLE", "timestamp", "UNLOGGED"),
         ("TABLE", "timestamptz", "TimeZone"),

@@ -3,7 +3,27 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Id;
+use super::{Id, Ttl};
+
+/// The maximum number of waiters in a line. Those beyond it join when there is room.
+pub(crate) const MOST_WAITERS: usize = 64;
+
+/// The longest pause between two polls of a waiter in a line.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The longest pause between two polls of a waiter that asks for a lease of `ttl`. It polls about as often as it would
+/// renew that lease, or more often, so that a dead waiter delays the others for no longer than a dead holder.
+pub(crate) fn longest_pause(ttl: Ttl) -> Duration {
+    LONGEST_PAUSE.min(ttl.get() / 3)
+}
+
+/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. The
+/// first two pause for that long, so that the second soon notices the release of a short hold. As long as no pause
+/// reaches the limit, n waiters together poll about 1 + ln(n) times as often as one.
+pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
+    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).max(1);
+    pause.saturating_mul(factor).min(longest_pause(ttl))
+}
 
 /// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and reads
 /// it. Clones share it.
@@ -105,5 +125,27 @@ impl Place {
         let known = self.of(claim);
         let waiting = || known.before.iter().filter(|before| before.number > served);
         (waiting().count(), grace(waiting()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLL: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_line_of_n_polls_about_ln_n_times_as_often_as_one() {
+        let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
+        let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
+        assert!((polls - 1.0 - 9_f64.ln()).abs() < 1.0, "{polls}");
+        assert_eq!(pause(1_000), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn a_waiter_polls_as_often_as_it_would_renew() {
+        let ttl = Ttl::new(3 * POLL / 2).unwrap();
+        assert_eq!(pause(POLL, 0, ttl), POLL / 2);
+        assert_eq!(pause(POLL, 9, ttl), POLL / 2);
     }
 }

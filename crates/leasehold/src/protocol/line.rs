@@ -15,13 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Before, Holder, Id, Token, Ttl};
-
-/// The maximum number of waiters in a line. Those beyond it join when there is room.
-pub(super) const MOST: usize = 64;
-
-/// The longest pause between two polls of a waiter in the line.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Token, Ttl, pause};
 
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +61,7 @@ impl Line {
         if line.waiters.iter().any(|waiter| waiter.number > line.last) {
             return Err(corrupt("a waiter has a number that was not given out"));
         }
-        line.waiters.truncate(MOST);
+        line.waiters.truncate(MOST_WAITERS);
         Ok(line)
     }
 
@@ -101,7 +95,7 @@ impl Line {
     /// in the first place. `None` if the line is full.
     pub(super) fn joined(line: Option<Self>, waiter: Waiter, record: &Record, ttl: Ttl) -> Option<Self> {
         let mut waiters: Vec<Waiter> = line.iter().flat_map(|line| line.waiting(record)).cloned().collect();
-        if waiters.len() >= MOST {
+        if waiters.len() >= MOST_WAITERS {
             return None;
         }
         // A line that was deleted by hand begins again, above the numbers that count as served.
@@ -120,15 +114,6 @@ impl Line {
     }
 }
 
-/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. The
-/// first two pause for that long, so that the second soon notices the release of a short hold. As long as no pause
-/// reaches the limits, n waiters together poll about 1 + ln(n) times as often as one. A waiter polls about as often as it
-/// would renew a lease of `ttl`, or more often, so that a dead waiter delays the others for no longer than a dead holder.
-pub(super) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
-    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).max(1);
-    pause.saturating_mul(factor).min(LONGEST_PAUSE).min(ttl.get() / 3)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -137,8 +122,6 @@ mod tests {
     use crate::golden::{assert_written, golden, golden_record};
     use crate::lease::grace;
     use crate::random::Random;
-
-    const POLL: Duration = Duration::from_secs(1);
 
     fn waiter(seed: u64) -> Waiter {
         let holder = Holder {
@@ -212,25 +195,10 @@ mod tests {
     #[test]
     fn a_full_line_takes_no_more_until_waiters_are_served() {
         let record = free();
-        let full = line(&(0..MOST as u64).collect::<Vec<_>>(), &record);
+        let full = line(&(0..MOST_WAITERS as u64).collect::<Vec<_>>(), &record);
         assert_eq!(Line::joined(Some(full.clone()), waiter(99), &record, Ttl::DEFAULT), None);
         let served = Record { served: 1, ..record };
         assert!(Line::joined(Some(full), waiter(99), &served, Ttl::DEFAULT).is_some());
-    }
-
-    #[test]
-    fn a_line_of_n_polls_about_ln_n_times_as_often_as_one() {
-        let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
-        let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
-        assert!((polls - 1.0 - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!(pause(1_000), LONGEST_PAUSE);
-    }
-
-    #[test]
-    fn a_waiter_polls_as_often_as_it_would_renew() {
-        let ttl = Ttl::new(3 * POLL / 2).unwrap();
-        assert_eq!(pause(POLL, 0, ttl), POLL / 2);
-        assert_eq!(pause(POLL, 9, ttl), POLL / 2);
     }
 
     /// A grant writes a number of the line into the lock's record, which must stay readable.
@@ -258,7 +226,7 @@ mod tests {
             bytes[at] = byte;
             if let Ok(line) = Line::parse(&bytes) {
                 let (number, before) = line.standing(waiter(1).claim, &free());
-                prop_assert!(number.is_none() && before.len() <= MOST);
+                prop_assert!(number.is_none() && before.len() <= MOST_WAITERS);
             }
         }
     }

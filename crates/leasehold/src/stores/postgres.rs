@@ -15,6 +15,7 @@ mod schema;
 mod server;
 mod sessions;
 mod statements;
+mod wait;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,6 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
     Renewal, Status, StoreOptions, Swept, Token, Ttl, Watch,
 };
-use crate::runtime::pacing::Pacing;
 use crate::stores::worker::OnWorker;
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -109,6 +109,10 @@ impl LeaseStore for PostgresStore {
             .await?
     }
 
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.waits && !claim.barges
+    }
+
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let name = name.clone();
         self.0.run(|leases| async move { leases.end_by_token(&name, token).await }).await?
@@ -154,7 +158,9 @@ impl LeaseStore for PostgresStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new("PostgreSQL", POLL_INTERVAL)
+        let mut capabilities = Capabilities::new("PostgreSQL", POLL_INTERVAL);
+        capabilities.fifo = true;
+        capabilities
     }
 
     fn env(&self) -> &Env {
@@ -164,6 +170,11 @@ impl LeaseStore for PostgresStore {
 
 #[async_trait]
 impl Watch for PostgresStore {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (claim, seen) = (claim.clone(), seen.clone());
+        self.0.run(|leases| async move { leases.until_turn(&claim, &seen).await }).await?
+    }
+
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let (name, seen) = (name.clone(), seen.clone());
         self.0.run(|leases| async move { leases.until_changed(&name, &seen).await }).await?
@@ -179,28 +190,5 @@ impl Diagnose for PostgresStore {
 
     async fn examine(&self, _: &Examination) -> Examined {
         self.0.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
-    }
-}
-
-impl PostgresLeases {
-    /// Polls until the lock is no longer as it was `seen`.
-    async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
-        loop {
-            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let record = self.record(name, &mut budget).await?;
-            pacing.looked(budget.had_trouble());
-            let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
-            let (now, turns) = (self.env.now(), rules::turns(&record, POLL_INTERVAL));
-            let pause = pacing.pause(now, seen.token, turns, Some(record.left()), &self.env.random);
-            self.env.sleep(pause).await;
-        }
-    }
-}
-
-impl Drop for PostgresStore {
-    fn drop(&mut self) {
-        let sessions = self.0.leases.sessions.clone();
-        self.0.finish(async move { sessions.close_idle() });
     }
 }

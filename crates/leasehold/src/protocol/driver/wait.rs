@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::super::line;
 use super::super::record::{Record, RecordState};
 use super::super::record_cache::Observation;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
-use crate::lease::{Claim, HolderInfo, Ttl, Watch};
+use crate::lease::{self, Claim, HolderInfo, Ttl, Watch};
 use crate::runtime::pacing::{Pacing, Turns};
 use crate::runtime::task;
 use crate::types::LockName;
@@ -43,14 +42,12 @@ impl Watch for RegisterLeases {
             is_first = false;
             // A free lock that is kept for another waiter: that one takes it soon, or this one may at the due time.
             let pause = if seen.reserved { pause.max(poll_interval.max / 4) } else { pause };
-            let pause = pacing.until(line::pause(pause, ahead, claim.ttl), due, &env.random);
+            let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
-                crate::lease::State::Held(still)
-                    if !seen.reserved && still.in_cooldown == seen.in_cooldown =>
-                {
+                lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
                     held = still;
                 }
                 _ => {
@@ -80,7 +77,7 @@ impl Watch for RegisterLeases {
             let (sight, had_trouble, _) = self.poll(name, None).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
-                crate::lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
+                lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }
             pacing.looked(had_trouble);

@@ -11,7 +11,7 @@ use super::rules::{self, Refusal};
 use super::sessions::Purpose;
 use crate::clock::{Moment, micros};
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, attempt_limit, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, Holder, attempt_limit, deadline};
 use crate::runtime::hand_off::MOST_TOKENS;
 
 /// The shortest time limit of a request.
@@ -63,7 +63,7 @@ impl PostgresLeases {
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         let by = locked_by(claim.id);
-        let holder = holder(claim)?;
+        let holder = as_json(&claim.holder)?;
         let began = self.env.now();
         let mut used = self.sessions.take(Purpose::Contend).await?;
         let sent = self.env.now();
@@ -83,6 +83,7 @@ impl PostgresLeases {
                     (&too_late, Type::INT8),
                     (&milliseconds(limit), Type::TEXT),
                     (&claim.id.to_string(), Type::TEXT),
+                    (&claim.barges, Type::BOOL),
                 ],
             )
             .await?;
@@ -145,17 +146,16 @@ impl PostgresLeases {
     }
 }
 
-/// The holder as JSON.
-fn holder(claim: &Claim) -> Result<String, StoreError> {
+/// `holder` as JSON.
+pub(super) fn as_json(holder: &Holder) -> Result<String, StoreError> {
     let refused =
         |why: &str| Fault::new(ErrorKind::Invalid, format!("the holder or its note: {why}")).not_applied();
-    let holder = serde_json::to_string(&claim.holder).map_err(|error| refused(&error.to_string()))?;
-    if [&claim.holder.name, &claim.holder.host].into_iter().any(|text| text.contains('\0'))
-        || [&claim.holder.note, &claim.holder.value].into_iter().flatten().any(|text| text.contains('\0'))
+    if [&holder.name, &holder.host].into_iter().any(|text| text.contains('\0'))
+        || [&holder.note, &holder.value].into_iter().flatten().any(|text| text.contains('\0'))
     {
         return Err(refused("PostgreSQL stores no NUL characters"));
     }
-    Ok(holder)
+    serde_json::to_string(holder).map_err(|error| refused(&error.to_string()))
 }
 
 /// As a rule another client has just made the row. Its fault remains if that goes on.

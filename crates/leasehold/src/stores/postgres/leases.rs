@@ -134,6 +134,11 @@ impl PostgresLeases {
             (&timeout, Type::TEXT),
             (&token, Type::INT8),
         ];
+        if token.is_none()
+            && let Err(error) = self.leave(&grant.name, grant.id, &mut budget).await
+        {
+            tracing::debug!(lock = %grant.name, %error, "a place among the waiters was not given up");
+        }
         let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
         let mut in_doubt = false;
         loop {
@@ -304,7 +309,7 @@ impl PostgresLeases {
     }
 
     /// Sends a statement that may be repeated, with retries.
-    async fn rows(
+    pub(super) async fn rows(
         &self,
         effect: Effect,
         sql: &str,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
 use tokio_postgres::Row;
 
 use super::config::Table;
@@ -27,6 +28,21 @@ pub(super) struct Record {
     /// The latest ended grants, newest first.
     pub(super) past: Vec<PastGrant>,
     pub(super) state: State,
+    /// The waiters, in the order of their arrival.
+    pub(super) waiters: Vec<Waiter>,
+}
+
+/// A process that waits for the lock, as `waiters` has it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(super) struct Waiter {
+    pub(super) claim: Id,
+    pub(super) holder: Holder,
+    /// When it joined.
+    #[serde(default)]
+    pub(super) since_us: u64,
+    /// It polls at least this often.
+    #[serde(default)]
+    pub(super) polls_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +116,7 @@ pub(super) struct Cells {
     pub(super) state: Option<String>,
     pub(super) holder: Option<String>,
     pub(super) past: Option<String>,
+    pub(super) waiters: Option<String>,
 }
 
 impl Cells {
@@ -115,6 +132,7 @@ impl Cells {
             state: row.try_get("state")?,
             holder: row.try_get("holder")?,
             past: row.try_get("past")?,
+            waiters: row.try_get("waiters")?,
         })
     }
 
@@ -134,7 +152,15 @@ impl Cells {
             previous: self.previous.map(token).transpose()?,
             past,
             state: self.state()?,
+            waiters: self.waiters(),
         })
+    }
+
+    /// Leaves out waiters that cannot be read: they only delay grants.
+    fn waiters(&self) -> Vec<Waiter> {
+        let text = self.waiters.as_deref().unwrap_or("[]");
+        let waiters: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
+        waiters.into_iter().filter_map(|waiter| serde_json::from_value(waiter).ok()).collect()
     }
 
     fn state(&self) -> Result<State, String> {
@@ -185,6 +211,7 @@ pub(super) mod tests {
             state: Some("held".into()),
             holder: Some(r#"{"name":"alice","host":"ci-7","pid":7}"#.into()),
             past: Some("[]".into()),
+            waiters: None,
         }
     }
 
@@ -209,6 +236,17 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn waiters_that_cannot_be_read_are_left_out() {
+        let of = |waiters: &str| Cells { waiters: Some(waiters.into()), ..held() }.record().unwrap().waiters;
+        let good =
+            format!(r#"{{"claim":"{GRANT}","holder":{{"name":"bob","host":"h","pid":1}},"polls_ms":500}}"#);
+        assert_eq!(of(&format!(r#"[7, {{"claim":"x"}}, {good}]"#))[0].polls_ms, 500);
+        for damaged in ["", "{}", "null", "[7]"] {
+            assert!(of(damaged).is_empty(), "{damaged}");
+        }
+    }
+
+    #[test]
     fn columns_of_another_clients_row_do_not_count() {
         let theirs = Cells { locked_by: "host-1".into(), state: Some("?".into()), holder: None, ..held() };
         let record = theirs.record().unwrap();
@@ -226,10 +264,11 @@ pub(super) mod tests {
             state in proptest::option::of(prop_oneof![Just("held".to_owned()), Just("free".to_owned()), any::<String>()]),
             holder in proptest::option::of(any::<String>()),
             past in proptest::option::of(prop_oneof![Just("[]".to_owned()), any::<String>()]),
+            waiters in proptest::option::of(any::<String>()),
             is_live in any::<bool>(),
         ) {
             let (now_us, until_us, from_us, token, previous) = numbers;
-            let cells = Cells { now_us, locked_by, is_live, until_us, from_us, token, previous, state, holder, past };
+            let cells = Cells { now_us, locked_by, is_live, until_us, from_us, token, previous, state, holder, past, waiters };
             if let Ok(record) = cells.record() {
                 let _ = record.left();
             }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::record::{Record, State};
 use crate::clock::StoreTime;
 use crate::lease::{
-    self, Claim, End, HolderInfo, Id, Loss, LossReason, PollInterval, Released, Status, Token,
+    self, Before, Claim, End, HolderInfo, Id, LONGEST_PAUSE, Loss, LossReason, PollInterval, Released,
+    Status, Token, grace,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing::Turns;
@@ -38,14 +39,44 @@ pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
             None => Refusal::Again,
         };
     }
-    if record.is_live {
-        return Refusal::Held(held(record));
+    if let Some(mut held) = record.is_live.then(|| held(record)).or_else(|| reserved(claim, record)) {
+        held.ahead = ahead(claim, record);
+        return Refusal::Held(held);
     }
     let tokens = claim.tokens.clamp(1, MOST_TOKENS);
     match record.token {
         Some(token) if token.get() >= Token::LIMIT - tokens => Refusal::OutOfTokens,
         _ => Refusal::Again,
     }
+}
+
+/// How many waiters are before `claim`. `None` if it has no place.
+pub(super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
+    record.waiters.iter().position(|waiter| waiter.claim == claim.id)
+}
+
+/// For how long the lock, once it is available, is kept for the waiters before `claim`.
+pub(super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
+    let before = record.waiters.iter().take_while(|waiter| waiter.claim != claim.id);
+    let before: Vec<_> = before
+        .map(|waiter| Before { number: 0, polls: Duration::from_millis(waiter.polls_ms).min(LONGEST_PAUSE) })
+        .collect();
+    grace(&before)
+}
+
+/// What `claim` is told if the lock is available, and kept for a waiter before it.
+pub(super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
+    let first = record.waiters.first().filter(|first| first.claim != claim.id && !claim.barges)?;
+    // If the clock was set back since the release, the lock is kept for no waiter.
+    let available = Duration::from_micros(record.now_us.checked_sub(record.until_us?)?);
+    let left = grace_before(claim, record).saturating_sub(available);
+    (!record.is_live && !left.is_zero()).then(|| HolderInfo {
+        holder: Some(first.holder.clone()),
+        token: record.token,
+        lapses_within: Some(left),
+        reserved: true,
+        ..HolderInfo::default()
+    })
 }
 
 /// How `grant`, which stands no more, was lost.
@@ -109,6 +140,13 @@ pub(super) fn status(name: LockName, record: Option<Record>) -> Status {
     let mut status = Status::new(name, state);
     status.token = record.token;
     status.history = record.past;
+    let now_us = record.now_us;
+    let waiters = record.waiters.into_iter().map(|waiter| {
+        let mut shown = lease::Waiter::new(waiter.holder);
+        shown.waited = Some(Duration::from_micros(now_us.saturating_sub(waiter.since_us)));
+        shown
+    });
+    status.waiters = waiters.collect();
     status
 }
 
@@ -171,6 +209,47 @@ mod tests {
         assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
         let own = super::super::record::Cells { is_live: false, ..cells() };
         assert_eq!(reason(own, rows::GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
+    }
+
+    fn waiters(pauses: &[u64]) -> Option<String> {
+        let waiter = |(n, polls_ms): (usize, &u64)| {
+            format!(
+                r#"{{"claim":"{:032x}","holder":{{"name":"w{n}","host":"h","pid":1}},"since_us":1,"polls_ms":{polls_ms}}}"#,
+                n + 1
+            )
+        };
+        let waiters: Vec<_> = pauses.iter().enumerate().map(waiter).collect();
+        Some(format!("[{}]", waiters.join(",")))
+    }
+
+    #[test]
+    fn a_free_lock_is_kept_for_the_waiters_before_a_claim() {
+        let env = Env::system();
+        let mut claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default());
+        let free = |available_us: i64| super::super::record::Cells {
+            is_live: false,
+            state: Some("free".into()),
+            until_us: Some(10_000_000 - available_us),
+            waiters: waiters(&[500, 500, 1_000, 60_000]),
+            ..rows::held()
+        };
+        let record = |available_us| free(available_us).record().unwrap();
+        claim.id = format!("{:032x}", 3).parse().unwrap();
+        assert_eq!(ahead(&claim, &record(0)), Some(2));
+        // 2 x 500 ms + 2 x 500 ms.
+        let held = reserved(&claim, &record(1_999_000)).unwrap();
+        assert!(held.reserved && held.lapses_within == Some(Duration::from_millis(1)));
+        assert_eq!(held.holder.unwrap().name, "w0");
+        assert!(reserved(&claim, &record(2_000_000)).is_none());
+        assert!(reserved(&claim, &record(-1)).is_none(), "the clock was set back");
+        claim.id = theirs();
+        assert_eq!(ahead(&claim, &record(0)), None);
+        assert_eq!(grace_before(&claim, &record(0)), Duration::from_secs(22), "behind all, with a limit");
+        claim.barges = true;
+        assert!(reserved(&claim, &record(0)).is_none());
+        claim.id = format!("{:032x}", 1).parse().unwrap();
+        claim.barges = false;
+        assert!(reserved(&claim, &record(0)).is_none(), "the first");
     }
 
     #[test]

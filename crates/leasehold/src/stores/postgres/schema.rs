@@ -26,6 +26,7 @@ pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
     ("state", "text"),
     ("holder", "jsonb"),
     ("past", "jsonb"),
+    ("waiters", "jsonb"),
 ];
 
 /// The statement that makes the table. It has room in its pages, so that a renewal touches no index.

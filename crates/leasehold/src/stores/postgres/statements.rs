@@ -3,9 +3,12 @@
 //! The clock is always `clock_timestamp()`, which is read anew for each use, also after the wait for a row. `now()`
 //! would be the time at which the statement began.
 
+use std::time::Duration;
+
 use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
+use crate::lease::{Before, LONGEST_PAUSE, MOST_WAITERS, grace};
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
 pub(super) const OURS: &str = "leasehold:";
@@ -37,6 +40,8 @@ pub(super) struct Statements {
     pub(super) discard: String,
     /// Writes the row as it is. $1 name, $2 the limit of a wait for the row.
     pub(super) touch: String,
+    pub(super) join: String,
+    pub(super) leave: String,
 }
 
 impl Statements {
@@ -59,6 +64,8 @@ impl Statements {
                 "WITH {} UPDATE {table} AS l SET past = l.past FROM settings WHERE l.name = $1",
                 settings("$2")
             ),
+            join: join(table),
+            leave: leave(table),
             is_shared: format!(
                 "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (SELECT FROM pg_attribute
                     WHERE attrelid = to_regclass($1) AND attname = 'name' AND atttypid <> 'text'::regtype) AS is_shared"
@@ -96,7 +103,7 @@ fn columns() -> String {
         "l.locked_by::text, {IS_LIVE} AS is_live,
          CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
          CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
-         l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text"
+         l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
     )
 }
 
@@ -125,12 +132,14 @@ fn past(end: &str, until_us: &str) -> String {
 }
 
 /// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in milliseconds,
-/// $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id.
+/// $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id, $10 whether it ignores
+/// the waiters.
 ///
 /// A lock that is held is spared the write. Otherwise claims of one lock take turns, so that no other grant comes between
 /// the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked: the row is
 /// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
-/// granted again, and neither is one that arrives after its client gave up: no process would release it.
+/// granted again, and neither is one that arrives after its client gave up: no process would release it. A free lock is
+/// kept for the waiters before the claim, until their grace is over. Then they lose their places.
 fn acquire(table: &str) -> String {
     let lease = "$3 * interval '1 microsecond'";
     let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
@@ -153,7 +162,8 @@ fn acquire(table: &str) -> String {
                 prev_token = CASE WHEN l.locked_by = $2 THEN l.prev_token ELSE l.token END,
                 lease_us = $3, ttl_ms = $6, state = 'held', holder = $5::jsonb,
                 past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
-                    ELSE coalesce(l.past, '[]') END
+                    ELSE coalesce(l.past, '[]') END,
+                waiters = CASE WHEN l.locked_by = $2 OR $10 THEN l.waiters ELSE {behind} END
             WHERE (l.locked_by = $2) = {IS_LIVE}
                 AND (NOT {IS_OURS} OR (l.token IS NOT NULL
                     AND (l.state IN ('free', 'resting') OR (l.state = 'held' AND jsonb_typeof(l.holder) = 'object'))))
@@ -161,6 +171,7 @@ fn acquire(table: &str) -> String {
                 AND NOT coalesce(l.past, '[]') @> jsonb_build_array(jsonb_build_object('grant', $9))
                 AND coalesce(l.token, 0) < {most} - $4
                 AND {NOW_US} < $7
+                AND (l.locked_by = $2 OR $10 OR {is_next})
             RETURNING l.*)
          SELECT {NOW_US} AS now_us, {NOW_US} >= $7 AS is_late, found.*
          FROM settings LEFT JOIN LATERAL (
@@ -171,7 +182,70 @@ fn acquire(table: &str) -> String {
         settings = settings("$8"),
         key = key(table),
         most = crate::lease::Token::LIMIT,
+        behind = behind(),
+        is_next = is_next(),
         columns = columns(),
+    )
+}
+
+/// The waiters, in the order of their arrival. What is no list counts as none.
+const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waiters ELSE '[]' END)";
+
+/// The place of the claim $9 among them. Without a place it is behind all.
+fn own_place() -> String {
+    format!(
+        "coalesce((SELECT min(o.place) FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS o(waiter, place)
+            WHERE o.waiter->>'claim' = $9), {MOST_WAITERS} + 1)"
+    )
+}
+
+/// The waiters behind the claim $9.
+fn behind() -> String {
+    format!(
+        "(SELECT jsonb_agg(w.waiter ORDER BY w.place)
+            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place) WHERE w.place > {})",
+        own_place()
+    )
+}
+
+/// Whether no waiter is before the claim $9, or the lock has been available for their grace: see
+/// [`grace`](crate::lease::grace). If the clock was set back since the lock was released, this is not known, and the lock
+/// is kept for no waiter.
+fn is_next() -> String {
+    format!(
+        "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
+                * (2 * max(CASE WHEN jsonb_typeof(w.waiter->'polls_ms') = 'number'
+                    THEN least((w.waiter->>'polls_ms')::numeric, {longest})::int8 ELSE 0 END) + {each} * count(*)) <= {NOW}
+            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place)
+            WHERE w.place < {own} HAVING count(*) > 0), true)",
+        longest = LONGEST_PAUSE.as_millis(),
+        each = grace(&[Before { number: 0, polls: Duration::ZERO }]).as_millis(),
+        own = own_place(),
+    )
+}
+
+/// Adds a claim to the waiters, or reads the row. $1 name, $2 its id, $3 the waiter, $4 the pause of a single waiter and
+/// $5 its longest pause in milliseconds, $6 the limit of a wait for the row.
+fn join(table: &str) -> String {
+    let set = format!(
+        "waiters = {WAITERS} || jsonb_build_array($3::jsonb || jsonb_build_object('since_us', {NOW_US},
+            'polls_ms', least(greatest(jsonb_array_length({WAITERS}), 1) * $4, $5)))"
+    );
+    let condition = format!(
+        "({IS_LIVE} OR jsonb_array_length({WAITERS}) > 0) AND jsonb_array_length({WAITERS}) < {MOST_WAITERS}
+            AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))"
+    );
+    changed(table, &set, &condition, "$6")
+}
+
+/// Removes a claim from the waiters. $1 name, $2 its id, $3 the limit of a wait for the row.
+fn leave(table: &str) -> String {
+    format!(
+        "WITH {} UPDATE {table} AS l SET waiters = (SELECT jsonb_agg(w.waiter ORDER BY w.place)
+            FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place) WHERE w.waiter->>'claim' <> $2)
+         FROM settings
+         WHERE l.name = $1 AND {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))",
+        settings("$3")
     )
 }
 
@@ -184,7 +258,7 @@ fn key(table: &str) -> u64 {
 fn renew(table: &str) -> String {
     let until = format!("{NOW} + l.lease_us * interval '1 microsecond'");
     let set = format!("lock_until = {until}, lease_until = {until}");
-    let live = format!("l.token = $3 AND l.state = 'held' AND {UNTIL} > {NOW}");
+    let live = format!("l.locked_by = $2 AND l.token = $3 AND l.state = 'held' AND {UNTIL} > {NOW}");
     changed(table, &set, &live, "$4")
 }
 
@@ -196,15 +270,16 @@ fn release(table: &str) -> String {
          state = CASE WHEN $3 > 0 THEN 'resting' ELSE 'free' END, past = {}",
         past("released", NOW_US)
     );
-    changed(table, &set, "l.state = 'held' AND ($5 IS NULL OR l.token = $5)", "$4")
+    let condition = "l.locked_by = $2 AND l.state = 'held' AND ($5 IS NULL OR l.token = $5)";
+    changed(table, &set, condition, "$4")
 }
 
-/// Changes the row of one grant, or reads what is there instead.
+/// Changes the row of the lock $1, or reads what is there instead.
 fn changed(table: &str, set: &str, condition: &str, timeout: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
             UPDATE {table} AS l SET {set} FROM settings
-            WHERE l.name = $1 AND l.locked_by = $2 AND {condition}
+            WHERE l.name = $1 AND {condition}
             RETURNING l.*)
          SELECT {NOW_US} AS now_us, found.*
          FROM settings LEFT JOIN LATERAL (

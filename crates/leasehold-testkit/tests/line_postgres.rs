@@ -1,0 +1,259 @@
+//! The line of waiters in PostgreSQL: each test fails without its rule.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, StoreOptions, Token, Ttl, deadline,
+};
+use leasehold::url::StoreUrl;
+use leasehold::{Holder, LockName};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::postgres::{psql, table};
+
+/// The ttl of all claims: a grace is longer than any test.
+const TTL: Duration = Duration::from_secs(3_600);
+
+fn lock() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+/// A lock on a table of its own, and the process that holds it.
+struct World {
+    fresh: Fresh,
+    holder: Waiter,
+}
+
+impl World {
+    async fn new() -> Self {
+        let fresh = stores::fresh("postgres");
+        let holder = Waiter::on(&fresh, "holder").await;
+        Self { fresh, holder }
+    }
+
+    async fn waiter(&self, name: &str) -> Waiter {
+        Waiter::on(&self.fresh, name).await
+    }
+
+    async fn joined(&self, name: &str) -> Waiter {
+        let waiter = self.waiter(name).await;
+        let held = waiter.refused().await;
+        waiter.turn(&held).await;
+        waiter
+    }
+
+    async fn set(&self, set: &str) {
+        psql(self.fresh.url(), &format!("UPDATE {} SET {set}", table(self.fresh.url()))).await;
+    }
+
+    /// Lets the waiters' grace last for long, so that it is not over by chance.
+    async fn are_slow(&self) {
+        let slow = r#"waiter || '{"polls_ms": 10000}'"#;
+        self.set(&format!(
+            "waiters = (SELECT jsonb_agg({slow} ORDER BY place)
+                FROM jsonb_array_elements(waiters) WITH ORDINALITY AS w(waiter, place))"
+        ))
+        .await;
+    }
+
+    /// Lets an hour pass since the lock was released, or has lapsed.
+    async fn an_hour_later(&self) {
+        let hour = "interval '1 hour'";
+        self.set(&format!("lock_until = lock_until - {hour}, lease_until = lease_until - {hour}")).await;
+    }
+
+    /// The names of the waiters, in their order.
+    async fn in_line(&self) -> String {
+        let sql = format!(
+            "SELECT string_agg(waiter->'holder'->>'name', ' ' ORDER BY place)
+             FROM {}, jsonb_array_elements(waiters) WITH ORDINALITY AS w(waiter, place)",
+            table(self.fresh.url())
+        );
+        psql(self.fresh.url(), &sql).await
+    }
+}
+
+/// A claim and its store.
+struct Waiter {
+    store: Arc<dyn LeaseStore>,
+    claim: Claim,
+}
+
+impl Waiter {
+    async fn on(fresh: &Fresh, name: &str) -> Self {
+        let url = StoreUrl::parse(fresh.url()).unwrap();
+        let store = leasehold::stores::open(url, StoreOptions::default()).await.unwrap();
+        let holder = Holder { name: name.to_owned(), ..Holder::this_process() };
+        let mut claim = Claim::new(store.env(), lock(), Ttl::new(TTL).unwrap(), holder);
+        claim.waits = true;
+        Self { store, claim }
+    }
+
+    async fn ask(&self) -> AcquireOutcome {
+        self.store.try_acquire(&self.claim).await.unwrap()
+    }
+
+    async fn granted(&self) -> Grant {
+        match self.ask().await {
+            AcquireOutcome::Granted(grant) => grant,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn refused(&self) -> HolderInfo {
+        match self.ask().await {
+            AcquireOutcome::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn turn(&self, held: &HolderInfo) {
+        self.store.turn(&self.claim, held).await.unwrap();
+    }
+
+    async fn release(&self, grant: &mut Grant) {
+        self.store.release(grant, None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let (first, second) = (world.joined("first").await, world.joined("second").await);
+    assert_eq!((first.refused().await.ahead, second.refused().await.ahead), (Some(0), Some(1)));
+    assert_eq!(world.in_line().await, "first second");
+    let status = second.store.inspect(&lock()).await.unwrap();
+    assert_eq!(status.waiters[1].holder.name, "second");
+    assert!(status.waiters[0].waited.is_some());
+    world.joined("third").await;
+    let third = format!("SELECT waiters->2->'polls_ms' FROM {}", table(world.fresh.url()));
+    assert_eq!(psql(world.fresh.url(), &third).await, "1000", "twice as long as the first two");
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    for other in [second.refused().await, world.waiter("newcomer").await.refused().await] {
+        assert!(other.reserved, "{other:?}");
+        assert_eq!(other.holder.as_ref().map(|holder| &*holder.name), Some("first"));
+    }
+    let mut grant = first.granted().await;
+    assert_eq!(world.in_line().await, "second third");
+    // A copy of the request arrives again.
+    let again = first.granted().await;
+    assert_eq!((again.token, &*world.in_line().await), (grant.token, "second third"));
+    first.release(&mut grant).await;
+    second.granted().await;
+    assert_eq!(world.in_line().await, "third");
+}
+
+#[tokio::test]
+async fn a_dead_waiter_is_passed_over_after_its_grace() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let dead = world.joined("dead").await;
+    let next = world.joined("next").await;
+    let last = world.joined("last").await;
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    assert!(next.refused().await.reserved);
+    world.an_hour_later().await;
+    let mut grant = next.granted().await;
+    assert_eq!(world.in_line().await, "last", "the dead waiter has lost its place");
+    // It is alive after all, and joins at the end.
+    dead.turn(&dead.refused().await).await;
+    assert_eq!(world.in_line().await, "last dead");
+    next.release(&mut grant).await;
+    last.granted().await;
+}
+
+#[tokio::test]
+async fn the_grace_counts_from_the_end_of_a_lapsed_lease() {
+    let world = World::new().await;
+    world.holder.granted().await;
+    world.joined("dead").await;
+    let next = world.joined("next").await;
+    world.are_slow().await;
+    world.set("lock_until = timezone('utc', clock_timestamp()), lease_until = locked_at").await;
+    assert!(next.refused().await.reserved);
+    world.an_hour_later().await;
+    next.granted().await;
+}
+
+#[tokio::test]
+async fn after_a_step_of_the_clock_the_lock_is_kept_for_no_waiter() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    world.joined("dead").await;
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    let newcomer = world.waiter("newcomer").await;
+    assert!(newcomer.refused().await.reserved);
+    let hour = "interval '1 hour'";
+    world.set(&format!("lock_until = lock_until + {hour}, lease_until = lease_until + {hour}")).await;
+    newcomer.granted().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_barges_takes_a_reserved_lock_and_leaves_the_line_alone() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let first = world.joined("first").await;
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    let mut barging = world.waiter("barging").await;
+    barging.claim.barges = true;
+    let mut grant = barging.granted().await;
+    assert_eq!(world.in_line().await, "first");
+    barging.release(&mut grant).await;
+    first.granted().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_withdrawn_leaves_the_line() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let (first, second) = (world.joined("first").await, world.joined("second").await);
+    let mut withdrawn = Grant {
+        name: lock(),
+        token: Token::default(),
+        after: None,
+        id: first.claim.id,
+        ttl: first.claim.ttl,
+        deadline: deadline(first.claim.ttl, first.store.env().now()),
+        memo: None,
+    };
+    world.are_slow().await;
+    first.store.release(&mut withdrawn, None).await.unwrap();
+    assert_eq!(world.in_line().await, "second");
+    world.holder.release(&mut grant).await;
+    second.granted().await;
+}
+
+#[tokio::test]
+async fn a_line_that_was_damaged_by_hand_delays_no_one_for_long() {
+    let world = World::new().await;
+    for (damaged, joins) in [
+        ("'7'", true),
+        ("'{}'", true),
+        ("'null'", true),
+        ("NULL", true),
+        (r#"'[7, {"polls_ms":"x"}, {"polls_ms":-1}, {"polls_ms":1e300}, {"polls_ms":0.5}]'"#, true),
+        ("(SELECT jsonb_agg(n) FROM generate_series(1, 64) AS n)", false),
+    ] {
+        let mut grant = world.holder.granted().await;
+        world.set(&format!("waiters = {damaged}")).await;
+        let waiter = world.waiter("waiter").await;
+        let held = waiter.refused().await;
+        if joins {
+            waiter.turn(&held).await;
+            assert!(waiter.refused().await.ahead.is_some(), "{damaged}");
+        }
+        world.holder.release(&mut grant).await;
+        world.an_hour_later().await;
+        let mut grant = waiter.granted().await;
+        waiter.release(&mut grant).await;
+        assert_eq!(world.in_line().await, "");
+        // The claims of the next round have been granted before.
+        psql(world.fresh.url(), &format!("DELETE FROM {}", table(world.fresh.url()))).await;
+    }
+}

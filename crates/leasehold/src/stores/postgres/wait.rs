@@ -1,0 +1,113 @@
+//! How a waiter waits: it joins the waiters in the lock's row, and polls.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::acquire::as_json;
+use super::errors::Effect;
+use super::leases::{PostgresLeases, cell, milliseconds, number, only};
+use super::record::Record;
+use super::rules;
+use super::statements::Parameter;
+use super::{POLL_INTERVAL, STORE_TIMEOUT};
+use crate::error::StoreError;
+use crate::lease::{self, Claim, HolderInfo, Id, Ttl, attempt_limit};
+use crate::retry::RetryBudget;
+use crate::runtime::pacing::Pacing;
+use crate::types::LockName;
+
+impl PostgresLeases {
+    /// Polls until the lock is no longer as it was `seen`.
+    pub(super) async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
+        loop {
+            let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+            let record = self.record(name, &mut budget).await?;
+            pacing.looked(budget.had_trouble());
+            let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
+            let (now, turns) = (self.env.now(), rules::turns(&record, POLL_INTERVAL));
+            let pause = pacing.pause(now, seen.token, turns, Some(record.left()), &self.env.random);
+            self.env.sleep(pause).await;
+        }
+    }
+
+    /// Waits until the lock is no longer as it was `seen`, or `claim` has a new place among the waiters.
+    pub(super) async fn until_turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        if claim.barges {
+            return self.until_changed(&claim.name, seen).await;
+        }
+        let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
+        let mut has_place = seen.ahead.is_some();
+        loop {
+            let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
+            let record = match has_place {
+                true => self.record(&claim.name, &mut budget).await?,
+                false => match self.join(claim, &mut budget).await? {
+                    // The caller reports its place.
+                    (true, _) => return Ok(()),
+                    (false, record) => record,
+                },
+            };
+            pacing.looked(budget.had_trouble());
+            let Some(record) = record else { return Ok(()) };
+            has_place = rules::ahead(claim, &record).is_some();
+            let pause = match rules::reserved(claim, &record) {
+                Some(kept) if seen.reserved => {
+                    let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
+                    pacing.until(pause, kept.lapses_within, &self.env.random)
+                }
+                None if rules::is_still(&record, seen) => {
+                    let turns = rules::turns(&record, POLL_INTERVAL).of_the_next();
+                    let pause = pacing.pause(self.env.now(), seen.token, turns, None, &self.env.random);
+                    let pause = lease::pause(pause, rules::ahead(claim, &record).unwrap_or(0), claim.ttl);
+                    let due = record.left().saturating_add(rules::grace_before(claim, &record));
+                    pacing.until(pause, Some(due), &self.env.random)
+                }
+                Some(_) | None => return Ok(()),
+            };
+            self.env.sleep(pause).await;
+        }
+    }
+
+    /// Adds `claim` to the waiters. Returns whether it was added, and the lock's row. Only a lock that is not free has
+    /// waiters, and not more than [`MOST_WAITERS`](lease::MOST_WAITERS).
+    async fn join(
+        &self,
+        claim: &Claim,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<(bool, Option<Record>), StoreError> {
+        let id = claim.id.to_string();
+        let holder = as_json(&claim.holder.of_the_past())?;
+        let waiter = format!(r#"{{"claim":"{id}","holder":{holder}}}"#);
+        let in_ms = |pause: Duration| number(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));
+        let (single, longest) = (in_ms(POLL_INTERVAL.max), in_ms(lease::longest_pause(claim.ttl)));
+        let timeout = milliseconds(attempt_limit(claim.ttl));
+        let parameters: [Parameter<'_>; 6] = [
+            (&claim.name.as_str(), Type::TEXT),
+            (&id, Type::TEXT),
+            (&waiter, Type::TEXT),
+            (&single, Type::INT8),
+            (&longest, Type::INT8),
+            (&timeout, Type::TEXT),
+        ];
+        let rows = self.rows(Effect::Writes, &self.statements.join, &parameters, budget).await?;
+        let row = only(&rows)?;
+        let is_changed: Option<bool> = cell(row, "is_changed")?;
+        let record = is_changed.map(|_| self.parsed(row, &claim.name)).transpose()?;
+        Ok((is_changed == Some(true), record))
+    }
+
+    /// Removes `claim` from the waiters for `name`.
+    pub(super) async fn leave(
+        &self,
+        name: &LockName,
+        claim: Id,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<(), StoreError> {
+        let (id, timeout) = (claim.to_string(), milliseconds(attempt_limit(Ttl::DEFAULT)));
+        let parameters: [Parameter<'_>; 3] =
+            [(&name.as_str(), Type::TEXT), (&id, Type::TEXT), (&timeout, Type::TEXT)];
+        self.rows(Effect::Writes, &self.statements.leave, &parameters, budget).await.map(drop)
+    }
+}
