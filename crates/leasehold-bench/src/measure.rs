@@ -90,9 +90,11 @@ impl Run<'_> {
     /// measured ones.
     async fn prepare(&self, contender: &Contender, lock: &str) -> Result<(), Trouble> {
         match self.scenario {
-            Scenario::Uncontended | Scenario::Tasks | Scenario::Processes | Scenario::HandOff => {
-                contend::take_once(contender, lock, &self.way().await?).await
-            }
+            Scenario::Uncontended
+            | Scenario::Tasks
+            | Scenario::Processes
+            | Scenario::HandOff
+            | Scenario::Waiters => contend::take_once(contender, lock, &self.way().await?).await,
             _ => Ok(()),
         }
     }
@@ -101,9 +103,11 @@ impl Run<'_> {
         self.prepare(contender, lock).await?;
         let mut way = self.way().await?;
         match self.scenario {
-            Scenario::Uncontended | Scenario::Tasks | Scenario::Processes | Scenario::HandOff => {
-                contend::measure(self, contender, lock, &mut way).await
-            }
+            Scenario::Uncontended
+            | Scenario::Tasks
+            | Scenario::Processes
+            | Scenario::HandOff
+            | Scenario::Waiters => contend::measure(self, contender, lock, &mut way).await,
             Scenario::Recovery => recovery::measure(self, contender, lock, round, &way).await,
             Scenario::Many => many::measure(self, contender, lock, &mut way).await,
             Scenario::Run => command::measure(self, contender, lock, &way).await,

@@ -63,6 +63,9 @@ impl Scenario {
             Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
             Self::Fairness => &[JAIN_TASKS, JAIN_PROCESSES, LONGEST_WAIT, STARVED],
+            Self::Waiters => {
+                &[REQUESTS, HAND_OFF_P50, HAND_OFF_P90, HAND_OFFS, JAIN_PROCESSES, LONGEST_WAIT, STARVED]
+            }
         }
     }
 }

@@ -133,7 +133,7 @@ impl Options {
     pub(crate) fn measured(&self, scenario: Scenario) -> Duration {
         let usual = match scenario {
             Scenario::Uncontended => 3.0,
-            Scenario::Many => 40.0,
+            Scenario::Many | Scenario::Waiters => 40.0,
             _ => 5.0,
         };
         Duration::from_secs_f64(self.seconds.unwrap_or(usual))

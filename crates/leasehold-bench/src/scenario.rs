@@ -18,6 +18,7 @@ pub(crate) enum Scenario {
     Run,
     /// Has no run of its own: it is computed from those of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
     Fairness,
+    Waiters,
 }
 
 impl Scenario {
@@ -30,6 +31,7 @@ impl Scenario {
         Self::Many,
         Self::Run,
         Self::Fairness,
+        Self::Waiters,
     ];
 
     /// Its letter on the command line.
@@ -43,6 +45,7 @@ impl Scenario {
             Self::Many => "f",
             Self::Run => "g",
             Self::Fairness => "h",
+            Self::Waiters => "i",
         }
     }
 
@@ -56,6 +59,7 @@ impl Scenario {
             Self::Many => "many",
             Self::Run => "run",
             Self::Fairness => "fairness",
+            Self::Waiters => "waiters",
         }
     }
 
@@ -69,6 +73,7 @@ impl Scenario {
             Self::Many => "One process holds 10,000 locks",
             Self::Run => "A command under a lock",
             Self::Fairness => "How evenly those who wait are served",
+            Self::Waiters => "16 processes take turns, each for half a second",
         }
     }
 
@@ -99,6 +104,7 @@ impl Scenario {
             Self::Many => &[Self::Many],
             Self::Run => &[Self::Run],
             Self::Fairness => &[Self::Tasks, Self::Processes],
+            Self::Waiters => &[Self::Waiters],
         }
     }
 

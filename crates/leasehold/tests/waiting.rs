@@ -69,8 +69,7 @@ async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
         waiter.env.sleep(SECOND * 60).await;
         let counts = waiter.network.counts();
         assert_eq!(counts.writes, 2, "a waiter joins the line and marks the lock's record, and then reads");
-        // If the lease can lapse within the longest pause, the waiter looks when it can.
-        let longest = POLL_INTERVAL.max.min(Ttl::new(ttl).unwrap().contender_span() * 2 / 3);
+        let longest = POLL_INTERVAL.max.min(ttl / 3);
         let most = 60.0 / longest.as_secs_f64() * 1.1 + 12.0;
         assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
         guard.check().unwrap();

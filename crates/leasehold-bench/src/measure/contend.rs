@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{END, READY, Run, now_us, start};
 use crate::environment::Way;
-use crate::events::{Fairness, Window, cycles_ms, hand_offs_ms, overlaps};
+use crate::events::{Event, Fairness, Window, cycles_ms, hand_offs_ms, overlaps};
 use crate::metrics::{
     CYCLE_P50, CYCLE_P99, HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, JAIN_PROCESSES, JAIN_TASKS,
     LONGEST_WAIT, OPS, REQUESTS, STARVED,
@@ -34,6 +34,7 @@ impl Load {
             Scenario::Tasks => (1, 100, 0),
             Scenario::Processes => (16, 8, 2),
             Scenario::HandOff => (4, 1, 5),
+            Scenario::Waiters => (16, 1, 500),
             _ => (1, 1, 0),
         };
         Self { processes, tasks, hold: Duration::from_millis(hold_ms) }
@@ -101,14 +102,11 @@ pub(super) async fn measure(
             sample.note(CYCLE_P50.name, p50);
             sample.note(CYCLE_P99.name, p99);
         }
-        Scenario::HandOff => {
-            let mut hand_offs = hand_offs_ms(&events, window);
-            sample.note(HAND_OFFS.name, Some(hand_offs.len() as f64));
-            for (metric, percent) in [(HAND_OFF_P50, 50.0), (HAND_OFF_P90, 90.0), (HAND_OFF_P99, 99.0)] {
-                sample.note(metric.name, percentile(&mut hand_offs, percent));
-            }
-        }
+        Scenario::HandOff => note_hand_offs(&mut sample, &events, window),
         _ => {
+            if run.scenario == Scenario::Waiters {
+                note_hand_offs(&mut sample, &events, window);
+            }
             let end = begin + Duration::from_secs_f64(seconds).as_micros() as u64;
             let fairness = Fairness::of(&events, load.processes, load.tasks, begin, end);
             sample.note(STARVED.name, Some(fairness.starved as f64));
@@ -120,6 +118,14 @@ pub(super) async fn measure(
         }
     }
     Ok(sample)
+}
+
+fn note_hand_offs(sample: &mut Sample, events: &[Event], window: Window) {
+    let mut hand_offs = hand_offs_ms(events, window);
+    sample.note(HAND_OFFS.name, Some(hand_offs.len() as f64));
+    for (metric, percent) in [(HAND_OFF_P50, 50.0), (HAND_OFF_P90, 90.0), (HAND_OFF_P99, 99.0)] {
+        sample.note(metric.name, percentile(&mut hand_offs, percent));
+    }
 }
 
 /// One task acquires the lock once.
@@ -138,11 +144,7 @@ pub(super) async fn take_once(contender: &Contender, lock: &str, way: &Way<'_>) 
     program.end(END).await
 }
 
-async fn read(
-    process: u32,
-    mut program: Program,
-    limit: Duration,
-) -> Result<(Program, Vec<crate::events::Event>), Trouble> {
+async fn read(process: u32, mut program: Program, limit: Duration) -> Result<(Program, Vec<Event>), Trouble> {
     let events = program.events(process, limit).await?;
     Ok((program, events))
 }

@@ -130,7 +130,7 @@ impl TestStore for DynamoDb {
     fn bench(&self) -> Bench {
         Bench {
             title: "DynamoDB (DynamoDB Local)",
-            scenarios: "abcdef",
+            scenarios: "abcdefi",
             server: Some(|folder| measured(&Local { in_memory: true }, folder)),
         }
     }

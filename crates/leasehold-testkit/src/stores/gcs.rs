@@ -91,7 +91,7 @@ impl TestStore for Gcs {
     fn bench(&self) -> Bench {
         Bench {
             title: "GCS (fake-gcs-server)",
-            scenarios: "abcde",
+            scenarios: "abcdei",
             server: Some(|folder| measured(&FakeGcsServer, folder)),
         }
     }

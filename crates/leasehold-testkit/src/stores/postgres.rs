@@ -87,7 +87,7 @@ impl TestStore for Postgres {
     fn bench(&self) -> Bench {
         Bench {
             title: "PostgreSQL",
-            scenarios: "abcdef",
+            scenarios: "abcdefi",
             server: Some(|folder: &Path| {
                 Box::pin(async move { Ok(Box::new(PostgresServer::start_below(folder).await?) as _) })
             }),

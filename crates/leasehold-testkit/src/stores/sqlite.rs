@@ -72,7 +72,7 @@ impl TestStore for Sqlite {
     }
 
     fn bench(&self) -> Bench {
-        Bench { title: "SQLite (a file)", scenarios: "abcdefg", server: None }
+        Bench { title: "SQLite (a file)", scenarios: "abcdefgi", server: None }
     }
 }
 

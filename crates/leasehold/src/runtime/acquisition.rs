@@ -150,10 +150,9 @@ enum Next {
 impl Contender {
     async fn contend(mut self) {
         let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
-        let (fifo, poll_interval) = (capabilities.fifo, capabilities.poll_interval);
-        self.turn.policy(|policy, _| policy.wanted(now, poll_interval, self.claim.ttl));
-        self.claim.looks =
-            fifo && self.turn.policy(|policy, _| policy.looks(now, poll_interval)).unwrap_or_default();
+        self.turn.policy(|policy, _| policy.wanted(now, &capabilities, self.claim.ttl));
+        let looks = self.turn.policy(|policy, _| policy.looks(now, capabilities.poll_interval));
+        self.claim.looks = capabilities.fifo && looks.unwrap_or_default();
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
@@ -204,7 +203,7 @@ impl Contender {
                 },
                 Next::Wait(held) => {
                     outage.end();
-                    self.turn.policy(|policy, _| policy.refused(&held));
+                    self.turn.policy(|policy, _| policy.refused());
                     self.turn.tell(held.clone());
                     if let Some(on_wait) = &self.on_wait {
                         on_wait(&held);

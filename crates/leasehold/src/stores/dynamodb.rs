@@ -36,7 +36,7 @@ use self::config::{Location, NewTable};
 use self::dialect::Dialect;
 use self::errors::{Meaning, Operation, Place, meaning};
 use self::expression::Expression;
-use self::item::{Item, VERSION};
+use self::item::{Item, LINE_SUFFIX, VERSION};
 use super::aws::requests::Requests;
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
@@ -127,9 +127,9 @@ impl DynamoDb {
         format!("{}{name}", self.prefix)
     }
 
-    /// The key of the item with a lock's line of waiters. No lock's name contains `//`.
+    /// The key of the item with a lock's line of waiters.
     fn line_key(&self, name: &LockName) -> String {
-        self.key(&format!("{name}//line"))
+        self.key(&format!("{name}{LINE_SUFFIX}"))
     }
 
     fn found(&self, key: &str, item: &Item) -> Result<Found, Fault> {

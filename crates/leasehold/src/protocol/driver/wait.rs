@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::super::record::{Record, RecordState};
+use super::super::record::RecordState;
 use super::super::record_cache::Observation;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Claim, HolderInfo, Ttl, Watch};
-use crate::runtime::pacing::{Pacing, Turns};
+use crate::runtime::pacing::{Pacing, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
 
@@ -29,13 +29,15 @@ impl Watch for RegisterLeases {
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
             let (ahead, grace) = claim.place.before(claim.id, served);
+            // After a conflict with another process that joined, this one tries again soon.
+            let ahead = if claim.place.conflicts(claim.id) > 0 { 0 } else { ahead };
             // When the lock can be this claim's, if those before it do not take it.
             let due = match seen.reserved {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
             };
-            let turns = self.turns(observation.as_ref()).of_the_next();
-            let pause = pacing.pause(self.now(), held.token, turns, None, &env.random);
+            let age = self.held_for(observation.as_ref());
+            let pause = pacing.pause(self.now(), held.token, age, None, &env.random);
             // Waiters join the line in the order of their arrival, so the first poll comes soon.
             let joins_next = is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
@@ -68,10 +70,10 @@ impl Watch for RegisterLeases {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
-        let mut turns = self.turns(self.known.recall(name).as_ref());
+        let mut age = self.held_for(self.known.recall(name).as_ref());
         let mut held = seen.clone();
         loop {
-            env.sleep(pacing.pause(self.now(), held.token, turns, held.lapses_within, &env.random)).await;
+            env.sleep(pacing.pause(self.now(), held.token, age, held.lapses_within, &env.random)).await;
             // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
             // only one of the waiters can be granted the lock.
             let (sight, had_trouble, _) = self.poll(name, None).await?;
@@ -81,7 +83,7 @@ impl Watch for RegisterLeases {
                 _ => return Ok(()),
             }
             pacing.looked(had_trouble);
-            turns = self.turns(sight.observation.as_ref());
+            age = self.held_for(sight.observation.as_ref());
         }
     }
 }
@@ -108,15 +110,13 @@ impl RegisterLeases {
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
 
-    /// What a record tells waiters about the length of the hold.
-    pub(super) fn turns(&self, observation: Option<&Observation>) -> Turns {
+    /// How long the lock has certainly been held.
+    pub(super) fn held_for(&self, observation: Option<&Observation>) -> Duration {
         match observation.map(|observation| &observation.record) {
             Some(record) if record.state == RecordState::Held => {
-                let poll_interval = self.records.capabilities().poll_interval;
-                let Record { holder, granted_at_us, history, .. } = record;
-                Turns::of(holder, *granted_at_us, history, self.store_time(), poll_interval)
+                held_for(record.granted_at_us, self.store_time())
             }
-            _ => Turns::default(),
+            _ => Duration::ZERO,
         }
     }
 }

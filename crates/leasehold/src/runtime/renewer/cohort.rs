@@ -37,10 +37,7 @@ impl CohortGrant {
     pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
         let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
-            && self
-                .turn
-                .policy(|policy, _| policy.goes_on(now, capabilities.poll_interval, grant.ttl))
-                .unwrap_or_default();
+            && self.turn.policy(|policy, _| policy.goes_on(now, capabilities, grant.ttl)).unwrap_or_default();
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
@@ -68,11 +65,7 @@ impl CohortGrant {
             if let Some(tokens) = &self.tokens {
                 policy.used(tokens);
             }
-            if capabilities.fifo {
-                policy.released_in_line();
-            } else {
-                policy.released(now, capabilities.poll_interval, grant.ttl, awaited);
-            }
+            policy.released(now, capabilities, grant.ttl, awaited);
         });
     }
 

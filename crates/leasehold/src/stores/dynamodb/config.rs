@@ -1,7 +1,7 @@
 //! The settings in a store URL, checked by DynamoDB's rules.
 
 use super::dialect::Dialect;
-use super::item::{ATTRIBUTES, KEY};
+use super::item::{ATTRIBUTES, KEY, LINE_SUFFIX};
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::access::{Access, Service, arn};
@@ -16,8 +16,8 @@ pub(super) const SERVICE: Service = Service {
 
 /// The longest partition key, in bytes.
 const MAX_KEY_BYTES: usize = 2_048;
-/// The longest prefix: `/` and the longest name must fit after it.
-const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES;
+/// The longest prefix: `/`, the longest name and the suffix of its line must fit after it.
+const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES - LINE_SUFFIX.len();
 
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ fn checked_prefix(path: &str) -> Result<String, Error> {
         return Ok(String::new());
     }
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {
-        "is longer than 1,791 bytes"
+        "is longer than 1,785 bytes"
     } else if prefix.chars().any(crate::types::is_unprintable) {
         "contains a control or invisible character"
     } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
@@ -289,8 +289,9 @@ mod tests {
             assert!(!error.help().is_empty() || url.contains("create"), "{url}: {error:?}");
         }
         let longest = format!("dynamodb://table/{}", "x".repeat(MAX_PREFIX_BYTES));
-        assert_eq!(read(&longest).unwrap().prefix.len() + LockName::MAX_BYTES, MAX_KEY_BYTES);
-        assert!(read(&format!("{longest}x")).unwrap_err().to_string().contains("1,791"));
+        let key_bytes = read(&longest).unwrap().prefix.len() + LockName::MAX_BYTES + LINE_SUFFIX.len();
+        assert_eq!(key_bytes, MAX_KEY_BYTES);
+        assert!(read(&format!("{longest}x")).unwrap_err().to_string().contains("1,785"));
         let error = read("dynamodb://AKIA:hunter2@table").unwrap_err();
         assert!(!format!("{error:?}").contains("hunter2") && error.to_string().contains("credentials"));
     }

@@ -40,6 +40,9 @@ pub(super) const SERVED: &str = "served";
 /// The line of waiters, in JSON, in an item of its own.
 pub(super) const LINE: &str = "line";
 
+/// The end of the key of that item, after the lock's name. No lock's name contains `//`.
+pub(super) const LINE_SUFFIX: &str = "//line";
+
 /// All attributes of locks and lines.
 pub(super) const ATTRIBUTES: &[&str] = &[
     KEY, OWNER, LEASE, VERSION, RELEASED, TOKEN, RENEWED, HOLDER, HISTORY, OURS, SEEN, AWAITED, SERVED, LINE,

@@ -6,11 +6,10 @@ use std::time::Duration;
 use super::record::{Record, State};
 use crate::clock::StoreTime;
 use crate::lease::{
-    self, Before, Claim, End, HolderInfo, Id, LONGEST_PAUSE, Loss, LossReason, PollInterval, Released,
-    Status, Token, grace,
+    self, Before, Claim, End, HolderInfo, Id, LONGEST_PAUSE, Loss, LossReason, Released, Status, Token, grace,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
-use crate::runtime::pacing::Turns;
+use crate::runtime::pacing;
 use crate::types::LockName;
 
 /// What to do about a claim that was not granted.
@@ -158,14 +157,13 @@ pub(super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
         && (now.token.is_some() || now.holder == seen.holder)
 }
 
-/// What the row tells those who wait.
-pub(super) fn turns(record: &Record, poll_interval: PollInterval) -> Turns {
+/// How long the lock has been held.
+pub(super) fn held_for(record: &Record) -> Duration {
     match &record.state {
-        State::Held { holder, .. } | State::Foreign { holder } => {
-            let clock = Some(StoreTime::exactly(record.now_us));
-            Turns::of(holder, record.from_us, &record.past, clock, poll_interval)
+        State::Held { .. } | State::Foreign { .. } => {
+            pacing::held_for(record.from_us, Some(StoreTime::exactly(record.now_us)))
         }
-        State::Cooldown { .. } | State::Free { .. } => Turns::default(),
+        State::Cooldown { .. } | State::Free { .. } => Duration::ZERO,
     }
 }
 

@@ -26,8 +26,8 @@ impl PostgresLeases {
             let record = self.record(name, &mut budget).await?;
             pacing.looked(budget.had_trouble());
             let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
-            let (now, turns) = (self.env.now(), rules::turns(&record, POLL_INTERVAL));
-            let pause = pacing.pause(now, seen.token, turns, Some(record.left()), &self.env.random);
+            let (now, age) = (self.env.now(), rules::held_for(&record));
+            let pause = pacing.pause(now, seen.token, age, Some(record.left()), &self.env.random);
             self.env.sleep(pause).await;
         }
     }
@@ -58,8 +58,8 @@ impl PostgresLeases {
                     pacing.until(pause, kept.lapses_within, &self.env.random)
                 }
                 None if rules::is_still(&record, seen) => {
-                    let turns = rules::turns(&record, POLL_INTERVAL).of_the_next();
-                    let pause = pacing.pause(self.env.now(), seen.token, turns, None, &self.env.random);
+                    let age = rules::held_for(&record);
+                    let pause = pacing.pause(self.env.now(), seen.token, age, None, &self.env.random);
                     let pause = lease::pause(pause, rules::ahead(claim, &record).unwrap_or(0), claim.ttl);
                     let due = record.left().saturating_add(rules::grace_before(claim, &record));
                     pacing.until(pause, Some(due), &self.env.random)

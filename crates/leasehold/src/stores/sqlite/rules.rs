@@ -15,7 +15,7 @@ use crate::lease::{
     Token,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
-use crate::runtime::pacing::Turns;
+use crate::runtime::pacing;
 use crate::types::LockName;
 
 /// How many past grants a row contains.
@@ -371,14 +371,11 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
     held
 }
 
-/// What the row tells waiters about the length of the hold.
-pub(super) fn turns(record: &Record, now: Moment, poll_interval: PollInterval) -> Turns {
+/// How long the lock has been held.
+pub(super) fn held_for(record: &Record, now: Moment) -> Duration {
     match &record.state {
-        State::Held(hold) => {
-            let clock = Some(StoreTime::exactly(now.wall_us()));
-            Turns::of(&hold.holder, Some(hold.granted_us), &record.history, clock, poll_interval)
-        }
-        State::Cooldown(_) | State::Free => Turns::default(),
+        State::Held(hold) => pacing::held_for(Some(hold.granted_us), Some(StoreTime::exactly(now.wall_us()))),
+        State::Cooldown(_) | State::Free => Duration::ZERO,
     }
 }
 

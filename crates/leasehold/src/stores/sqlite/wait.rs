@@ -14,7 +14,7 @@ use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, waiters};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::{Claim, HolderInfo, Token, Watch};
-use crate::runtime::pacing::{Pacing, Turns};
+use crate::runtime::pacing::Pacing;
 use crate::types::LockName;
 
 #[async_trait]
@@ -38,7 +38,7 @@ impl Watch for SqliteLeases {
                 (Standing::JustDied, _) => self.note_death(&claim.name).await?,
                 (Standing::Taken(left), _) => {
                     let now = self.env.now();
-                    let pause = pacing.pause(now, poll.token, poll.turns, Some(left), &self.env.random);
+                    let pause = pacing.pause(now, poll.token, poll.held_for, Some(left), &self.env.random);
                     self.env.sleep(pause).await;
                 }
             }
@@ -52,16 +52,16 @@ impl Watch for SqliteLeases {
             let look = move |record: Option<Record>, machine: &Machine, now: Moment| {
                 let same = record
                     .filter(|record| Some(record.token) == token && record.is_in_cooldown() == in_cooldown);
-                same.map_or((Standing::Free, Turns::default()), |record| {
-                    (rules::standing(&record, machine, now), rules::turns(&record, now, POLL_INTERVAL))
+                same.map_or((Standing::Free, Duration::ZERO), |record| {
+                    (rules::standing(&record, machine, now), rules::held_for(&record, now))
                 })
             };
             match self.read(name, Purpose::Poll, look).await? {
                 (Standing::Free | Standing::Lapsed(_), _) => return Ok(()),
                 (Standing::JustDied, _) => self.note_death(name).await?,
-                (Standing::Taken(left), turns) => {
+                (Standing::Taken(left), held_for) => {
                     let now = self.env.now();
-                    self.env.sleep(pacing.pause(now, token, turns, Some(left), &self.env.random)).await;
+                    self.env.sleep(pacing.pause(now, token, held_for, Some(left), &self.env.random)).await;
                 }
             }
         }
@@ -77,14 +77,14 @@ impl SqliteLeases {
             let now = env.now();
             let mut poll = Poll {
                 standing: Standing::Free,
-                turns: Turns::default(),
+                held_for: Duration::ZERO,
                 token: None,
                 in_cooldown: false,
                 kept: None,
             };
             if let Some(record) = record {
                 poll.standing = rules::standing(&record, &machine, now);
-                poll.turns = rules::turns(&record, now, POLL_INTERVAL);
+                poll.held_for = rules::held_for(&record, now);
                 (poll.token, poll.in_cooldown) = (Some(record.token), record.is_in_cooldown());
             }
             if matches!(poll.standing, Standing::Free | Standing::Lapsed(_)) {
@@ -99,7 +99,7 @@ impl SqliteLeases {
 /// What a waiter reads.
 struct Poll {
     standing: Standing,
-    turns: Turns,
+    held_for: Duration,
     token: Option<Token>,
     in_cooldown: bool,
     /// For how long the free lock is kept for another waiter.

@@ -1,0 +1,203 @@
+//! A lock with several waiters, on a virtual clock: what the waits cost, and how long the lock is idle.
+//!
+//! `cargo test --workspace --all-features --lib pacing -- --nocapture what_waiting_costs` prints the table.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::*;
+use crate::clock::micros;
+use crate::lease::{MOST_WAITERS, Ttl, pause};
+
+/// The duration of a request, which takes effect in the middle.
+const ROUND_TRIP: Duration = Duration::from_millis(30);
+/// The uncertainty of a `Date`.
+const DOUBT: Duration = Duration::from_secs(1);
+
+/// Whether waiters have a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    None,
+    Line,
+}
+
+struct Waiter {
+    pacing: Pacing,
+    clock_error: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Release,
+    /// A read takes effect.
+    Read(usize),
+    /// Its answer: the version that was seen free, or `None`.
+    Answer(usize, Option<usize>),
+    /// A write over this version takes effect.
+    Write(usize, usize),
+}
+
+struct Lock {
+    /// Counts grants and releases: the lock is free if this is odd.
+    version: usize,
+    granted_us: u64,
+    released: Duration,
+    /// The waiters that have joined, the first one first.
+    line: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Told {
+    reads: usize,
+    writes: usize,
+    /// The times from each release to the next grant.
+    idle: Vec<Duration>,
+    /// Who was granted the lock.
+    grants: Vec<usize>,
+    /// In the order of joining.
+    joined: Vec<usize>,
+}
+
+/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other.
+fn drain(order: Order, waiters: usize, hold: Duration, seed: u64) -> Told {
+    let random = Random::seeded(seed);
+    let mut told = Told::default();
+    let mut events = BinaryHeap::new();
+    let upper_us = |now: Duration, error: Duration| micros(now + error);
+    let mut lock = Lock {
+        version: 0,
+        granted_us: upper_us(Duration::ZERO, DOUBT.mul_f64(random.fraction())),
+        released: Duration::ZERO,
+        line: Vec::new(),
+    };
+    events.push(Reverse((hold, Event::Release)));
+    // Each waiter is refused while the first holder has the lock, and starts to wait.
+    let mut all: Vec<_> = (0..waiters)
+        .map(|waiter| {
+            let came = hold.min(SECOND).mul_f64(random.fraction());
+            events.push(Reverse((came, Event::Answer(waiter, None))));
+            let clock_error = DOUBT.mul_f64(random.fraction());
+            Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), clock_error }
+        })
+        .collect();
+    while told.idle.len() < waiters {
+        let Reverse((now, event)) = events.pop().unwrap();
+        match event {
+            Event::Release => (lock.version, lock.released) = (lock.version + 1, now),
+            Event::Read(waiter) => {
+                told.reads += 1;
+                let is_free = lock.version % 2 == 1;
+                if order == Order::Line && !lock.line.contains(&waiter) && !is_free {
+                    told.reads += 1;
+                    if lock.line.len() < MOST_WAITERS {
+                        told.writes += 1;
+                        lock.line.push(waiter);
+                        told.joined.push(waiter);
+                    }
+                }
+                events.push(Reverse((
+                    now + ROUND_TRIP / 2,
+                    Event::Answer(waiter, is_free.then_some(lock.version)),
+                )));
+            }
+            // The line is read once more: another waiter is before this one.
+            Event::Answer(waiter, Some(_)) if order == Order::Line && lock.line.first() != Some(&waiter) => {
+                told.reads += 1;
+                let ahead = lock.line.iter().take_while(|first| **first != waiter).count();
+                let wait = pause(POLL_INTERVAL.max / 4, ahead, Ttl::DEFAULT);
+                all[waiter].pacing = Pacing::new(POLL_INTERVAL, at(now));
+                events.push(Reverse((now + ROUND_TRIP + wait + ROUND_TRIP / 2, Event::Read(waiter))));
+            }
+            Event::Answer(waiter, Some(version)) => {
+                told.writes += 1;
+                let line_read = if order == Order::Line { ROUND_TRIP } else { Duration::ZERO };
+                told.reads += usize::from(order == Order::Line);
+                events.push(Reverse((now + line_read + ROUND_TRIP / 2, Event::Write(waiter, version))));
+            }
+            Event::Answer(waiter, None) => {
+                let Waiter { pacing, clock_error } = &mut all[waiter];
+                let hi_us = upper_us(now, *clock_error);
+                let clock = Some(StoreTime::between(hi_us.saturating_sub(micros(DOUBT)), hi_us));
+                let age = held_for(Some(lock.granted_us), clock);
+                let next = pacing.pause(at(now), Token::new(lock.version as u64), age, None, &random);
+                let next = match order {
+                    Order::None => next,
+                    Order::Line => pause(
+                        next,
+                        lock.line.iter().take_while(|first| **first != waiter).count(),
+                        Ttl::DEFAULT,
+                    ),
+                };
+                events.push(Reverse((now + next + ROUND_TRIP / 2, Event::Read(waiter))));
+            }
+            Event::Write(waiter, version) if version == lock.version => {
+                lock.version += 1;
+                lock.granted_us = upper_us(now, all[waiter].clock_error);
+                lock.line.retain(|first| *first != waiter);
+                told.grants.push(waiter);
+                told.idle.push(now - lock.released);
+                // The lock is held from the answer on. A release takes effect half a round trip after it is sent.
+                events.push(Reverse((now + hold + ROUND_TRIP, Event::Release)));
+            }
+            Event::Write(waiter, _) => {
+                all[waiter].pacing = Pacing::new(POLL_INTERVAL, at(now));
+                // The write is refused and the record read again. The next wait starts with that read.
+                events.push(Reverse((now + ROUND_TRIP, Event::Read(waiter))));
+            }
+        }
+    }
+    told.idle.sort();
+    told
+}
+
+struct Cost {
+    reads: f64,
+    writes: f64,
+    median: Duration,
+    mean: Duration,
+}
+
+fn cost(order: Order, waiters: usize, hold: Duration) -> Cost {
+    let histories = 960_usize.div_ceil(waiters).min(60) as u64;
+    let (mut reads, mut writes, mut idle) = (0, 0, Vec::new());
+    for seed in 0..histories {
+        let told = drain(order, waiters, hold, seed);
+        if order == Order::Line {
+            assert_eq!(told.grants, told.joined, "first come, first served");
+        }
+        (reads, writes) = (reads + told.reads, writes + told.writes);
+        idle.extend(told.idle);
+    }
+    idle.sort();
+    let grants = idle.len();
+    Cost {
+        reads: reads as f64 / grants as f64,
+        writes: writes as f64 / grants as f64,
+        median: idle[grants / 2],
+        mean: idle.iter().sum::<Duration>() / grants as u32,
+    }
+}
+
+#[test]
+fn what_waiting_costs() {
+    println!(
+        "   hold  waiters | no order: reads  writes  median    mean | line: reads  writes  median    mean"
+    );
+    for hold in [10, 100, 1_000, 10_000, 60_000].map(Duration::from_millis) {
+        for waiters in [1, 4, 16, 64, 256, 1_024] {
+            let line = cost(Order::Line, waiters, hold);
+            let shown = |cost: &Cost| {
+                let Cost { reads, writes, median, mean } = cost;
+                format!("{reads:6.1}  {writes:6.2}  {:5} ms {:5} ms", median.as_millis(), mean.as_millis())
+            };
+            let none = if waiters > 64 { String::new() } else { shown(&cost(Order::None, waiters, hold)) };
+            println!("{:>7?}  {waiters:7} | {none:>36} | {:>36}", hold, shown(&line));
+        }
+    }
+}
+
+#[test]
+fn a_line_of_sixteen_behind_long_holds_costs_few_reads() {
+    let Cost { reads, writes, .. } = cost(Order::Line, 16, Duration::from_secs(60));
+    assert!(reads <= 130.0 && writes <= 3.5, "{reads} reads and {writes} writes a grant");
+}
