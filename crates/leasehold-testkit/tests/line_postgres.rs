@@ -129,7 +129,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     assert!(status.waiters[0].waited.is_some());
     world.joined("third").await;
     let third = format!("SELECT waiters->2->'polls_ms' FROM {}", table(world.fresh.url()));
-    assert_eq!(psql(world.fresh.url(), &third).await, "1000", "twice as long as the first two");
+    assert_eq!(psql(world.fresh.url(), &third).await, "1500", "three times as long as the first");
     world.are_slow().await;
     world.holder.release(&mut grant).await;
     for other in [second.refused().await, world.waiter("newcomer").await.refused().await] {
@@ -208,6 +208,31 @@ async fn a_claim_that_barges_takes_a_reserved_lock_and_leaves_the_line_alone() {
     first.granted().await;
 }
 
+/// A job that runs once per period waits only for the end of the current run.
+#[tokio::test]
+async fn a_claim_that_does_not_wait_for_its_turn_takes_no_place() {
+    let world = World::new().await;
+    let mut grant = world.holder.granted().await;
+    let mut job = world.waiter("job").await;
+    job.claim.waits = false;
+    let held = job.refused().await;
+    let waiting = tokio::spawn(async move {
+        job.turn(&held).await;
+        job
+    });
+    let first = world.joined("first").await;
+    world.are_slow().await;
+    world.holder.release(&mut grant).await;
+    let job = waiting.await.unwrap();
+    let kept = job.refused().await;
+    assert!(kept.reserved);
+    let mut grant = first.granted().await;
+    job.turn(&kept).await;
+    assert_eq!(world.in_line().await, "");
+    first.release(&mut grant).await;
+    job.granted().await;
+}
+
 #[tokio::test]
 async fn a_claim_that_is_withdrawn_leaves_the_line() {
     let world = World::new().await;
@@ -237,7 +262,7 @@ async fn a_line_that_was_damaged_by_hand_delays_no_one_for_long() {
         ("'{}'", true),
         ("'null'", true),
         ("NULL", true),
-        (r#"'[7, {"polls_ms":"x"}, {"polls_ms":-1}, {"polls_ms":1e300}, {"polls_ms":0.5}]'"#, true),
+        (r#"'[7, {"polls_ms":"x"}, {"polls_ms":-1e300}, {"polls_ms":1e300}, {"polls_ms":0.5}]'"#, true),
         ("(SELECT jsonb_agg(n) FROM generate_series(1, 64) AS n)", false),
     ] {
         let mut grant = world.holder.granted().await;

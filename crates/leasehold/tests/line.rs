@@ -379,6 +379,30 @@ async fn without_the_stores_clock_a_try_ignores_the_line() {
     world.observer(3).granted().await;
 }
 
+/// Its write may still be applied, and then no other process can take the lock.
+#[tokio::test(start_paused = true)]
+async fn a_try_whose_answer_was_lost_does_not_yield_to_the_line() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let waiter = Waiter::joined(&world, 2).await;
+    let line = world.register.read(LINE).await.unwrap().unwrap().value;
+    waiter.withdraws().await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    let trying = Arc::new(world.dated(3));
+    trying.network.next_write(Outcome::HeldBack);
+    trying.network.every(Kind::Read, Outcome::Delayed(SECOND / 10));
+    let task = tokio::spawn({
+        let trying = trying.clone();
+        async move { trying.leases.try_acquire(&trying.claim()).await.unwrap() }
+    });
+    while trying.network.counts().writes == 0 {
+        world.clock.sleep(SECOND / 100).await;
+    }
+    write_line(&world, std::str::from_utf8(&line).unwrap()).await;
+    granted(task.await.unwrap());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sweep_deletes_the_line_too() {
     let world = World::new();

@@ -349,15 +349,17 @@ impl Plan {
     /// How long a process may wait in a rush with one other process. With more processes, any of them may find the
     /// lock free.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
-        let part = self.ttl / 4;
         // A cohort period, and the hold that is in progress at its end.
-        let period = match self.store {
-            Store::Objects => part,
-            Store::Register | Store::File => LONGEST_POLL.min(part),
-        } + Duration::from_millis(150);
-        // Then the waiter is next, or polls while the process backs off. A process that asks again and again notices a
-        // waiter within the longest pause. The very first grant also waits for the store's clock.
-        let bound = 2 * period + 3 * LONGEST_POLL + Duration::from_millis(2_200);
+        let period = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
+        let periods = match self.store {
+            // A process notices other waiters after at most eight cohort periods. Then it backs off, and a waiter polls
+            // once in that time.
+            Store::Objects => 9,
+            // A process that asks again and again notices a waiter within the longest pause.
+            Store::Register | Store::File => 2,
+        };
+        // The very first grant also waits for the store's clock.
+        let bound = periods * period + 3 * LONGEST_POLL + Duration::from_millis(2_200);
         (self.machines == 2).then_some(bound)
     }
 

@@ -11,18 +11,22 @@ pub(crate) const MOST_WAITERS: usize = 64;
 /// The longest pause between two polls of a waiter in a line.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// The longest pause of a waiter that is not in the line.
+const OUTSIDE: Duration = Duration::from_secs(30);
+
 /// The longest pause between two polls of a waiter that asks for a lease of `ttl`. It polls about as often as it would
 /// renew that lease, or more often, so that a dead waiter delays the others for no longer than a dead holder.
 pub(crate) fn longest_pause(ttl: Ttl) -> Duration {
     LONGEST_PAUSE.min(ttl.get() / 3)
 }
 
-/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. The
-/// first two pause for that long, so that the second soon notices the release of a short hold. As long as no pause
-/// reaches the limit, n waiters together poll about 1 + ln(n) times as often as one.
+/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. As
+/// long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter for whom the
+/// line has no room pauses for longer than any in the line.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
-    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).max(1);
-    pause.saturating_mul(factor).min(longest_pause(ttl))
+    let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
+    let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { OUTSIDE };
+    pause.saturating_mul(factor).min(longest)
 }
 
 /// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and reads
@@ -138,8 +142,8 @@ mod tests {
     fn a_line_of_n_polls_about_ln_n_times_as_often_as_one() {
         let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
         let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
-        assert!((polls - 1.0 - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!(pause(1_000), LONGEST_PAUSE);
+        assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
+        assert_eq!([pause(MOST_WAITERS - 1), pause(MOST_WAITERS)], [LONGEST_PAUSE, OUTSIDE]);
     }
 
     #[test]

@@ -161,11 +161,9 @@ mod tests {
         let line = line(&[1, 2, 3], &record);
         let standing = |seed| line.standing(waiter(seed).claim, &record);
         assert_eq!(standing(1), (Some(1), vec![]));
-        let before: Vec<_> = [(1, 1), (2, 1), (3, 2)]
-            .map(|(number, s)| Before { number, polls: Duration::from_secs(s) })
-            .into();
+        let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
         assert_eq!(standing(3), (Some(3), before[..2].to_vec()));
-        assert_eq!(grace(&before), Duration::from_millis(2 * 2_000 + 3 * 500));
+        assert_eq!(grace(&before), Duration::from_millis(2 * 3_000 + 3 * 500));
         assert_eq!(standing(4), (None, before), "behind all, without a place");
     }
 

@@ -73,6 +73,11 @@ impl Tokens {
     }
 }
 
+/// After this many cohort periods without a sign of another process, a process counts as alone. It then backs off after
+/// one cohort period in this many, because other processes may be waiting nevertheless.
+const LATELY: u32 = 2;
+const ALONE: u32 = 8;
+
 /// How long this process has kept a lock from others, and when it backs off.
 #[derive(Debug)]
 pub(crate) struct CohortPolicy {
@@ -80,6 +85,8 @@ pub(crate) struct CohortPolicy {
     began: Option<Moment>,
     /// The token of the latest grant.
     latest: Option<Token>,
+    /// How many cohort periods have ended without a sign of another process.
+    alone: u32,
     /// Until when this process backs off.
     backoff_until: Option<Deadline>,
     /// When the lock was released while no task here waited for it.
@@ -97,6 +104,7 @@ impl Default for CohortPolicy {
         Self {
             began: None,
             latest: None,
+            alone: LATELY,
             backoff_until: None,
             left: None,
             demand: 1,
@@ -115,7 +123,7 @@ impl CohortPolicy {
 
     /// Records that another process holds the lock.
     pub(crate) fn refused(&mut self) {
-        (self.began, self.backoff_until) = (None, None);
+        (self.began, self.backoff_until, self.alone) = (None, None, 0);
     }
 
     /// Whether another process holds the lock, or has held it since this one did, according to `status`. In that case
@@ -128,11 +136,9 @@ impl CohortPolicy {
         others
     }
 
-    /// Whether the cohort period leaves time for another task. On a store with a queue, this is at most the longest pause
-    /// of a waiter, so that the first waiter gets the lock soon after it joined.
+    /// Whether the cohort period leaves time for another task. It lasts at most for the longest pause of a waiter.
     pub(crate) fn goes_on(&self, now: Moment, store: &Capabilities, ttl: Ttl) -> bool {
-        let limit = ttl.get() / PART_OF_TTL;
-        let limit = if store.fifo { limit.min(store.poll_interval.max) } else { limit };
+        let limit = store.poll_interval.max.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
 
@@ -182,10 +188,14 @@ impl CohortPolicy {
         }
     }
 
-    /// Ends the cohort period. The waiters of other processes have time to poll.
+    /// Ends the cohort period, and gives the waiters of other processes time to poll. If there was no sign of another
+    /// process lately, this is done after one cohort period in [`ALONE`].
     fn back_off(&mut self, now: Moment, store: &Capabilities) {
         self.began = None;
-        self.backoff_until = Some(Deadline::new(now, store.poll_interval.max.mul_f64(BACKOFF)));
+        self.alone = self.alone.saturating_add(1);
+        if self.alone <= LATELY || self.alone.is_multiple_of(ALONE) {
+            self.backoff_until = Some(Deadline::new(now, store.poll_interval.max.mul_f64(BACKOFF)));
+        }
     }
 
     /// For how long this process still backs off.
@@ -228,13 +238,8 @@ mod tests {
 
     #[test]
     fn a_cohort_period_is_a_fraction_of_the_ttl() {
-        let with_queue = Capabilities { fifo: true, ..store() };
-        for (store, ttl, limit_ms) in [
-            (store(), Ttl::DEFAULT, 7_500),
-            (store(), Ttl::from_millis(1_000).unwrap(), 250),
-            (with_queue.clone(), Ttl::DEFAULT, 2_000),
-            (with_queue, Ttl::from_millis(1_000).unwrap(), 250),
-        ] {
+        for (ttl_ms, limit_ms) in [(30_000, 2_000), (1_000, 250)] {
+            let (store, ttl) = (store(), Ttl::from_millis(ttl_ms).unwrap());
             let mut policy = CohortPolicy::default();
             assert!(!policy.goes_on(at(0), &store, ttl));
             policy.granted(&grant(1, None), at(0));
@@ -297,32 +302,56 @@ mod tests {
         assert_eq!(tokens(0, None, true), [0]);
     }
 
+    /// The backoffs after 20 cohort periods, in milliseconds. Another process is seen before each if `others`.
+    fn backoffs(policy: &mut CohortPolicy, awaited: bool, others: bool) -> Vec<u64> {
+        let (mut now, mut backoffs) = (0, Vec::new());
+        for token in 1..=20 {
+            if others {
+                policy.refused();
+            }
+            policy.granted(&grant(token, None), at(now));
+            policy.released(at(now + 1_999), &store(), Ttl::DEFAULT, awaited);
+            assert!(policy.backoff(at(now + 1_999)).is_zero(), "the period goes on");
+            policy.granted(&grant(token, None), at(now + 1_999));
+            now += 2_000;
+            policy.released(at(now), &store(), Ttl::DEFAULT, awaited);
+            let backoff = policy.backoff(at(now)).as_millis() as u64;
+            backoffs.push(backoff);
+            now += backoff + 300;
+        }
+        backoffs
+    }
+
     #[test]
     fn a_long_cohort_period_is_followed_by_a_backoff() {
-        for (released_at, awaited, backoff_ms) in [(7_499, true, 0), (7_500, true, 3_000), (7_500, false, 0)]
-        {
-            let mut policy = CohortPolicy::default();
-            policy.granted(&grant(1, None), at(0));
-            policy.released(at(released_at), &store(), Ttl::DEFAULT, awaited);
-            assert_eq!(policy.backoff(at(released_at)), Duration::from_millis(backoff_ms));
-            assert!(policy.backoff(at(released_at + 3_000)).is_zero());
-        }
+        let among_others = backoffs(&mut CohortPolicy::default(), true, true);
+        assert!(among_others.iter().all(|backoff| *backoff == 3_000), "{among_others:?}");
+        let alone = backoffs(&mut CohortPolicy::default(), true, false);
+        assert_eq!(alone.iter().filter(|backoff| **backoff == 3_000).count(), 2, "one in eight: {alone:?}");
+        let unawaited = backoffs(&mut CohortPolicy::default(), false, true);
+        assert!(unawaited.iter().all(|backoff| *backoff == 0), "no task here waits for it: {unawaited:?}");
     }
 
     #[test]
     fn a_return_before_others_could_poll_continues_the_period() {
-        for (gap_ms, backoffs) in [(1, 9), (250, 0)] {
+        for (gap_ms, others, least) in [(1, true, 18), (1, false, 5), (250, true, 0)] {
             let (mut policy, mut now, mut count) = (CohortPolicy::default(), 0, 0);
             while now < 100_000 {
                 policy.wanted(at(now), &store(), Ttl::DEFAULT);
                 let backoff = policy.backoff(at(now)).as_millis() as u64;
                 count += u64::from(backoff > 0);
                 now += backoff;
+                if backoff > 0 && others {
+                    policy.refused();
+                }
                 policy.granted(&grant(now + 1, None), at(now));
                 policy.released(at(now + 100), &store(), Ttl::DEFAULT, false);
                 now += 100 + gap_ms;
             }
-            assert_eq!(count, backoffs, "of a task that takes the lock again {gap_ms} ms after each release");
+            assert!(
+                (least..least.max(1) * 3 / 2).contains(&count),
+                "{count} backoffs: {gap_ms} ms, {others}"
+            );
         }
     }
 
@@ -342,6 +371,7 @@ mod tests {
         ] {
             let mut policy = CohortPolicy::default();
             policy.granted(&grant(10, Some(9)), at(0));
+            policy.alone = 0;
             policy.released(at(8_000), &store(), Ttl::DEFAULT, true);
             assert_eq!(policy.backoff(at(8_000)), Duration::from_secs(3));
             assert_eq!(policy.saw(&seen), others, "{seen:?}");

@@ -104,6 +104,10 @@ impl LeaseStore for PostgresStore {
         self.0
             .run_on(grant, copy(grant), move |leases, mut grant| async move {
                 let released = leases.end(&mut grant, cooldown).await;
+                if grant.token.get() == 0 {
+                    // The claim was withdrawn, and does not wait any more.
+                    leases.leave(&grant.name, grant.id).await;
+                }
                 (grant, released)
             })
             .await?
@@ -190,5 +194,12 @@ impl Diagnose for PostgresStore {
 
     async fn examine(&self, _: &Examination) -> Examined {
         self.0.run(|leases| async move { leases.examined().await }).await.unwrap_or_default()
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        let sessions = self.0.leases.sessions.clone();
+        self.0.finish(async move { sessions.close_idle() });
     }
 }

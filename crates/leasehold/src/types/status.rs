@@ -41,11 +41,6 @@ impl Holder {
         Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
     }
 
-    /// Whether `other` is the same process under the same name, whatever its note and value.
-    pub(crate) fn is_same_process(&self, other: &Self) -> bool {
-        (self.pid, &self.host, &self.name) == (other.pid, &other.host, &other.name)
-    }
-
     /// This holder for the history, without its value, which is outdated once the grant has ended.
     pub(crate) fn of_the_past(&self) -> Self {
         Self { value: None, ..self.clone() }

@@ -41,9 +41,9 @@ impl RegisterLeases {
     ) -> Result<AcquireOutcome, StoreError> {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
         let has_polled = claim.place.has_polled(claim.id);
-        let mut next = self.first_step(claim, has_polled, attempts, &mut budget).await?;
         // Whether the record comes from the cache.
-        let mut is_old = !has_polled;
+        let mut is_old = !has_polled && self.known.recall(&claim.name).is_some();
+        let mut next = self.first_step(claim, has_polled, attempts, &mut budget).await?;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
@@ -84,6 +84,10 @@ impl RegisterLeases {
                             Err(_) if is_old => {
                                 next = Next::Look;
                                 continue;
+                            }
+                            // A write whose answer was lost may still be applied. Then the lock is not free.
+                            Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
+                                Front { served: record.served, awaited: record.awaited }
                             }
                             Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                         },

@@ -18,6 +18,9 @@ use crate::types::LockName;
 /// How often a claim that is withdrawn tries to leave the line while others write it.
 const LEAVES: usize = 3;
 
+/// How often the chance of an attempt to join is halved: enough for the 64 processes that fit into a line.
+const MOST_HALVINGS: u32 = 6;
+
 /// What a grant to the first in line writes into the lock's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Front {
@@ -102,17 +105,19 @@ impl RegisterLeases {
             Ok::<_, StoreError>(())
         };
         if let Err(error) = kept.await {
-            // GCS refuses more than about one write a second: the next ones are tried less often too.
-            claim.place.conflicted(claim.id);
+            if is_new {
+                // GCS refuses more than about one write a second: the next ones are tried less often too.
+                claim.place.conflicted(claim.id);
+            }
             tracing::debug!(lock = %claim.name, %error, "no place in the line of waiters");
         }
         is_new && claim.place.is_taken(claim.id, record.served)
     }
 
     /// Adds `claim` to the end of the line. If other waiters write it at the same time, the claim joins after a later
-    /// poll: with each conflict, half as likely at each poll, so that any number of waiters settle.
+    /// poll: with each conflict, half as likely at each poll, up to a limit, so that any number of waiters settle.
     async fn join(&self, claim: &Claim, record: &Record) -> Result<(), StoreError> {
-        let chance = 0.5_f64.powi(i32::try_from(claim.place.conflicts(claim.id)).unwrap_or(i32::MAX));
+        let chance = 0.5_f64.powi(claim.place.conflicts(claim.id).min(MOST_HALVINGS) as i32);
         if self.records.env().random.fraction() >= chance {
             return Ok(());
         }

@@ -18,7 +18,8 @@ use crate::types::LockName;
 #[async_trait]
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
-        if !self.joins(claim) {
+        let joins = self.joins(claim);
+        if !joins && !seen.reserved {
             return self.changed(&claim.name, seen).await;
         }
         let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
@@ -39,14 +40,14 @@ impl Watch for RegisterLeases {
             let age = self.held_for(observation.as_ref());
             let pause = pacing.pause(self.now(), held.token, age, None, &env.random);
             // Waiters join the line in the order of their arrival, so the first poll comes soon.
-            let joins_next = is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
+            let joins_next = joins && is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
             // A free lock that is kept for another waiter: that one takes it soon, or this one may at the due time.
             let pause = if seen.reserved { pause.max(poll_interval.max / 4) } else { pause };
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
             env.sleep(pause).await;
-            let (sight, had_trouble, has_joined) = self.poll(&claim.name, Some(claim)).await?;
+            let (sight, had_trouble, has_joined) = self.poll(&claim.name, joins.then_some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {

@@ -132,7 +132,7 @@ async fn every_operation_is_one_request_with_the_documented_condition() {
     let update = replace.json()["UpdateExpression"].as_str().unwrap().to_owned();
     let (set, remove) = update.split_once(" REMOVE ").unwrap();
     assert!(set.contains("#fencingToken = :fencingToken"), "{set}");
-    assert_eq!(remove, "#isReleased, #lastSeen", "held: not released");
+    assert_eq!(remove, "#isReleased, #lastSeen, #awaited, #served", "held: not released");
 
     assert!(store.stamp(&x(), &v1(), 7).await.unwrap());
     let [stamp] = &server.requests()[..] else { panic!() };

@@ -134,11 +134,6 @@ impl PostgresLeases {
             (&timeout, Type::TEXT),
             (&token, Type::INT8),
         ];
-        if token.is_none()
-            && let Err(error) = self.leave(&grant.name, grant.id, &mut budget).await
-        {
-            tracing::debug!(lock = %grant.name, %error, "a place among the waiters was not given up");
-        }
         let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
         let mut in_doubt = false;
         loop {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::Value;
 use tokio_postgres::Row;
 
 use super::config::Table;
 use super::statements::OURS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Holder, Id, PastGrant, Token, printable};
+use crate::lease::{Holder, Id, LONGEST_PAUSE, PastGrant, Token, printable};
 
 /// What a row says, at the time of the answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,16 +34,29 @@ pub(super) struct Record {
 }
 
 /// A process that waits for the lock, as `waiters` has it.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Waiter {
-    pub(super) claim: Id,
+    /// `None` if it cannot be read. It delays the others all the same.
+    pub(super) claim: Option<Id>,
     pub(super) holder: Holder,
     /// When it joined.
-    #[serde(default)]
     pub(super) since_us: u64,
     /// It polls at least this often.
-    #[serde(default)]
-    pub(super) polls_ms: u64,
+    pub(super) polls: Duration,
+}
+
+impl Waiter {
+    /// Reads what can be read.
+    fn of(waiter: &Value) -> Self {
+        let polls_ms =
+            waiter["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, LONGEST_PAUSE.as_secs_f64() * 1e3);
+        Self {
+            claim: waiter["claim"].as_str().and_then(|id| id.parse().ok()),
+            holder: Holder::deserialize(&waiter["holder"]).unwrap_or_default(),
+            since_us: waiter["since_us"].as_u64().unwrap_or(0),
+            polls: Duration::from_secs_f64(polls_ms / 1e3),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -156,11 +170,10 @@ impl Cells {
         })
     }
 
-    /// Leaves out waiters that cannot be read: they only delay grants.
     fn waiters(&self) -> Vec<Waiter> {
         let text = self.waiters.as_deref().unwrap_or("[]");
-        let waiters: Vec<serde_json::Value> = serde_json::from_str(text).unwrap_or_default();
-        waiters.into_iter().filter_map(|waiter| serde_json::from_value(waiter).ok()).collect()
+        let waiters: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+        waiters.iter().map(Waiter::of).collect()
     }
 
     fn state(&self) -> Result<State, String> {
@@ -236,12 +249,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn waiters_that_cannot_be_read_are_left_out() {
+    fn of_a_damaged_waiter_what_can_be_read_is_read() {
         let of = |waiters: &str| Cells { waiters: Some(waiters.into()), ..held() }.record().unwrap().waiters;
         let good =
             format!(r#"{{"claim":"{GRANT}","holder":{{"name":"bob","host":"h","pid":1}},"polls_ms":500}}"#);
-        assert_eq!(of(&format!(r#"[7, {{"claim":"x"}}, {good}]"#))[0].polls_ms, 500);
-        for damaged in ["", "{}", "null", "[7]"] {
+        let waiters = of(&format!(r#"[7, {{"claim":"x","polls_ms":-1}}, {{"polls_ms":1e300}}, {good}]"#));
+        let polls: Vec<_> = waiters.iter().map(|waiter| waiter.polls.as_millis()).collect();
+        assert_eq!(polls, [0, 0, 10_000, 500]);
+        let claims: Vec<_> = waiters.iter().map(|waiter| waiter.claim.is_some()).collect();
+        assert_eq!(claims, [false, false, false, true]);
+        for damaged in ["", "{}", "null"] {
             assert!(of(damaged).is_empty(), "{damaged}");
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::record::{Record, State};
 use crate::clock::StoreTime;
 use crate::lease::{
-    self, Before, Claim, End, HolderInfo, Id, LONGEST_PAUSE, Loss, LossReason, Released, Status, Token, grace,
+    self, Before, Claim, End, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
@@ -51,21 +51,19 @@ pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
 
 /// How many waiters are before `claim`. `None` if it has no place.
 pub(super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
-    record.waiters.iter().position(|waiter| waiter.claim == claim.id)
+    record.waiters.iter().position(|waiter| waiter.claim == Some(claim.id))
 }
 
 /// For how long the lock, once it is available, is kept for the waiters before `claim`.
 pub(super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
-    let before = record.waiters.iter().take_while(|waiter| waiter.claim != claim.id);
-    let before: Vec<_> = before
-        .map(|waiter| Before { number: 0, polls: Duration::from_millis(waiter.polls_ms).min(LONGEST_PAUSE) })
-        .collect();
+    let before = record.waiters.iter().take_while(|waiter| waiter.claim != Some(claim.id));
+    let before: Vec<_> = before.map(|waiter| Before { number: 0, polls: waiter.polls }).collect();
     grace(&before)
 }
 
 /// What `claim` is told if the lock is available, and kept for a waiter before it.
 pub(super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
-    let first = record.waiters.first().filter(|first| first.claim != claim.id && !claim.barges)?;
+    let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.
     let available = Duration::from_micros(record.now_us.checked_sub(record.until_us?)?);
     let left = grace_before(claim, record).saturating_sub(available);
@@ -140,7 +138,7 @@ pub(super) fn status(name: LockName, record: Option<Record>) -> Status {
     status.token = record.token;
     status.history = record.past;
     let now_us = record.now_us;
-    let waiters = record.waiters.into_iter().map(|waiter| {
+    let waiters = record.waiters.into_iter().filter(|waiter| waiter.claim.is_some()).map(|waiter| {
         let mut shown = lease::Waiter::new(waiter.holder);
         shown.waited = Some(Duration::from_micros(now_us.saturating_sub(waiter.since_us)));
         shown

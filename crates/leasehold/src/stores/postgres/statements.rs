@@ -215,7 +215,7 @@ fn is_next() -> String {
     format!(
         "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
                 * (2 * max(CASE WHEN jsonb_typeof(w.waiter->'polls_ms') = 'number'
-                    THEN least((w.waiter->>'polls_ms')::numeric, {longest})::int8 ELSE 0 END) + {each} * count(*)) <= {NOW}
+                    THEN greatest(least((w.waiter->>'polls_ms')::numeric, {longest}), 0)::int8 ELSE 0 END) + {each} * count(*)) <= {NOW}
             FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place)
             WHERE w.place < {own} HAVING count(*) > 0), true)",
         longest = LONGEST_PAUSE.as_millis(),
@@ -229,22 +229,23 @@ fn is_next() -> String {
 fn join(table: &str) -> String {
     let set = format!(
         "waiters = {WAITERS} || jsonb_build_array($3::jsonb || jsonb_build_object('since_us', {NOW_US},
-            'polls_ms', least(greatest(jsonb_array_length({WAITERS}), 1) * $4, $5)))"
+            'polls_ms', least((jsonb_array_length({WAITERS}) + 1) * $4, $5)))"
     );
     let condition = format!(
         "({IS_LIVE} OR jsonb_array_length({WAITERS}) > 0) AND jsonb_array_length({WAITERS}) < {MOST_WAITERS}
-            AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))"
+            AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))
+            AND l.locked_by <> '{OURS}' || $2"
     );
     changed(table, &set, &condition, "$6")
 }
 
-/// Removes a claim from the waiters. $1 name, $2 its id, $3 the limit of a wait for the row.
+/// Removes a claim from the waiters. Always writes the row, so that it waits for a request to join that is under way.
+/// $1 name, $2 its id, $3 the limit of a wait for the row.
 fn leave(table: &str) -> String {
     format!(
         "WITH {} UPDATE {table} AS l SET waiters = (SELECT jsonb_agg(w.waiter ORDER BY w.place)
             FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place) WHERE w.waiter->>'claim' <> $2)
-         FROM settings
-         WHERE l.name = $1 AND {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))",
+         FROM settings WHERE l.name = $1",
         settings("$3")
     )
 }

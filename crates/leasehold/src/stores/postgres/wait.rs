@@ -34,16 +34,14 @@ impl PostgresLeases {
 
     /// Waits until the lock is no longer as it was `seen`, or `claim` has a new place among the waiters.
     pub(super) async fn until_turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
-        if claim.barges {
-            return self.until_changed(&claim.name, seen).await;
-        }
+        let joins = claim.waits && !claim.barges;
         let mut pacing = Pacing::new(POLL_INTERVAL, self.env.now());
         let mut has_place = seen.ahead.is_some();
         loop {
             let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
-            let record = match has_place {
-                true => self.record(&claim.name, &mut budget).await?,
-                false => match self.join(claim, &mut budget).await? {
+            let record = match joins && !has_place {
+                false => self.record(&claim.name, &mut budget).await?,
+                true => match self.join(claim, &mut budget).await? {
                     // The caller reports its place.
                     (true, _) => return Ok(()),
                     (false, record) => record,
@@ -51,17 +49,21 @@ impl PostgresLeases {
             };
             pacing.looked(budget.had_trouble());
             let Some(record) = record else { return Ok(()) };
-            has_place = rules::ahead(claim, &record).is_some();
+            let place = rules::ahead(claim, &record);
+            has_place = place.is_some();
+            let ahead = if joins { place.unwrap_or(record.waiters.len()) } else { 0 };
             let pause = match rules::reserved(claim, &record) {
                 Some(kept) if seen.reserved => {
                     let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
+                    let pause = lease::pause(pause, ahead, claim.ttl);
                     pacing.until(pause, kept.lapses_within, &self.env.random)
                 }
                 None if rules::is_still(&record, seen) => {
                     let age = rules::held_for(&record);
                     let pause = pacing.pause(self.env.now(), seen.token, age, None, &self.env.random);
-                    let pause = lease::pause(pause, rules::ahead(claim, &record).unwrap_or(0), claim.ttl);
-                    let due = record.left().saturating_add(rules::grace_before(claim, &record));
+                    let pause = lease::pause(pause, ahead, claim.ttl);
+                    let grace = if joins { rules::grace_before(claim, &record) } else { Duration::ZERO };
+                    let due = record.left().saturating_add(grace);
                     pacing.until(pause, Some(due), &self.env.random)
                 }
                 Some(_) | None => return Ok(()),
@@ -98,16 +100,15 @@ impl PostgresLeases {
         Ok((is_changed == Some(true), record))
     }
 
-    /// Removes `claim` from the waiters for `name`.
-    pub(super) async fn leave(
-        &self,
-        name: &LockName,
-        claim: Id,
-        budget: &mut RetryBudget<'_>,
-    ) -> Result<(), StoreError> {
+    /// Removes `claim` from the waiters for `name`. If this fails, it delays the others once.
+    pub(super) async fn leave(&self, name: &LockName, claim: Id) {
         let (id, timeout) = (claim.to_string(), milliseconds(attempt_limit(Ttl::DEFAULT)));
         let parameters: [Parameter<'_>; 3] =
             [(&name.as_str(), Type::TEXT), (&id, Type::TEXT), (&timeout, Type::TEXT)];
-        self.rows(Effect::Writes, &self.statements.leave, &parameters, budget).await.map(drop)
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let left = self.rows(Effect::Writes, &self.statements.leave, &parameters, &mut budget).await;
+        if let Err(error) = left {
+            tracing::debug!(lock = %name, %error, "a place among the waiters was not given up");
+        }
     }
 }

@@ -11,8 +11,7 @@ use super::record::{Cooldown, Counter, Hold, Record, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{
-    self, Claim, End, Evicted, HolderInfo, Id, Loss, LossReason, PastGrant, PollInterval, Released, Status,
-    Token,
+    self, Claim, End, Evicted, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Status, Token,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
