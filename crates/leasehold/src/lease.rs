@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, Place, grace, longest_pause, pause};
+pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, Place, grace, pause};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::Deadline;

@@ -16,7 +16,7 @@ const OUTSIDE: Duration = Duration::from_secs(30);
 
 /// The longest pause between two polls of a waiter that asks for a lease of `ttl`. It polls about as often as it would
 /// renew that lease, or more often, so that a dead waiter delays the others for no longer than a dead holder.
-pub(crate) fn longest_pause(ttl: Ttl) -> Duration {
+fn longest_pause(ttl: Ttl) -> Duration {
     LONGEST_PAUSE.min(ttl.get() / 3)
 }
 

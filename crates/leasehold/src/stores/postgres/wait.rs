@@ -83,7 +83,8 @@ impl PostgresLeases {
         let holder = as_json(&claim.holder.of_the_past())?;
         let waiter = format!(r#"{{"claim":"{id}","holder":{holder}}}"#);
         let in_ms = |pause: Duration| number(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));
-        let (single, longest) = (in_ms(POLL_INTERVAL.max), in_ms(lease::longest_pause(claim.ttl)));
+        let longest = in_ms(lease::pause(Duration::MAX, 0, claim.ttl));
+        let single = in_ms(POLL_INTERVAL.max);
         let timeout = milliseconds(attempt_limit(claim.ttl));
         let parameters: [Parameter<'_>; 6] = [
             (&claim.name.as_str(), Type::TEXT),
