@@ -154,7 +154,7 @@ impl RegisterLeases {
                 // Contenders go by the record: by its ttl, which may differ from a ticket's, and by its time of
                 // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
-                    .sooner(self.beyond_margin(self.written_early(&memo.record, attempt)));
+                    .sooner(self.written_early(&memo.record, attempt));
                 // An answer that arrives after the lease that it would prolong prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
@@ -165,7 +165,8 @@ impl RegisterLeases {
         }
     }
 
-    /// `early` less the margin, for which contenders wait before they go by the store's clock.
+    /// `early` less the margin. Contenders wait for the margin before they go by the store's clock, but front ends that
+    /// disagree may use it up. So a holder never relies on it.
     pub(super) fn beyond_margin(&self, early: Duration) -> Duration {
         early.saturating_sub(self.rules.margin)
     }
