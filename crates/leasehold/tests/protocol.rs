@@ -493,7 +493,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     // The answer shows that the time in the record is too early. Others count from that time, and so does the holder.
     let left = grant.deadline.remaining(holder.clock.now());
-    assert!(left > SECOND * 3 && left < SECOND * 7, "{left:?}");
+    assert!(left > SECOND * 5 && left < SECOND * 10, "all but what half the margin of 5 s covers: {left:?}");
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert!(
         grant.deadline.remaining(holder.clock.now()) > holder_span() - SECOND,
@@ -508,14 +508,14 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     assert_eq!(holder.network.counts().writes, 1, "now its clocks agree with the store's");
 }
 
-/// Contenders wait for a margin of 5 s, which front ends that disagree may use up.
+/// Contenders wait for a margin of 5 s. Front ends that disagree may use up half of it.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_stood_still_does_not_rely_on_the_margin() {
+async fn a_holder_that_stood_still_relies_on_half_the_margin() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
     holder.clock.stand_still();
-    world.clock.sleep(SECOND * 4).await;
+    world.clock.sleep(SECOND * 6).await;
     holder.clock.resume();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     let left = grant.deadline.remaining(holder.clock.now());

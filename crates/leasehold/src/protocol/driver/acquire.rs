@@ -217,7 +217,7 @@ impl RegisterLeases {
         record: Record,
         version: Version,
     ) -> Result<Next, StoreError> {
-        let early = self.written_early(&record, attempt);
+        let early = self.beyond_half_margin(self.written_early(&record, attempt));
         let mut grant = Grant {
             name: claim.name.clone(),
             token: record.token,
@@ -227,12 +227,10 @@ impl RegisterLeases {
             deadline: deadline(claim.ttl, attempt.sent),
             memo: Some(Box::new(Memo::new(version, record, true))),
         };
-        if self.beyond_margin(early).is_zero() || grant.deadline.passed(self.now()) {
-            // Contenders count from the time in the record, so this grant does too.
-            grant.deadline = grant.deadline.sooner(early);
-        } else {
+        if !early.is_zero() && !grant.deadline.passed(self.now()) {
             match self.renew(&mut grant).await {
                 Ok(Renewal::Renewed) => {}
+                // Contenders count from the time in the record, so this grant does too.
                 Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {
                     grant.deadline = grant.deadline.sooner(early);
                 }

@@ -154,7 +154,7 @@ impl RegisterLeases {
                 // Contenders go by the record: by its ttl, which may differ from a ticket's, and by its time of
                 // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
-                    .sooner(self.written_early(&memo.record, attempt));
+                    .sooner(self.beyond_half_margin(self.written_early(&memo.record, attempt)));
                 // An answer that arrives after the lease that it would prolong prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
@@ -165,10 +165,10 @@ impl RegisterLeases {
         }
     }
 
-    /// `early` less the margin. Contenders wait for the margin before they go by the store's clock, but front ends that
-    /// disagree may use it up. So a holder never relies on it.
-    pub(super) fn beyond_margin(&self, early: Duration) -> Duration {
-        early.saturating_sub(self.rules.margin)
+    /// `early` less half the margin, for which contenders wait before they go by the store's clock. Front ends of the store
+    /// that disagree may use up the other half.
+    pub(super) fn beyond_half_margin(&self, early: Duration) -> Duration {
+        early.saturating_sub(self.rules.margin / 2)
     }
 
     /// How much too early the time of writing in `record` is, which `attempt` wrote.
