@@ -53,11 +53,11 @@ pub(crate) enum Role {
     Conditional,
 }
 
-use Scenario::{HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended};
+use Scenario::{HandOff, Many, Processes, Recovery, Run, Tasks, Uncontended, Waiters};
 
 /// The scenarios that every lock supports.
-const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery];
-const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Many];
+const LOCKS: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters];
+const LOCKS_AND_MANY: &[Scenario] = &[Uncontended, Tasks, Processes, HandOff, Recovery, Waiters, Many];
 
 const fn peer(
     name: &'static str,
