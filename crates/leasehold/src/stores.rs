@@ -147,7 +147,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "dynamodb",
         name: "Amazon DynamoDB, beside AWS's lock client",
-        can: "fencing tokens, cooldowns, history",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
         location: Location::Name,
@@ -180,7 +180,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "postgres",
         name: "PostgreSQL table, beside ShedLock",
-        can: "fencing tokens, cooldowns, history",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "postgres://user@host/database",
         feature: Some("postgres"),
         location: Location::Hosts { port: 5432 },
