@@ -43,8 +43,8 @@ pub(crate) struct RetryBudget<'a> {
     limit: Duration,
     attempt_limit: Duration,
     failures: u32,
-    /// The latest error.
-    cause: Option<String>,
+    /// The latest error: its message, and what to do about it.
+    cause: Option<(String, Option<String>)>,
     trouble: StoreTrouble,
 }
 
@@ -114,11 +114,13 @@ impl<'a> RetryBudget<'a> {
             Some(answer) => answer,
             None => {
                 // The last request may have had less time than it needs. The earlier error then explains more.
-                let message = match &self.cause {
+                let (message, help) = match &self.cause {
                     Some(cause) if limit < self.attempt_limit => cause.clone(),
-                    _ => format!("no answer within {limit:.1?}"),
+                    _ => (format!("no answer within {limit:.1?}"), None),
                 };
-                Err(Fault::unavailable(message).maybe_applied())
+                let mut fault = Fault::unavailable(message);
+                fault.help = help;
+                Err(fault.maybe_applied())
             }
         }
     }
@@ -129,7 +131,7 @@ impl<'a> RetryBudget<'a> {
             return Err(error);
         }
         self.trouble.note(&error);
-        self.cause = Some(error.to_string());
+        self.cause = Some((error.to_string(), error.fault().help.clone()));
         let asked = error.fault().retry_after.unwrap_or(Duration::ZERO);
         let pause = self.next_pause().max(asked);
         if pause >= self.left() {
@@ -159,5 +161,30 @@ impl<'a> RetryBudget<'a> {
         let bound = (FIRST_PAUSE * 2_u32.pow(self.failures.min(10))).min(LONGEST_PAUSE);
         self.failures += 1;
         bound.mul_f64(self.env.random.fraction())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::TestClock;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_error_and_its_help_explain_a_try_that_was_cut_short() {
+        let env = Env::seeded(Arc::new(TestClock::default()), 7);
+        let mut budget = RetryBudget::new(&env, Duration::from_secs(3), Duration::from_secs(2));
+        let refused = Fault::unavailable("wrong certificate").with_help("name it with ca=FILE");
+        budget.pause_after(refused.not_applied()).await.unwrap();
+        let silent = budget.request(pending::<Result<(), _>>()).await.unwrap_err();
+        assert_eq!(
+            (silent.to_string().as_str(), silent.fault().help.as_deref()),
+            ("no answer within 2.0s", None)
+        );
+        let cut_short = budget.request(pending::<Result<(), _>>()).await.unwrap_err();
+        assert_eq!(cut_short.to_string(), "wrong certificate");
+        assert_eq!(cut_short.fault().help.as_deref(), Some("name it with ca=FILE"));
     }
 }
