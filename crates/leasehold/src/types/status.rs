@@ -118,7 +118,8 @@ pub struct HolderInfo {
     pub holder: Option<Holder>,
     /// The fencing token.
     pub token: Option<Token>,
-    /// How long the lock has been held, on the store's clock.
+    /// How long the lock has been held, on the store's clock. For a [reserved](Self::reserved) lock, how long it has been
+    /// free.
     pub held_for: Option<Duration>,
     /// How long the lease can still last unless it is renewed.
     pub lapses_within: Option<Duration>,
@@ -191,8 +192,8 @@ pub struct Status {
     pub token: Option<Token>,
     /// The latest grants that have ended, newest first.
     pub history: Vec<PastGrant>,
-    /// The processes that wait in line, in the order in which they will get the lock. Empty if the store does not show
-    /// them.
+    /// The processes that wait in line, at most 64, in the order in which they will get the lock. Empty if the store
+    /// [keeps no order](crate::lease::Capabilities::fifo).
     pub waiters: Vec<Waiter>,
 }
 

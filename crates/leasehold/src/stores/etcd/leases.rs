@@ -10,11 +10,11 @@ use super::keys::{self, Keys};
 use super::session::{Session, limited};
 use super::value::{self, Who};
 use super::watch::Watcher;
-use super::wire::{KeyValue, TxnRequest, TxnResponse};
+use super::wire::{KeyValue, RangeRequest, RangeResponse, TxnRequest, TxnResponse};
 use super::{STORE_TIMEOUT, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Evicted, HolderInfo, Id, State, Status, Token, Ttl, attempt_limit};
+use crate::lease::{Evicted, HolderInfo, Id, MOST_WAITERS, State, Status, Token, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
@@ -73,12 +73,20 @@ impl EtcdLeases {
         key: &[u8],
         budget: &mut RetryBudget<'_>,
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
+        let answer = self.range(requests::exactly(key), budget).await?;
+        let revision = answer.header.unwrap_or_default().revision;
+        Ok((answer.kvs.into_iter().next(), revision))
+    }
+
+    /// Reads keys, again after transient errors.
+    async fn range(
+        &self,
+        request: RangeRequest,
+        budget: &mut RetryBudget<'_>,
+    ) -> Result<RangeResponse, StoreError> {
         loop {
-            match limited(budget, Effect::None, self.client.range(requests::exactly(key))).await {
-                Ok(answer) => {
-                    let revision = answer.header.unwrap_or_default().revision;
-                    return Ok((answer.kvs.into_iter().next(), revision));
-                }
+            match limited(budget, Effect::None, self.client.range(request.clone())).await {
+                Ok(answer) => return Ok(answer),
                 Err(trouble) => budget.pause_after(trouble.into_error()).await?,
             }
         }
@@ -92,14 +100,7 @@ impl EtcdLeases {
     ) -> Result<(Option<KeyValue>, i64), StoreError> {
         let line = self.keys.line(name);
         loop {
-            let answer = match limited(budget, Effect::None, self.client.range(requests::first(&line))).await
-            {
-                Ok(answer) => answer,
-                Err(trouble) => {
-                    budget.pause_after(trouble.into_error()).await?;
-                    continue;
-                }
-            };
+            let answer = self.range(requests::first(&line), budget).await?;
             let revision = answer.header.unwrap_or_default().revision;
             match answer.kvs.into_iter().next() {
                 None => return Ok((None, revision)),
@@ -144,13 +145,7 @@ impl EtcdLeases {
         let (mut from, mut found) = (line.key, Vec::new());
         loop {
             let request = requests::page(from.clone(), line.end.clone(), PAGE, create);
-            let answer = match limited(budget, Effect::None, self.client.range(request)).await {
-                Ok(answer) => answer,
-                Err(trouble) => {
-                    budget.pause_after(trouble.into_error()).await?;
-                    continue;
-                }
-            };
+            let answer = self.range(request, budget).await?;
             let last = answer.kvs.last().map(|kv| keys::after(&kv.key));
             found.extend(answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key)));
             match last.filter(|_| answer.more) {
@@ -217,13 +212,20 @@ impl EtcdLeases {
 
     pub(super) async fn status(&self, name: &LockName) -> Result<Status, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let Some(first) = self.first(name, &mut budget).await?.0 else {
-            return Ok(Status::new(name.clone(), State::Free));
+        let line = self.keys.line(name);
+        let answer = self.range(requests::oldest(&line, 1 + MOST_WAITERS), &mut budget).await?;
+        let mut queue = answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key));
+        let first = match queue.next() {
+            // Keys of other locks are before it.
+            None if answer.more => self.first(name, &mut budget).await?.0,
+            first => first,
         };
+        let Some(first) = first else { return Ok(Status::new(name.clone(), State::Free)) };
         let held = self.shown(&first, &budget).await;
         let token = held.token;
         let mut status = Status::new(name.clone(), State::Held(held));
         status.token = token;
+        status.waiters = queue.filter_map(|kv| value::waiter(&kv)).collect();
         Ok(status)
     }
 }

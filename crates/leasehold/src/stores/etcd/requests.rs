@@ -119,6 +119,11 @@ pub(super) fn first(line: &Keyspace) -> RangeRequest {
     sorted(line, SortOrder::Ascend)
 }
 
+/// Reads the keys of a lock's queue that were created first, at most `limit`.
+pub(super) fn oldest(line: &Keyspace, limit: usize) -> RangeRequest {
+    RangeRequest { limit: i64::try_from(limit).unwrap_or(i64::MAX), ..first(line) }
+}
+
 /// Reads a page of the keys from `key` on, without their values. With `create`, only those that were created up to
 /// then.
 pub(super) fn page(key: Vec<u8>, end: Vec<u8>, limit: i64, create: i64) -> RangeRequest {

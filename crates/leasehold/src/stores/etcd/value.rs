@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::KeyValue;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Claim, Holder, HolderInfo, Id, Token, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, Id, Token, Ttl, Waiter};
 
 /// The format that this version writes, and the newest one that it reads.
 const FORMAT: u64 = 1;
@@ -178,6 +178,14 @@ pub(super) fn held(kv: &KeyValue) -> HolderInfo {
     held
 }
 
+/// Describes a claim behind the first one. `None` for other clients' keys.
+pub(super) fn waiter(kv: &KeyValue) -> Option<Waiter> {
+    match read(kv) {
+        Who::Ours(value) => Some(Waiter::new(value.holder.of_the_past())),
+        Who::Foreign(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +214,13 @@ mod tests {
         assert_eq!(held.holder.unwrap().name, "alice");
         assert_eq!(held.token, Token::new(7), "the mod revision, where no other token is written");
         assert_eq!(held.lapses_within, Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn a_waiter_is_shown_if_its_key_is_leaseholds() {
+        let shown = |text| waiter(&kv(text)).map(|waiter| waiter.holder.name);
+        assert_eq!(shown(GOLDEN), Some("alice".to_owned()));
+        assert_eq!([shown(""), shown("{}")], [None, None]);
     }
 
     #[test]
