@@ -83,7 +83,10 @@ impl World {
         };
         // Recorded as the kind of fault that it turned out to be.
         let kind = if holder.is_some() { fault.kind } else { fault.kind.without_a_holder() };
-        let victim = holder.unwrap_or_else(|| self.anybody(fault));
+        let victim = holder.unwrap_or_else(|| match kind {
+            Kind::KillWaiter => self.waiter(fault),
+            _ => self.anybody(fault),
+        });
         let berth = &self.berths[victim];
         let mut target = berth.name();
         match kind {
@@ -91,7 +94,7 @@ impl World {
                 berth.stop(fault.lasts);
                 SystemClock.sleep(fault.lasts).await;
             }
-            Kind::KillHolder | Kind::KillWorker => berth.kill(),
+            Kind::KillHolder | Kind::KillWaiter => berth.kill(),
             Kind::StopServer | Kind::StopLeader => {
                 target = "server";
                 self.environment.stop(fault.lasts).await?;
@@ -128,6 +131,16 @@ impl World {
 
     fn anybody(&self, fault: &Fault) -> usize {
         (fault.pick % self.berths.len() as u64) as usize
+    }
+
+    /// Any worker but the one that used the lock last.
+    fn waiter(&self, fault: &Fault) -> usize {
+        let user = self.resource.seen().borrow().holder.clone();
+        let anybody = self.anybody(fault);
+        match user {
+            Some(user) if self.berths[anybody].is_home_of(&user) => (anybody + 1) % self.berths.len(),
+            _ => anybody,
+        }
     }
 
     /// Steps a wall clock. It stays wrong until the next step.

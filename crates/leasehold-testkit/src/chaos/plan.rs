@@ -13,8 +13,8 @@ pub enum Kind {
     StopWorker,
     /// `kill -9` of the holder.
     KillHolder,
-    /// `kill -9` of any worker.
-    KillWorker,
+    /// `kill -9` of a worker that does not hold the lock.
+    KillWaiter,
     /// The holder cannot reach the store for longer than its lease.
     CutHolder,
     /// Workers' requests are applied, and the answers are lost.
@@ -49,7 +49,7 @@ impl Kind {
         Self::StopHolder,
         Self::StopWorker,
         Self::KillHolder,
-        Self::KillWorker,
+        Self::KillWaiter,
         Self::CutHolder,
         Self::LoseAnswers,
         Self::CutConnections,
@@ -65,7 +65,7 @@ impl Kind {
         Self::StepWall,
     ];
     /// Faults of the worker processes.
-    pub const TO_WORKERS: &[Self] = &[Self::StopHolder, Self::StopWorker, Self::KillHolder, Self::KillWorker];
+    pub const TO_WORKERS: &[Self] = &[Self::StopHolder, Self::StopWorker, Self::KillHolder, Self::KillWaiter];
     /// Faults that an HTTP proxy can cause.
     pub const TO_REQUESTS: &[Self] = &[
         Self::CutHolder,
@@ -86,7 +86,7 @@ impl Kind {
             Self::StopHolder => "holder stopped",
             Self::StopWorker => "worker stopped",
             Self::KillHolder => "holder killed",
-            Self::KillWorker => "worker killed",
+            Self::KillWaiter => "waiter killed",
             Self::CutHolder => "holder cut off",
             Self::LoseAnswers => "answers lost",
             Self::CutConnections => "connections cut",
@@ -112,7 +112,7 @@ impl Kind {
     pub(super) fn without_a_holder(self) -> Self {
         match self {
             Self::StopHolder => Self::StopWorker,
-            Self::KillHolder => Self::KillWorker,
+            Self::KillHolder => Self::KillWaiter,
             Self::CutHolder => Self::CutConnections,
             other => other,
         }
