@@ -1,6 +1,6 @@
 //! Semaphores: a limited number of permits, each of which is a lock.
 
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 use leasehold::ErrorKind;
 
 use super::Harness;
@@ -64,4 +64,41 @@ pub async fn a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind(harness:
     second.unwrap().release().await.unwrap();
     one.assert_free(&name("s/permit-1")).await;
     one.assert_free(&name("s/permit-2")).await;
+}
+
+/// Processes that wait for a permit get one in the order in which they began to wait. Applies to stores that keep a line
+/// ([`fifo`](leasehold::lease::Capabilities::fifo)).
+pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
+    const WAITERS: usize = 4;
+    let (one, here) = locker(harness, "holder").await;
+    if !one.store.capabilities().fifo {
+        return;
+    }
+    let here = here.semaphore("s", 2).ttl(LONG);
+    let (first, second) = one.within("two permits", join(here.acquire(), here.acquire())).await;
+    let (granted, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let mut waiters = Vec::new();
+    for n in 0..WAITERS {
+        let (_, there) = locker(harness, &format!("waiter-{n}")).await;
+        let (there, granted) = (there.semaphore("s", 2).ttl(LONG), granted.clone());
+        waiters.push(tokio::spawn(async move {
+            let guard = there.acquire().await.unwrap();
+            granted.send(n).unwrap();
+            guard.release().await.unwrap();
+        }));
+        for permit in ["s/permit-1", "s/permit-2"].map(name) {
+            let joined = async {
+                while one.store.inspect(&permit).await.unwrap().waiters.len() <= n {
+                    one.env().sleep(one.store.capabilities().poll_interval.min).await;
+                }
+            };
+            one.within("a place in the line", joined).await;
+        }
+    }
+    first.unwrap().release().await.unwrap();
+    for n in 0..WAITERS {
+        assert_eq!(one.within("the next permit", order.recv()).await, Some(n));
+    }
+    second.unwrap().release().await.unwrap();
+    one.within("the waiters", join_all(waiters)).await;
 }

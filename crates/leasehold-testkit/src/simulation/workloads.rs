@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::Guard;
 use leasehold::Register as _;
 use leasehold::clock::{RATE_ERROR, timeout};
 use leasehold::lease::Ttl;
+use leasehold::{Guard, RwLock};
 
 use super::LOCK;
 use super::checker::{Checker, Held};
@@ -66,9 +66,23 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// For how long the dead waiters in the line delay the next one, by what they wrote there.
+    /// For how long the dead waiters in the lines delay the next one, by what they wrote there. Each line delays from the
+    /// moment when its lock is free, so the longest delay counts.
     async fn dead_waiters(&self) -> Duration {
-        let line = self.world.register.inner.read(&format!("{LOCK}.line")).await;
+        let parts = match self.plan().workload {
+            Workload::Semaphore(permits) => (1..=permits).map(|n| format!("{LOCK}/permit-{n}")).collect(),
+            Workload::RwLock => (1..=RwLock::MAX_SHARED).map(|n| format!("{LOCK}/shared-{n}")).collect(),
+            Workload::Lock | Workload::Election => Vec::new(),
+        };
+        let mut longest = self.dead_waiters_of(LOCK).await;
+        for part in parts {
+            longest = longest.max(self.dead_waiters_of(&part).await);
+        }
+        longest
+    }
+
+    async fn dead_waiters_of(&self, lock: &str) -> Duration {
+        let line = self.world.register.inner.read(&format!("{lock}.line")).await;
         let Ok(Some(line)) = line else { return Duration::ZERO };
         let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap_or_default();
         let pauses: Vec<_> = line["waiters"]

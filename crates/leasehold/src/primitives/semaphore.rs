@@ -32,7 +32,8 @@ use crate::settings::settings;
 /// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
 /// free, it waits for all of them at once. This costs N times as much as waiting for a lock, except that permits that
 /// this process holds cost nothing. All waiting tasks of a process are one contender and are served in the order of
-/// their arrival. There is no order between processes.
+/// their arrival. Processes get permits in the same [order](Lock::barge) as they get locks: a waiting process takes a
+/// place in the line of each permit, and leaves the other lines when it is granted one.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
