@@ -58,7 +58,8 @@ impl Addition {
 }
 
 /// 16 processes add to the number in one file, 50 times each, under one lock. The sum is exact, no two of them held
-/// the lock at once, and tokens rise in the order in which it was held. Repeated `LEASEHOLD_TEST_RUNS` times.
+/// the lock at once, and tokens rise in the order in which it was held. Three of four barge, so that they race for the
+/// lock; the others wait in line. Repeated `LEASEHOLD_TEST_RUNS` times.
 pub(crate) async fn count_exactly(url: &str, folder: &Path) {
     let runs = std::env::var("LEASEHOLD_TEST_RUNS").map_or(1, |runs| runs.parse().unwrap());
     for run in 0..runs {
@@ -67,7 +68,10 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
         let times = TIMES.to_string();
         let more = ["--file", file.to_str().unwrap(), "--times", &times];
         let workers: Vec<_> = (0..PROCESSES)
-            .map(|_| Worker::start("increment", url, &format!("counter-{run}"), &more))
+            .map(|n| {
+                let order: &[&str] = if n % 4 == 0 { &[] } else { &["--order", "barge"] };
+                Worker::start("increment", url, &format!("counter-{run}"), &[&more[..], order].concat())
+            })
             .collect();
         let mut additions = Vec::new();
         for worker in workers {

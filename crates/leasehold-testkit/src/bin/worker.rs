@@ -2,7 +2,7 @@
 //! output and reports failure by its exit code.
 //!
 //! ```text
-//! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N
+//! leasehold-testkit-worker increment --store URL --lock LOCK --file FILE --times N [--order barge]
 //! leasehold-testkit-worker hold --store URL --lock LOCK (--ttl SECONDS | --permits N)
 //! leasehold-testkit-worker answer --store URL --lock LOCK --ttl SECONDS
 //! leasehold-testkit-worker leave --store URL --lock LOCK --ttl SECONDS
@@ -11,7 +11,8 @@
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
-//! `increment` adds one to the number in a plain file, N times, each time under the lock. `hold` holds the lock until
+//! `increment` adds one to the number in a plain file, N times, each time under the lock; with `--order barge` it does
+//! not wait in line. `hold` holds the lock until
 //! it is killed. `answer` does so too, and for each line of its input prints whether it still does. `leave` acquires
 //! the lock, detaches the grant and exits without a release. `try` exits with 1 if the lock is held. With `--permits`
 //! they use one of N permits. `permit` holds a permit, N times. `add` adds one to the number `n` in a JSON object, N
@@ -102,6 +103,7 @@ fn say(line: std::fmt::Arguments<'_>) {
 async fn increment(locker: &Locker, options: &Options) {
     let file = std::path::Path::new(options.text("file"));
     let lock = locker.lock(options.text("lock"));
+    let lock = if options.0.contains_key("order") { lock.barge() } else { lock };
     for _ in 0..options.number("times") {
         let guard = lock.acquire().await.unwrap();
         let from = SystemClock.now().since_boot().as_nanos();
