@@ -86,28 +86,18 @@ impl Run<'_> {
         self.environment.way(round_trip).await.map_err(Trouble::Failed)
     }
 
-    /// Acquires the lock once before each round, because the very first grant of a lock may be slower than the
-    /// measured ones.
-    async fn prepare(&self, contender: &Contender, lock: &str) -> Result<(), Trouble> {
-        match self.scenario {
-            Scenario::Uncontended
-            | Scenario::Tasks
-            | Scenario::Processes
-            | Scenario::HandOff
-            | Scenario::Waiters => contend::take_once(contender, lock, &self.way().await?).await,
-            _ => Ok(()),
-        }
-    }
-
     async fn one(&self, contender: &Contender, lock: &str, round: usize) -> Result<Sample, Trouble> {
-        self.prepare(contender, lock).await?;
         let mut way = self.way().await?;
         match self.scenario {
             Scenario::Uncontended
             | Scenario::Tasks
             | Scenario::Processes
             | Scenario::HandOff
-            | Scenario::Waiters => contend::measure(self, contender, lock, &mut way).await,
+            | Scenario::Waiters => {
+                // The very first grant of a lock may be slower than the measured ones.
+                contend::take_once(contender, lock, &self.way().await?).await?;
+                contend::measure(self, contender, lock, &mut way).await
+            }
             Scenario::Recovery => recovery::measure(self, contender, lock, round, &way).await,
             Scenario::Many => many::measure(self, contender, lock, &mut way).await,
             Scenario::Run => command::measure(self, contender, lock, &way).await,

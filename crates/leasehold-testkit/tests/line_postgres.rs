@@ -194,7 +194,7 @@ async fn after_a_step_of_the_clock_the_lock_is_kept_for_no_waiter() {
 }
 
 #[tokio::test]
-async fn a_claim_that_barges_takes_a_reserved_lock_and_leaves_the_line_alone() {
+async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
     let world = World::new().await;
     let mut grant = world.holder.granted().await;
     let first = world.joined("first").await;

@@ -332,11 +332,13 @@ impl Plan {
     /// How far front ends are off. After deletions by hand, tokens rise only as far as the front ends agree on the
     /// time, as the documentation says.
     pub(super) fn front_ends(&self) -> Duration {
-        match self.has(Fault::Skew) && !self.has(Fault::Deletions) {
-            false => Duration::ZERO,
+        if !self.has(Fault::Skew) || self.has(Fault::Deletions) {
+            Duration::ZERO
+        } else if self.has(Fault::StandStills) {
             // Machines that stand still with their clocks use up half of the margin.
-            true if self.has(Fault::StandStills) => self.skew / 2,
-            true => self.skew,
+            self.skew / 2
+        } else {
+            self.skew
         }
     }
 

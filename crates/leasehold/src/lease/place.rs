@@ -59,13 +59,13 @@ pub(crate) struct Before {
     pub(crate) polls: Duration,
 }
 
-/// For how long a free lock is kept for the waiters `before` a claim: twice the longest of their pauses, so that each of
-/// them finds the lock free even if a poll fails, and half a second for the request of each. All of them wait at the same
-/// time, so their pauses do not add up.
-pub(crate) fn grace<'a>(before: impl IntoIterator<Item = &'a Before>) -> Duration {
+/// For how long a free lock is kept for the waiters before a claim, which poll with these `pauses`: twice the longest
+/// pause, so that each of them finds the lock free even if a poll fails, and half a second for the request of each. All
+/// of them wait at the same time, so their pauses do not add up.
+pub(crate) fn grace(pauses: impl IntoIterator<Item = Duration>) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
-    for before in before {
-        (longest, count) = (longest.max(before.polls), count + 1);
+    for pause in pauses {
+        (longest, count) = (longest.max(pause), count + 1);
     }
     2 * longest + Duration::from_millis(500) * count
 }
@@ -128,7 +128,7 @@ impl Place {
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
         let waiting = || known.before.iter().filter(|before| before.number > served);
-        (waiting().count(), grace(waiting()))
+        (waiting().count(), grace(waiting().map(|before| before.polls)))
     }
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Token, Ttl, pause};
+use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Token};
 
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,17 +91,21 @@ impl Line {
         (None, before)
     }
 
-    /// The line without the waiters that were served, and with `waiter` at its end. Its `polls_ms` is what it would be
-    /// in the first place. `None` if the line is full.
-    pub(super) fn joined(line: Option<Self>, waiter: Waiter, record: &Record, ttl: Ttl) -> Option<Self> {
+    /// The line without the waiters that were served, and with `waiter` at its end. Its `number` and `polls_ms` are set
+    /// here: `pause` returns the pause of a waiter with so many before it. `None` if the line is full.
+    pub(super) fn joined(
+        line: Option<Self>,
+        waiter: Waiter,
+        record: &Record,
+        pause: impl FnOnce(usize) -> Duration,
+    ) -> Option<Self> {
         let mut waiters: Vec<Waiter> = line.iter().flat_map(|line| line.waiting(record)).cloned().collect();
         if waiters.len() >= MOST_WAITERS {
             return None;
         }
         // A line that was deleted by hand begins again, above the numbers that count as served.
         let last = line.map_or(0, |line| line.last).max(record.served) + 1;
-        let polls = pause(Duration::from_millis(waiter.polls_ms), waiters.len(), ttl);
-        let polls_ms = u64::try_from(polls.as_millis()).unwrap_or(u64::MAX);
+        let polls_ms = u64::try_from(pause(waiters.len()).as_millis()).unwrap_or(u64::MAX);
         waiters.push(Waiter { number: last, polls_ms, ..waiter });
         Some(Self { leasehold: FORMAT, last, waiters })
     }
@@ -120,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::golden::{assert_written, golden, golden_record};
-    use crate::lease::grace;
+    use crate::lease::{Ttl, grace, pause};
     use crate::random::Random;
 
     fn waiter(seed: u64) -> Waiter {
@@ -132,12 +136,16 @@ mod tests {
             value: None,
         };
         let claim = Id::random(&Random::seeded(seed));
-        Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 1_000 }
+        Waiter { number: 0, claim, holder, since_us: Some(1_763_654_400_000_000), polls_ms: 0 }
+    }
+
+    fn joined(line: Option<Line>, seed: u64, record: &Record) -> Option<Line> {
+        let pause = |ahead| pause(Duration::from_secs(1), ahead, Ttl::DEFAULT);
+        Line::joined(line, waiter(seed), record, pause)
     }
 
     fn line(seeds: &[u64], record: &Record) -> Line {
-        let joined = |line, seed: &u64| Line::joined(line, waiter(*seed), record, Ttl::DEFAULT);
-        seeds.iter().fold(None, joined).unwrap()
+        seeds.iter().fold(None, |line, seed| joined(line, *seed, record)).unwrap()
     }
 
     fn free() -> Record {
@@ -163,7 +171,10 @@ mod tests {
         assert_eq!(standing(1), (Some(1), vec![]));
         let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
         assert_eq!(standing(3), (Some(3), before[..2].to_vec()));
-        assert_eq!(grace(&before), Duration::from_millis(2 * 3_000 + 3 * 500));
+        assert_eq!(
+            grace(before.iter().map(|before| before.polls)),
+            Duration::from_millis(2 * 3_000 + 3 * 500)
+        );
         assert_eq!(standing(4), (None, before), "behind all, without a place");
     }
 
@@ -173,7 +184,7 @@ mod tests {
         let line = line(&[1, 2, 3], &record);
         let served = Record { served: 2, ..record.clone() };
         assert_eq!(line.standing(waiter(3).claim, &served), (Some(3), vec![]));
-        let joined = Line::joined(Some(line.clone()), waiter(4), &served, Ttl::DEFAULT).unwrap();
+        let joined = joined(Some(line.clone()), 4, &served).unwrap();
         assert_eq!(joined.waiters.iter().map(|waiter| waiter.number).collect::<Vec<_>>(), [3, 4]);
         let left = line.left(waiter(3).claim, 2).unwrap();
         assert!(left.waiters.is_empty() && left.last == 3);
@@ -186,7 +197,7 @@ mod tests {
     #[test]
     fn numbers_go_on_after_the_line_was_deleted() {
         let served = Record { served: 17, ..free() };
-        let line = Line::joined(None, waiter(1), &served, Ttl::DEFAULT).unwrap();
+        let line = joined(None, 1, &served).unwrap();
         assert_eq!(line.standing(waiter(1).claim, &served), (Some(18), vec![]));
     }
 
@@ -194,9 +205,9 @@ mod tests {
     fn a_full_line_takes_no_more_until_waiters_are_served() {
         let record = free();
         let full = line(&(0..MOST_WAITERS as u64).collect::<Vec<_>>(), &record);
-        assert_eq!(Line::joined(Some(full.clone()), waiter(99), &record, Ttl::DEFAULT), None);
+        assert_eq!(joined(Some(full.clone()), 99, &record), None);
         let served = Record { served: 1, ..record };
-        assert!(Line::joined(Some(full), waiter(99), &served, Ttl::DEFAULT).is_some());
+        assert!(joined(Some(full), 99, &served).is_some());
     }
 
     /// A grant writes a number of the line into the lock's record, which must stay readable.

@@ -151,8 +151,8 @@ impl Contender {
     async fn contend(mut self) {
         let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
         self.turn.policy(|policy, _| policy.wanted(now, &capabilities, self.claim.ttl));
-        let looks = self.turn.policy(|policy, _| policy.looks(now, capabilities.poll_interval));
-        self.claim.looks = capabilities.fifo && looks.unwrap_or_default();
+        let looks = || self.turn.policy(|policy, _| policy.looks(now, capabilities.poll_interval));
+        self.claim.looks = capabilities.fifo && looks().unwrap_or_default();
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;

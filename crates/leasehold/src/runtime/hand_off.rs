@@ -73,9 +73,10 @@ impl Tokens {
     }
 }
 
-/// After this many cohort periods without a sign of another process, a process counts as alone. It then backs off after
-/// one cohort period in this many, because other processes may be waiting nevertheless.
+/// A process counts as alone when more than this many cohort periods have ended without a sign of another process.
 const LATELY: u32 = 2;
+
+/// A process that is alone backs off after one cohort period in this many, because others may be waiting nevertheless.
 const ALONE: u32 = 8;
 
 /// How long this process has kept a lock from others, and when it backs off.

@@ -41,9 +41,10 @@ impl RegisterLeases {
     ) -> Result<AcquireOutcome, StoreError> {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
         let has_polled = claim.place.has_polled(claim.id);
+        let known = self.known.recall(&claim.name);
         // Whether the record comes from the cache.
-        let mut is_old = !has_polled && self.known.recall(&claim.name).is_some();
-        let mut next = self.first_step(claim, has_polled, attempts, &mut budget).await?;
+        let mut is_old = !has_polled && known.is_some();
+        let mut next = self.first_step(claim, known, has_polled, attempts, &mut budget).await?;
         let mut latest: Option<Id> = None;
         loop {
             let mut sight = match next {
@@ -87,7 +88,7 @@ impl RegisterLeases {
                             }
                             // A write whose answer was lost may still be applied. Then the lock is not free.
                             Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
-                                Front { served: record.served, awaited: record.awaited }
+                                Front::of(record)
                             }
                             Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                         },
@@ -134,18 +135,19 @@ impl RegisterLeases {
         })
     }
 
-    /// Returns the first step. If the cached record allows a write at once, or was read just now by the poll that ended the
-    /// wait, that is judging it (the warm path).
-    /// Otherwise, if the store supports it, it is a write over any free record. Otherwise it is a read.
+    /// Returns the first step. If the cached record, `known`, allows a write at once, or was read just now by the poll
+    /// that ended the wait, that is judging it (the warm path). Otherwise, if the store supports it, it is a write over
+    /// any free record. Otherwise it is a read.
     async fn first_step(
         &self,
         claim: &Claim,
+        known: Option<Observation>,
         has_polled: bool,
         attempts: &mut Vec<Attempt>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<Next, StoreError> {
         let now = self.now();
-        match self.known.recall(&claim.name) {
+        match known {
             Some(observation) => {
                 let unchanged_for = observation.unchanged_for(now);
                 let free =

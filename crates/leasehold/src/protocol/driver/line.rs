@@ -11,7 +11,7 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl, grace};
+use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -28,6 +28,13 @@ pub(super) struct Front {
     pub(super) served: u64,
     /// See [`Record::awaited`].
     pub(super) awaited: bool,
+}
+
+impl Front {
+    /// What `record` says already.
+    pub(super) fn of(record: &Record) -> Self {
+        Self { served: record.served, awaited: record.awaited }
+    }
 }
 
 impl RegisterLeases {
@@ -50,7 +57,7 @@ impl RegisterLeases {
         record: &Record,
         unchanged_for: Duration,
     ) -> Result<Front, HolderInfo> {
-        let as_it_was = Front { served: record.served, awaited: record.awaited };
+        let as_it_was = Front::of(record);
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
         let cannot_tell = !claim.waits && !rules::knows_age(record, self.store_time(), self.rules);
@@ -67,13 +74,14 @@ impl RegisterLeases {
             }
         };
         let (number, before) = note(claim, &line, record);
-        let grace = grace(&before);
+        let grace = grace(before.iter().map(|before| before.polls));
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
         let mut waiting = line.waiting(record);
         match waiting.next() {
             Some(first) if available_for < grace => Err(HolderInfo {
                 holder: Some(first.holder.clone()),
                 token: Some(record.token),
+                held_for: Some(available_for),
                 lapses_within: Some(grace - available_for),
                 reserved: true,
                 ahead: number.map(|_| before.len()),
@@ -132,15 +140,16 @@ impl RegisterLeases {
         if line.as_ref().is_some_and(|line| note(claim, line, record).0.is_some()) {
             return Ok(());
         }
-        let longest = self.records.capabilities().poll_interval.max;
         let waiter = Waiter {
             number: 0,
             claim: claim.id,
             holder: claim.holder.of_the_past(),
             since_us: self.store_time().map(|store| store.hi_us),
-            polls_ms: u64::try_from(longest.as_millis()).unwrap_or(u64::MAX),
+            polls_ms: 0,
         };
-        let Some(line) = Line::joined(line, waiter, record, claim.ttl) else { return Ok(()) };
+        let longest = self.records.capabilities().poll_interval.max;
+        let pause = |ahead| pause(longest, ahead, claim.ttl);
+        let Some(line) = Line::joined(line, waiter, record, pause) else { return Ok(()) };
         claim.place.tries_to_join(claim.id);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;

@@ -68,13 +68,7 @@ pub(super) fn write(
         let history = item::history_of(record).map(|history| (HISTORY, history));
         expression.set_or_remove(history.into_iter().collect(), &[HISTORY]);
     }
-    match expect {
-        Precondition::Absent => expression.build(ABSENT),
-        Precondition::Version(version) => {
-            let condition = expression.expect(version);
-            expression.build(condition)
-        }
-    }
+    expression.build_over(expect)
 }
 
 /// Grants `record` over any free record of ours. Its token is incremented and its history remains.
@@ -100,36 +94,26 @@ pub(super) fn stamp(version: &Version, at_us: u64) -> Expression {
     let seen = Item::from([("version".to_owned(), s(number)), ("at".to_owned(), n(at_us))]);
     let mut expression = Draft::default();
     expression.set_or_remove(vec![(SEEN, AttributeValue::M(seen))], &[]);
-    let condition = expression.expect(version);
-    expression.build(condition)
+    expression.build_over(Precondition::Version(version))
 }
 
 /// Marks the lock of `version` as awaited.
 pub(super) fn mark(version: &Version) -> Expression {
     let mut expression = Draft::default();
     expression.set_or_remove(vec![(AWAITED, AttributeValue::Bool(true))], &[]);
-    let condition = expression.expect(version);
-    expression.build(condition)
+    expression.build_over(Precondition::Version(version))
 }
 
 /// Writes a line of waiters.
 pub(super) fn line(line: Attributes, expect: Precondition<'_>) -> Expression {
     let mut expression = Draft::default();
     expression.set_or_remove(line, &[]);
-    match expect {
-        Precondition::Absent => expression.build(ABSENT),
-        Precondition::Version(version) => {
-            let condition = expression.expect(version);
-            expression.build(condition)
-        }
-    }
+    expression.build_over(expect)
 }
 
 /// The condition for deleting exactly `version`.
 pub(super) fn discard(version: &Version) -> Expression {
-    let mut expression = Draft::default();
-    let condition = expression.expect(version);
-    expression.build(condition)
+    Draft::default().build_over(Precondition::Version(version))
 }
 
 /// Changes nothing, because its condition never holds.
@@ -219,6 +203,15 @@ impl Draft {
 
     fn value(&mut self, name: &str, value: AttributeValue) {
         self.values.insert(name.to_owned(), value);
+    }
+
+    /// The expression, on the condition that the item is as expected.
+    fn build_over(mut self, expect: Precondition<'_>) -> Expression {
+        let condition = match expect {
+            Precondition::Absent => ABSENT,
+            Precondition::Version(version) => self.expect(version),
+        };
+        self.build(condition)
     }
 
     fn build(self, condition: &str) -> Expression {

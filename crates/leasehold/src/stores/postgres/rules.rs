@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use super::record::{Record, State};
 use crate::clock::StoreTime;
-use crate::lease::{
-    self, Before, Claim, End, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace,
-};
+use crate::lease::{self, Claim, End, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace};
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
@@ -57,8 +55,7 @@ pub(super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
 /// For how long the lock, once it is available, is kept for the waiters before `claim`.
 pub(super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
     let before = record.waiters.iter().take_while(|waiter| waiter.claim != Some(claim.id));
-    let before: Vec<_> = before.map(|waiter| Before { number: 0, polls: waiter.polls }).collect();
-    grace(&before)
+    grace(before.map(|waiter| waiter.polls))
 }
 
 /// What `claim` is told if the lock is available, and kept for a waiter before it.
@@ -70,6 +67,7 @@ pub(super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     (!record.is_live && !left.is_zero()).then(|| HolderInfo {
         holder: Some(first.holder.clone()),
         token: record.token,
+        held_for: Some(available),
         lapses_within: Some(left),
         reserved: true,
         ..HolderInfo::default()

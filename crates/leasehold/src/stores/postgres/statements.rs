@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
-use crate::lease::{Before, LONGEST_PAUSE, MOST_WAITERS, grace};
+use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
 pub(super) const OURS: &str = "leasehold:";
@@ -219,7 +219,7 @@ fn is_next() -> String {
             FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS w(waiter, place)
             WHERE w.place < {own} HAVING count(*) > 0), true)",
         longest = LONGEST_PAUSE.as_millis(),
-        each = grace(&[Before { number: 0, polls: Duration::ZERO }]).as_millis(),
+        each = grace([Duration::ZERO]).as_millis(),
         own = own_place(),
     )
 }
