@@ -23,11 +23,12 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
 /// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
-    if let Some(age) = held.held_for {
-        let _ = write!(text, ", held {}", span(age));
+    let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
+    if let Some(time) = held.held_for {
+        let _ = write!(text, ", {age} {}", span(time));
     }
-    if let Some(left) = held.lapses_within {
-        let _ = write!(text, ", lease <= {}", span_up(left));
+    if let Some(within) = held.lapses_within {
+        let _ = write!(text, ", {left} {}", span_up(within));
     }
     if let Some(token) = held.token {
         let _ = write!(text, ", token {token}");
@@ -297,6 +298,10 @@ mod tests {
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
+        held.reserved = true;
+        let line = waiting("deploy/prod", &held);
+        assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");
+        held.reserved = false;
         let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
         assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, giving up in 12s");
         assert_eq!(unanswered(0), "for x: no answer from the store for 3s");

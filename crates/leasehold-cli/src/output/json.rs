@@ -87,7 +87,7 @@ pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
 fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     object.insert("holder".into(), json!(held.holder));
     object.insert("token".into(), json!(held.token));
-    object.insert("held_ms".into(), json!(held.held_for.map(ms)));
+    object.insert("held_ms".into(), json!(held.held_for.filter(|_| !held.reserved).map(ms)));
     object.insert("lapses_within_ms".into(), json!(held.lapses_within.map(ms)));
     if let Some(foreign) = &held.foreign {
         object.insert("foreign".into(), json!(foreign));

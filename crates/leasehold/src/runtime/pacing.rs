@@ -1,8 +1,8 @@
 //! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
-//! A pause is half as long as the current hold has lasted so far, up to a limit. So the release of a short hold is
-//! noticed soon, and a long hold costs few reads. Waiters in a line multiply it by their place in the line
-//! ([`pause`](crate::lease::pause)).
+//! A pause is half as long as the current hold has lasted so far, and for the next in line an eighth, up to a limit. So
+//! the release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply
+//! the pause by their place in the line ([`pause`](crate::lease::pause)).
 
 use std::time::Duration;
 
@@ -12,6 +12,9 @@ use crate::random::Random;
 
 /// A pause is this fraction of the time that a hold has lasted.
 const PART: f64 = 0.5;
+
+/// The same for the next in line. Only this waiter can get the lock when it is released, and it delays all others.
+const PART_OF_NEXT: f64 = 0.125;
 
 /// The fixed fraction of a pause that does not grow. A pause that grows is drawn from the whole range between the
 /// previous pause and itself. Otherwise waiters that saw the same state would stay in step.
@@ -27,6 +30,15 @@ pub(crate) fn held_for(granted_us: Option<u64>, now: Option<StoreTime>) -> Durat
     Duration::from_micros(held.unwrap_or(0))
 }
 
+impl PollInterval {
+    /// The pause of a waiter that finds the lock free, but reserved for another waiter, which will take it soon. It does
+    /// not depend on how long the lock has been free: waiters that pause for longer because the lock is idle would keep
+    /// it idle for longer.
+    pub(crate) fn shortest(&self, random: &Random) -> Duration {
+        random.jittered(self.min, 0.2).min(self.max)
+    }
+}
+
 /// The pauses of one wait.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacing {
@@ -36,18 +48,24 @@ pub(crate) struct Pacing {
     /// The previous pause, without its jitter.
     before: Duration,
     strain: i32,
+    is_next: bool,
 }
 
 impl Pacing {
     /// Starts a wait at `now`.
     pub(crate) fn new(poll_interval: PollInterval, now: Moment) -> Self {
-        Self { poll_interval, hold: (None, now), before: Duration::ZERO, strain: 0 }
+        Self { poll_interval, hold: (None, now), before: Duration::ZERO, strain: 0, is_next: false }
     }
 
     /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
     /// answered them. It is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
+    }
+
+    /// Sets whether this waiter is the next in the line of the lock.
+    pub(crate) fn set_next(&mut self, is_next: bool) {
+        self.is_next = is_next;
     }
 
     /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its lease
@@ -83,7 +101,8 @@ impl Pacing {
 
     fn next(&self, now: Moment, age: Duration) -> Duration {
         let age = age.max(now.longest_since(self.hold.1)).as_secs_f64();
-        let pause = PART * age * 2_f64.powi(self.strain);
+        let part = if self.is_next { PART_OF_NEXT } else { PART };
+        let pause = part * age * 2_f64.powi(self.strain);
         let least = self.poll_interval.min.mul_f64(2_f64.powi(self.strain));
         Duration::try_from_secs_f64(pause).unwrap_or(self.poll_interval.max).max(least)
     }

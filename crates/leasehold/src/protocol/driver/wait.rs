@@ -37,14 +37,16 @@ impl Watch for RegisterLeases {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
             };
+            pacing.set_next(ahead == 0 && claim.place.is_taken(claim.id, served));
             let age = self.held_for(observation.as_ref());
-            let pause = pacing.pause(self.now(), held.token, age, None, &env.random);
+            let pause = match seen.reserved {
+                true => poll_interval.shortest(&env.random),
+                false => pacing.pause(self.now(), held.token, age, None, &env.random),
+            };
             // Waiters join the line in the order of their arrival, so the first poll comes soon.
             let joins_next = joins && is_first && !seen.reserved && !claim.place.is_taken(claim.id, served);
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
-            // A free lock that is kept for another waiter: that one takes it soon, or this one may at the due time.
-            let pause = if seen.reserved { pause.max(poll_interval.max / 4) } else { pause };
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
             env.sleep(pause).await;
             let (sight, had_trouble, has_joined) = self.poll(&claim.name, joins.then_some(claim)).await?;

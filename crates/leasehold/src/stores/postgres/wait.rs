@@ -52,23 +52,19 @@ impl PostgresLeases {
             let place = rules::ahead(claim, &record);
             has_place = place.is_some();
             let ahead = if joins { place.unwrap_or(record.waiters.len()) } else { 0 };
-            let pause = match rules::reserved(claim, &record) {
-                Some(kept) if seen.reserved => {
-                    let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
-                    let pause = lease::pause(pause, ahead, claim.ttl);
-                    pacing.until(pause, kept.lapses_within, &self.env.random)
-                }
+            pacing.set_next(place == Some(0));
+            let (pause, due) = match rules::reserved(claim, &record) {
+                Some(kept) if seen.reserved => (POLL_INTERVAL.shortest(&self.env.random), kept.lapses_within),
                 None if rules::is_still(&record, seen) => {
-                    let age = rules::held_for(&record);
-                    let pause = pacing.pause(self.env.now(), seen.token, age, None, &self.env.random);
-                    let pause = lease::pause(pause, ahead, claim.ttl);
+                    let (now, age) = (self.env.now(), rules::held_for(&record));
                     let grace = if joins { rules::grace_before(claim, &record) } else { Duration::ZERO };
-                    let due = record.left().saturating_add(grace);
-                    pacing.until(pause, Some(due), &self.env.random)
+                    let pause = pacing.pause(now, seen.token, age, None, &self.env.random);
+                    (pause, Some(record.left().saturating_add(grace)))
                 }
                 Some(_) | None => return Ok(()),
             };
-            self.env.sleep(pause).await;
+            let pause = lease::pause(pause, ahead, claim.ttl);
+            self.env.sleep(pacing.until(pause, due, &self.env.random)).await;
         }
     }
 

@@ -46,6 +46,13 @@ struct Lock {
     line: Vec<usize>,
 }
 
+impl Lock {
+    /// How many waiters in the line are before `waiter`.
+    fn ahead(&self, waiter: usize) -> usize {
+        self.line.iter().take_while(|first| **first != waiter).count()
+    }
+}
+
 #[derive(Default)]
 struct Told {
     reads: usize,
@@ -58,8 +65,9 @@ struct Told {
     joined: Vec<usize>,
 }
 
-/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other.
-fn drain(order: Order, waiters: usize, hold: Duration, seed: u64) -> Told {
+/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other, and come back
+/// until there were `rounds` grants for each.
+fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64) -> Told {
     let random = Random::seeded(seed);
     let mut told = Told::default();
     let mut events = BinaryHeap::new();
@@ -80,10 +88,16 @@ fn drain(order: Order, waiters: usize, hold: Duration, seed: u64) -> Told {
             Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), clock_error }
         })
         .collect();
-    while told.idle.len() < waiters {
+    while told.idle.len() < waiters * rounds {
         let Reverse((now, event)) = events.pop().unwrap();
         match event {
-            Event::Release => (lock.version, lock.released) = (lock.version + 1, now),
+            Event::Release => {
+                (lock.version, lock.released) = (lock.version + 1, now);
+                if let Some(holder) = told.grants.last().filter(|_| rounds > 1) {
+                    all[*holder].pacing = Pacing::new(POLL_INTERVAL, at(now));
+                    events.push(Reverse((now + ROUND_TRIP, Event::Read(*holder))));
+                }
+            }
             Event::Read(waiter) => {
                 told.reads += 1;
                 let is_free = lock.version % 2 == 1;
@@ -103,8 +117,7 @@ fn drain(order: Order, waiters: usize, hold: Duration, seed: u64) -> Told {
             // The line is read once more: another waiter is before this one.
             Event::Answer(waiter, Some(_)) if lock.line.first().is_some_and(|first| *first != waiter) => {
                 told.reads += 1;
-                let ahead = lock.line.iter().take_while(|first| **first != waiter).count();
-                let wait = pause(POLL_INTERVAL.max / 4, ahead, Ttl::DEFAULT);
+                let wait = pause(POLL_INTERVAL.shortest(&random), lock.ahead(waiter), Ttl::DEFAULT);
                 all[waiter].pacing = Pacing::new(POLL_INTERVAL, at(now));
                 events.push(Reverse((now + ROUND_TRIP + wait + ROUND_TRIP / 2, Event::Read(waiter))));
             }
@@ -119,14 +132,11 @@ fn drain(order: Order, waiters: usize, hold: Duration, seed: u64) -> Told {
                 let hi_us = upper_us(now, *clock_error);
                 let clock = Some(StoreTime::between(hi_us.saturating_sub(micros(DOUBT)), hi_us));
                 let age = held_for(Some(lock.granted_us), clock);
+                pacing.set_next(order == Order::Line && lock.ahead(waiter) == 0);
                 let next = pacing.pause(at(now), Token::new(lock.version as u64), age, None, &random);
                 let next = match order {
                     Order::None => next,
-                    Order::Line => pause(
-                        next,
-                        lock.line.iter().take_while(|first| **first != waiter).count(),
-                        Ttl::DEFAULT,
-                    ),
+                    Order::Line => pause(next, lock.ahead(waiter), Ttl::DEFAULT),
                 };
                 events.push(Reverse((now + next + ROUND_TRIP / 2, Event::Read(waiter))));
             }
@@ -161,7 +171,7 @@ fn cost(order: Order, waiters: usize, hold: Duration) -> Cost {
     let histories = 256_usize.div_ceil(waiters).min(30) as u64;
     let (mut reads, mut writes, mut idle) = (0, 0, Vec::new());
     for seed in 0..histories {
-        let told = drain(order, waiters, hold, seed);
+        let told = drain(order, waiters, 1, hold, seed);
         if order == Order::Line {
             let of_the_line = told.grants.iter().filter(|waiter| told.joined.contains(waiter));
             assert!(of_the_line.eq(&told.joined), "first come, first served");
@@ -184,8 +194,8 @@ fn what_waiting_costs() {
     println!(
         "   hold  waiters | no order: reads  writes  median    mean | line: reads  writes  median    mean"
     );
-    for hold in [10, 100, 1_000, 10_000, 60_000].map(Duration::from_millis) {
-        for waiters in [1, 4, 16, 64, 256, 1_024] {
+    for hold in [10, 100, 1_000, 2_000, 10_000, 60_000].map(Duration::from_millis) {
+        for waiters in [1, 4, 16, 64, 100, 256, 1_024] {
             let line = cost(Order::Line, waiters, hold);
             let shown = |cost: &Cost| {
                 let Cost { reads, writes, median, mean } = cost;
@@ -201,4 +211,21 @@ fn what_waiting_costs() {
 fn a_line_of_sixteen_behind_long_holds_costs_few_reads() {
     let Cost { reads, writes, .. } = cost(Order::Line, 16, Duration::from_secs(60));
     assert!(reads <= 130.0 && writes <= 3.5, "{reads} reads and {writes} writes a grant");
+}
+
+#[test]
+fn a_line_of_sixteen_behind_holds_of_two_seconds_is_quick() {
+    let Cost { reads, writes, mean, .. } = cost(Order::Line, 16, 2 * SECOND);
+    assert!(reads <= 30.0 && writes <= 3.5, "{reads} reads and {writes} writes a grant");
+    assert!(mean <= SECOND / 5, "idle for {mean:?}");
+}
+
+/// The pauses do not grow with the time for which the lock is idle: that would make it idle for longer.
+#[test]
+fn processes_that_come_back_keep_a_short_lock_busy() {
+    for seed in 0..20 {
+        let told = drain(Order::Line, 16, 20, 10 * MILLISECOND, seed);
+        let mean = told.idle.iter().sum::<Duration>() / told.idle.len() as u32;
+        assert!(mean <= 2 * POLL_INTERVAL.min, "idle for {mean:?}");
+    }
 }
