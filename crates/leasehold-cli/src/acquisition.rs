@@ -176,7 +176,7 @@ impl Request {
                 Ok(acquired) => Ok(acquired),
                 Err(error) => {
                     let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
-                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo {
+                    if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo() {
                         // Time to leave the line of waiters. Otherwise others wait for this process.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
@@ -294,6 +294,10 @@ impl Request {
             let left = left.as_millis().div_ceil(1_000);
             let help = if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")
+            } else if held.reserved {
+                format!(
+                    "if that process does not take the lock, it is reserved for <= {left}s more; --barge ignores this"
+                )
             } else if held.is_by_ticket() {
                 format!("a ticket holds the lock; the lease ends in <= {left}s unless the ticket is renewed")
             } else {
@@ -304,7 +308,7 @@ impl Request {
         if self.mode != Mode::Lock {
             return failure.with_help(format!("to list the holders: leasehold{flag} ls {lock}"));
         }
-        if let Some(token) = held.token {
+        if let Some(token) = held.token.filter(|_| !held.reserved) {
             let what = if held.in_cooldown {
                 "to end the cooldown now"
             } else {

@@ -14,7 +14,7 @@ pub use self::cost::Cost;
 pub use self::measured::RoundTrips;
 pub use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding, RESERVED};
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Id, LeaseStore};
+use crate::lease::{Capabilities, Id, LeaseStore};
 use crate::types::LockName;
 
 /// The name of the first check.
@@ -117,6 +117,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         report.smallest_ttl_ms = ttl.map(|ttl| ttl.smallest.as_millis());
         report.round_trips = leases.trips;
     }
+    report.findings.push(order(&store.capabilities()));
     report.findings.push(cost::finding(kind, report.cost.as_ref(), examined.listed_prices, examination));
     let versioned = report
         .finding("versioning")
@@ -124,6 +125,19 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     report.findings.push(left_behind(&left, versioned));
     report.findings.iter_mut().for_each(Finding::never_without_help);
     report
+}
+
+/// In which order waiters get a lock. This is what the store declares; it is not tried.
+fn order(capabilities: &Capabilities) -> Finding {
+    const CHECK: &str = "order";
+    match capabilities.line {
+        Some(line) => {
+            let seen =
+                format!("processes that wait get a lock in the order of their arrival: {line} lists them");
+            Finding::passed(CHECK, seen)
+        }
+        None => Finding::not_applicable(CHECK, "processes that wait get a lock in no order"),
+    }
 }
 
 fn left_behind(left: &[String], versioned: bool) -> Finding {

@@ -139,6 +139,8 @@ impl Error {
         } else if let Some(left) = held.lapses_within.map(whole_seconds) {
             error = error.with_help(if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")
+            } else if held.reserved {
+                format!("if that process does not take the lock, it is reserved for <= {left}s more")
             } else if held.is_by_ticket() {
                 format!("a ticket holds the lock: the lease ends in <= {left}s unless the ticket is renewed")
             } else {

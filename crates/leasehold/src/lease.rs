@@ -79,7 +79,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Whether `claim`, which waits, may have a place in the store's queue that a [`release`](Self::release) must give up
     /// if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
-        self.capabilities().fifo && claim.waits
+        self.capabilities().fifo() && claim.waits
     }
 
     /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
@@ -396,7 +396,7 @@ pub struct PollInterval {
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let capabilities = leasehold::Locker::open("mem:").await?.capabilities();
-/// assert!(capabilities.tokens && capabilities.fifo && !capabilities.watches);
+/// assert!(capabilities.tokens && capabilities.fifo() && !capabilities.watches);
 /// assert_eq!(capabilities.to_string(), "fencing tokens, cooldowns, history, waiters in order of arrival");
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
@@ -407,8 +407,11 @@ pub struct Capabilities {
     pub store: &'static str,
     /// Whether grants have fencing tokens.
     pub tokens: bool,
-    /// Whether waiters of different processes get the lock in the order of their arrival.
-    pub fifo: bool,
+    /// Where the store keeps the line of waiters, for people: `the object NAME.line`. `None` if waiters of different
+    /// processes get a lock in no order.
+    pub line: Option<&'static str>,
+    /// Whether processes that wait for any of several permits get them in the order of their arrival.
+    pub permits_in_order: bool,
     /// Whether another process can take over at once if the holder's process dies on the same machine.
     pub sees_dead_processes: bool,
     /// Whether waiters are notified of a release and do not poll.
@@ -427,13 +430,19 @@ impl Capabilities {
         Self {
             store,
             tokens: true,
-            fifo: false,
+            line: None,
+            permits_in_order: false,
             sees_dead_processes: false,
             watches: false,
             cooldowns: true,
             history: true,
             poll_interval,
         }
+    }
+
+    /// Whether waiters of different processes get a lock in the order of their arrival.
+    pub const fn fifo(&self) -> bool {
+        self.line.is_some()
     }
 }
 
@@ -446,7 +455,7 @@ impl fmt::Display for Capabilities {
             (self.history, "history"),
             (self.sees_dead_processes, "successor at once when a process dies"),
             (self.watches, "waiters told of a release"),
-            (self.fifo, "waiters in order of arrival"),
+            (self.fifo(), "waiters in order of arrival"),
         ];
         let can: Vec<_> = can.iter().filter(|(can, _)| *can).map(|(_, what)| *what).collect();
         f.write_str(&can.join(", "))

@@ -109,7 +109,7 @@ impl LeaseStore for Lining {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.leases.capabilities();
-        (capabilities.fifo, capabilities.watches) = (true, true);
+        (capabilities.line, capabilities.watches) = (Some("here"), true);
         capabilities
     }
 

@@ -107,37 +107,6 @@ async fn tasks_of_one_process_are_served_in_order_of_arrival() {
     assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
 }
 
-/// Waits with a place in the line of each permit, and leaves the other lines with its grant.
-#[tokio::test(start_paused = true)]
-async fn processes_get_permits_in_order_of_arrival() {
-    for (held_for, seed) in [(SECOND * 3, 10), (SECOND * 30, 20)] {
-        let world = World::new();
-        let holder = world.observer(seed);
-        let held = all(&semaphore(&holder, 2), 2).await;
-        let order = Arc::new(Mutex::new(Vec::new()));
-        let mut waiting = tokio::task::JoinSet::new();
-        for n in 0..6 {
-            let client = world.observer(seed + 1 + n);
-            let (semaphore, order) = (semaphore(&client, 2), order.clone());
-            waiting.spawn(async move {
-                let guard = semaphore.acquire().await.unwrap();
-                order.lock().unwrap().push(n);
-                client.env.sleep(held_for).await;
-                guard.release().await.unwrap();
-            });
-            holder.env.sleep(SECOND * 2).await;
-        }
-        for guard in held {
-            guard.release().await.unwrap();
-        }
-        let began = holder.env.now();
-        waiting.join_all().await;
-        assert_eq!(*order.lock().unwrap(), (0..6).collect::<Vec<_>>());
-        let took = holder.env.now().longest_since(began);
-        assert!(took < held_for * 3 + SECOND * 12, "six holds of {held_for:?} on two permits took {took:?}");
-    }
-}
-
 /// The number of requests of `tasks` waiting tasks of one process in a minute, while all three permits are held.
 async fn requests_of_waiting(tasks: usize) -> usize {
     let world = World::new();

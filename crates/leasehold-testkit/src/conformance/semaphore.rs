@@ -66,12 +66,12 @@ pub async fn a_wait_for_a_permit_that_is_given_up_leaves_nothing_behind(harness:
     one.assert_free(&name("s/permit-2")).await;
 }
 
-/// Processes that wait for a permit get one in the order in which they began to wait. Applies to stores that keep a line
-/// ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// Processes that wait for a permit get one in the order in which they began to wait. Applies to stores
+/// with [`permits_in_order`](leasehold::lease::Capabilities::permits_in_order).
 pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 4;
     let (one, here) = locker(harness, "holder").await;
-    if !one.store.capabilities().fifo {
+    if !one.store.capabilities().permits_in_order {
         return;
     }
     let here = here.semaphore("s", 2).ttl(LONG);

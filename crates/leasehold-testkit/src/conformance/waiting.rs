@@ -58,7 +58,7 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 8;
     const GAVE_UP: usize = 2;
     let holder = Client::open(harness, "holder").await;
-    if !holder.store.capabilities().fifo {
+    if !holder.store.capabilities().fifo() {
         return;
     }
     let lock = name("lock");

@@ -398,8 +398,8 @@ impl LeaseStore for Store {
     fn capabilities(&self) -> Capabilities {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
         let mut capabilities = Capabilities::new("fake", poll_interval);
-        capabilities.fifo = self.is(Flaw::ServesInAnyOrder);
-        capabilities.watches = capabilities.fifo;
+        capabilities.line = self.is(Flaw::ServesInAnyOrder).then_some("here");
+        capabilities.watches = capabilities.fifo();
         capabilities
     }
 

@@ -46,7 +46,9 @@ impl Permits {
         let name = lock.checked()?;
         let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
         let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
-        Ok(Self { lock: lock.clone(), name, permits, plural, gated: false })
+        let lock = lock.clone();
+        let lock = if lock.locker().capabilities().permits_in_order { lock } else { lock.barge() };
+        Ok(Self { lock, name, permits, plural, gated: false })
     }
 
     /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
@@ -191,9 +193,9 @@ impl Permits {
         Ok(None)
     }
 
-    /// Waits for all permits at once, with a place in the line of each: whoever has waited longest is the first in all of
-    /// them, and gets the permit that is free first. Then it leaves the other lines. A permit that is granted at the same
-    /// moment as the first one is released when its guard is dropped.
+    /// Waits for all permits at once. If they are granted in order, with a place in the line of each: whoever has waited
+    /// longest is the first in all of them, and gets the permit that is free first. Then it leaves the other lines. A
+    /// permit that is granted at the same moment as the first one is released when its guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
         let waiting = self.permits.iter().map(|permit| {

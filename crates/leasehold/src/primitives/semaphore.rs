@@ -32,8 +32,8 @@ use crate::settings::settings;
 /// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
 /// free, it waits for all of them at once. This costs N times as much as waiting for a lock, except that permits that
 /// this process holds cost nothing. All waiting tasks of a process are one contender and are served in the order of
-/// their arrival. Processes get permits in the same [order](Lock::barge) as they get locks: a waiting process takes a
-/// place in the line of each permit, and leaves the other lines when it is granted one.
+/// their arrival. [Some stores](crate::lease::Capabilities::permits_in_order) also keep the order of processes: a waiting
+/// process takes a place in the line of each permit, and leaves the other lines when it is granted one.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -97,8 +97,8 @@ impl Semaphore {
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, or if a task of this process waits for one;
-    /// otherwise as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, if those that are free are reserved for
+    /// processes that wait, or if a task of this process waits for one; otherwise as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         self.permits()?.try_acquire().await
     }

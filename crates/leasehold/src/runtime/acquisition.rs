@@ -152,7 +152,7 @@ impl Contender {
         let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
         self.turn.policy(|policy, _| policy.wanted(now, &capabilities, self.claim.ttl));
         let looks = || self.turn.policy(|policy, _| policy.looks(now, capabilities.poll_interval));
-        self.claim.looks = capabilities.fifo && looks().unwrap_or_default();
+        self.claim.looks = capabilities.fifo() && looks().unwrap_or_default();
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
@@ -336,7 +336,7 @@ impl Contender {
 /// The turn is given up at once, because a late grant is recognised by its id. If the store has a queue, the turn is
 /// given up afterwards: the next task must not find the place of this claim in the store's queue.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
-    let turn = Some(turn).filter(|_| store.capabilities().fifo);
+    let turn = Some(turn).filter(|_| store.capabilities().fifo());
     tokio::spawn(async move {
         let sent = store.env().now();
         let mut grant = Grant {

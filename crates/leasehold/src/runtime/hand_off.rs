@@ -156,7 +156,7 @@ impl CohortPolicy {
 
     /// Records that the lock was released at the store. `awaited` says whether more tasks of this process wait for it.
     pub(crate) fn released(&mut self, now: Moment, store: &Capabilities, ttl: Ttl, awaited: bool) {
-        if store.fifo {
+        if store.fifo() {
             self.began = None;
         } else if !awaited {
             self.left = Some(now);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_release_to_a_store_with_a_queue_ends_the_cohort_period() {
-        let store = Capabilities { fifo: true, ..store() };
+        let store = Capabilities { line: Some("here"), ..store() };
         for awaited in [false, true] {
             let mut policy = CohortPolicy::default();
             policy.granted(&grant(1, None), at(0));

@@ -295,7 +295,7 @@ impl Records for DynamoDb {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("DynamoDB", POLL_INTERVAL);
-        capabilities.fifo = true;
+        capabilities.line = Some("the item `NAME//line`");
         capabilities
     }
 }

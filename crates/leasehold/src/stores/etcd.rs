@@ -67,7 +67,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// let url = StoreUrl::parse("etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379/locks/?ca=/etc/etcd/ca.pem")?;
 /// let store = etcd::open(url, StoreOptions::default()).await?;
-/// assert!(store.capabilities().fifo);
+/// assert!(store.capabilities().fifo());
 /// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
 /// guard.release().await?;
 /// # Ok(()) }
@@ -175,7 +175,8 @@ impl LeaseStore for EtcdStore {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("etcd", POLL_INTERVAL);
-        capabilities.fifo = true;
+        capabilities.line = Some("the keys of a lock");
+        capabilities.permits_in_order = true;
         capabilities.watches = true;
         capabilities.history = false;
         capabilities

@@ -163,7 +163,8 @@ impl LeaseStore for PostgresStore {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("PostgreSQL", POLL_INTERVAL);
-        capabilities.fifo = true;
+        capabilities.line = Some("the column `waiters` of a lock's row");
+        capabilities.permits_in_order = true;
         capabilities
     }
 

@@ -13,10 +13,8 @@ use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
+use crate::retry::RetryBudget;
 use crate::types::LockName;
-
-/// How often a claim that is withdrawn tries to leave the line while others write it.
-const LEAVES: usize = 3;
 
 /// How often the chance of an attempt to join is halved: enough for the 64 processes that fit into a line.
 const MOST_HALVINGS: u32 = 6;
@@ -113,7 +111,7 @@ impl RegisterLeases {
             Ok::<_, StoreError>(())
         };
         if let Err(error) = kept.await {
-            if is_new {
+            if is_new && !claim.place.is_taken(claim.id, record.served) {
                 // GCS refuses more than about one write a second: the next ones are tried less often too.
                 claim.place.conflicted(claim.id);
             }
@@ -181,17 +179,28 @@ impl RegisterLeases {
         if !self.records.has_lines() {
             return Ok(());
         }
-        for _ in 0..LEAVES {
-            let Some((line, version)) = self.line(name).await? else { return Ok(()) };
-            let served = self.known.recall(name).map_or(0, |observation| observation.record.served);
-            let Some(line) = line.left(claim, served) else { return Ok(()) };
-            let bytes = line.to_bytes().map_err(Fault::not_applied)?;
-            let write = self.records.write_line(name, Precondition::Version(&version), bytes);
-            if self.budget(STORE_TIMEOUT, Ttl::DEFAULT).request(write).await? {
-                break;
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        loop {
+            match self.try_to_leave(name, claim, &budget).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => budget.pause_after_conflict().await?,
+                Err(error) => budget.pause_after(error).await?,
             }
         }
-        Ok(())
+    }
+
+    /// Returns `false` if another process wrote the line at the same time.
+    async fn try_to_leave(
+        &self,
+        name: &LockName,
+        claim: Id,
+        budget: &RetryBudget<'_>,
+    ) -> Result<bool, StoreError> {
+        let Some((line, version)) = self.line(name).await? else { return Ok(true) };
+        let served = self.known.recall(name).map_or(0, |observation| observation.record.served);
+        let Some(line) = line.left(claim, served) else { return Ok(true) };
+        let bytes = line.to_bytes().map_err(Fault::not_applied)?;
+        budget.request(self.records.write_line(name, Precondition::Version(&version), bytes)).await
     }
 
     /// Deletes the line of a lock whose record was deleted.

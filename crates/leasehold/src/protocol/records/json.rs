@@ -138,7 +138,7 @@ impl Records for JsonRecords {
     fn capabilities(&self) -> Capabilities {
         let register = self.register.capabilities();
         let mut capabilities = Capabilities::new(register.store, register.poll_interval);
-        capabilities.fifo = true;
+        capabilities.line = Some("the object `NAME.line`");
         capabilities
     }
 }

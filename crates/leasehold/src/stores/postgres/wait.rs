@@ -51,7 +51,7 @@ impl PostgresLeases {
             let Some(record) = record else { return Ok(()) };
             let place = rules::ahead(claim, &record);
             has_place = place.is_some();
-            let ahead = if joins { place.unwrap_or(record.waiters.len()) } else { 0 };
+            let ahead = if joins || seen.reserved { place.unwrap_or(record.waiters.len()) } else { 0 };
             pacing.set_next(place == Some(0));
             let (pause, due) = match rules::reserved(claim, &record) {
                 Some(kept) if seen.reserved => (POLL_INTERVAL.shortest(&self.env.random), kept.lapses_within),

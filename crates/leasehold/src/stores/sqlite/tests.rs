@@ -212,7 +212,7 @@ async fn a_waiter_wakes_at_the_lapse_and_not_before() {
 async fn capabilities_are_what_the_store_does() {
     let site = Site::new();
     let capabilities = site.open().await.capabilities();
-    assert!(capabilities.tokens && capabilities.cooldowns && capabilities.fifo && !capabilities.watches);
+    assert!(capabilities.tokens && capabilities.cooldowns && capabilities.fifo() && !capabilities.watches);
     assert_eq!(capabilities.sees_dead_processes, cfg!(target_os = "linux"));
 }
 
