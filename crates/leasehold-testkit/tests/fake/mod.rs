@@ -399,7 +399,7 @@ impl LeaseStore for Store {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
         let mut capabilities = Capabilities::new("fake", poll_interval);
         capabilities.line = self.is(Flaw::ServesInAnyOrder).then_some("here");
-        capabilities.watches = capabilities.fifo();
+        (capabilities.watches, capabilities.permits_in_order) = (capabilities.fifo(), capabilities.fifo());
         capabilities
     }
 
