@@ -39,7 +39,7 @@ const REACHABLE: &str = "reachable";
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The kind of store, as in [`Capabilities`](crate::lease::Capabilities); `None` if it could not be opened.
+    /// The kind of store, as in [`Capabilities`]; `None` if it could not be opened.
     pub kind: Option<&'static str>,
     /// The findings, in the order of the checks.
     pub findings: Vec<Finding>,
