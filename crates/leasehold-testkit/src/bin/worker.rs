@@ -11,12 +11,11 @@
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
-//! `increment` adds one to the number in a plain file, N times, each time under the lock; with `--order barge` it does
-//! not wait in line. `hold` holds the lock until
-//! it is killed. `answer` does so too, and for each line of its input prints whether it still does. `leave` acquires
-//! the lock, detaches the grant and exits without a release. `try` exits with 1 if the lock is held. With `--permits`
-//! they use one of N permits. `permit` holds a permit, N times. `add` adds one to the number `n` in a JSON object, N
-//! times, without a lock.
+//! `increment` adds one to the number in a plain file, N times, each time under the lock; with `--order barge` it
+//! does not wait in line. `hold` holds the lock until it is killed. `answer` does so too, and for each line of its
+//! input prints whether it still does. `leave` acquires the lock, detaches the grant and exits without a release.
+//! `try` exits with 1 if the lock is held. With `--permits` they use one of N permits. `permit` holds a permit, N
+//! times. `add` adds one to the number `n` in a JSON object, N times, without a lock.
 
 // A worker fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
