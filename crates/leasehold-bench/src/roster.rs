@@ -87,6 +87,12 @@ const fn calls(
     Contender { scenarios: &[Uncontended], role, ..peer(name, title, stores, program) }
 }
 
+/// A client of Redis. There are no bare calls of Redis to compare an uncontended lock with.
+const fn redis(name: &'static str, title: &'static str, variable: &'static str) -> Contender {
+    let scenarios = &[Tasks, Processes, HandOff, Recovery, Waiters];
+    Contender { scenarios, ..peer(name, title, &["redis"], ProgramOf::Variable(variable)) }
+}
+
 const fn command(name: &'static str, stores: &'static [&'static str], role: Role) -> Contender {
     Contender { scenarios: &[Run], role, ..peer(name, name, stores, ProgramOf::Whole) }
 }
@@ -183,6 +189,9 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         &["etcd"],
         ProgramOf::Variable("LEASEHOLD_BENCH_CALLS_ETCD"),
     ),
+    redis("redsync", "redsync (Go)", "LEASEHOLD_BENCH_PEER_REDSYNC"),
+    redis("redisson", "Redisson's lock (Java)", "LEASEHOLD_BENCH_PEER_REDISSON"),
+    redis("redisson-fair", "Redisson's fair lock (Java)", "LEASEHOLD_BENCH_PEER_REDISSON_FAIR"),
     command("leasehold run", &["sqlite", "etcd"], Role::Ours),
     command("leasehold run, SQLite alone", &["sqlite"], Role::OursByDefault),
     command("flock", &["sqlite"], Role::Peer),

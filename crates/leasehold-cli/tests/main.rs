@@ -10,6 +10,7 @@ mod cli;
     feature = "etcd",
     feature = "gcs",
     feature = "postgres",
+    feature = "redis",
     feature = "s3"
 ))]
 mod doctor;
@@ -19,6 +20,7 @@ mod doctor;
     feature = "etcd",
     feature = "gcs",
     feature = "postgres",
+    feature = "redis",
     feature = "s3"
 ))]
 mod guides;
@@ -28,6 +30,7 @@ mod guides;
     feature = "etcd",
     feature = "gcs",
     feature = "postgres",
+    feature = "redis",
     feature = "s3"
 ))]
 mod servers;

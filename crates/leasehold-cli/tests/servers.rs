@@ -238,6 +238,11 @@ fn postgres() {
 }
 
 #[test]
+fn redis() {
+    a_day_on(stores::fresh("redis").url());
+}
+
+#[test]
 fn etcd() {
     a_day_on(&Server::ETCD.fresh_url());
 }

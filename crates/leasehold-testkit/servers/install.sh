@@ -9,6 +9,7 @@ readonly PEER_SOURCES=crates/leasehold-testkit/peers
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
 readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
+readonly REDIS_PY=redis-8.1.0                 # the client, not the server
 readonly S3S_FS=s3s-fs-0.14.1                 # checks preconditions, and not atomically
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
@@ -42,7 +43,7 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_s3s_fs
+        install_go_peers install_s3s_fs install_python_peer install_node_peer
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -53,7 +54,7 @@ install_all() {
 install_all_benchmark_peers() {
     need_packages && new_enough_go && need_protobuf || return 1
     printf 'other clients are kept in %s: to build them takes some minutes, the first time\n' "$CACHE"
-    together install_go_peers install_java_peer install_rust_peers
+    together install_go_peers install_java_peers install_rust_peers
 }
 
 # together COMMAND...: runs the commands at the same time; shows the output of those that failed.
@@ -81,7 +82,7 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need faketime faketime && need_postgresql || return 1
+        need faketime faketime && need node nodejs && need npm npm && need_postgresql && need_redis || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 
@@ -130,6 +131,36 @@ postgresql_programs() {
     [[ -x $folder/initdb && -x $folder/postgres ]] && printf '%s' "$folder"
 }
 
+# Not the packages redis-server and valkey-server, which start a service. Their programs are only links to the checker of
+# databases in the packages of tools: it is the server too, and looks at the name that it was started with.
+need_redis() {
+    need redis-check-rdb redis-tools && need_valkey && mkdir -p "$CACHE/redis" || return 1
+    local name
+    for name in redis-server redis-sentinel valkey-server; do
+        ln -sf "$(command -v "${name%-*}-check-rdb")" "$(redis_program "$name")" || return 1
+    done
+}
+
+# redis_program NAME: its path.
+redis_program() { printf '%s/redis/%s' "$CACHE" "$1"; }
+
+need_valkey() {
+    command -v valkey-check-rdb >/dev/null && return 0
+    as_root apt-get update -qq || return 1
+    apt-cache show valkey-tools >/dev/null 2>&1 || add_backports || return 1
+    install_packages valkey-tools
+}
+
+# Debian 12 has Valkey only in its backports, from which apt installs nothing that is not asked for.
+add_backports() {
+    local mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    # shellcheck disable=SC2016 # apt-get replaces it
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: bookworm" "Origin: Debian" | sed -n 1p)
+    [[ -n $mirror ]] || return 0
+    printf 'deb [signed-by=%s] %s bookworm-backports main\n' "$keys" "$mirror" |
+        as_root tee /etc/apt/sources.list.d/bookworm-backports.list >/dev/null
+}
+
 # --- Python ----------------------------------------------------------------------------------------------------------
 
 # install_python NAME-VERSION [PACKAGE]: installs the package into a separate virtual environment.
@@ -141,6 +172,35 @@ install_python() {
         "$venv/bin/pip" install --quiet --disable-pip-version-check "$package==${1##*-}" &&
         touch "$venv/complete"
 }
+
+# The program imports the package from the virtual environment.
+install_python_peer() {
+    local target
+    target=$(python_peer)
+    [[ -x $target ]] && return 0
+    install_python "$REDIS_PY" && mkdir -p "${target%/*}" && cp "$PEER_SOURCES"/python/*.py "${target%/*}" || return 1
+    launcher "$target" "'$CACHE/$REDIS_PY/bin/python' '${target%/*}/redis_peer.py'"
+}
+
+python_peer() { printf '%s/peers-python-%s-%s/redis' "$CACHE" "$REDIS_PY" "$(digest "$PEER_SOURCES"/python/*.py)"; }
+
+# launcher TARGET COMMAND: makes the program TARGET, which runs COMMAND with its own arguments.
+launcher() {
+    printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod +x "$1"
+}
+
+# --- JavaScript ------------------------------------------------------------------------------------------------------
+
+install_node_peer() {
+    local target
+    target=$(node_peer)
+    [[ -x $target ]] && return 0
+    mkdir -p "${target%/*}" && cp "$PEER_SOURCES"/node/*.* "${target%/*}" &&
+        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "${target%/*}" &&
+        launcher "$target" "node '${target%/*}/redlock.mjs'"
+}
+
+node_peer() { printf '%s/peers-node-%s/redlock' "$CACHE" "$(digest "$PEER_SOURCES"/node/*.*)"; }
 
 # --- Rust ------------------------------------------------------------------------------------------------------------
 
@@ -177,7 +237,7 @@ s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 # One after the other, because Maven's cache does not support two builds at the same time.
-install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peer && install_shedlock_peer; }
+install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peers && install_shedlock_peer; }
 
 # jars PROJECT.xml: prints the folder of the jars that PROJECT.xml names.
 jars() { printf '%s/%s-%s' "$CACHE" "$(basename "$1" .xml)" "$(digest "$1")"; }
@@ -193,26 +253,34 @@ install_jars() {
         touch "$target/complete"
 }
 
-install_java_peer() { install_java_program "$(java_peer)" java/dynamodb-lock-client Peer; }
-install_shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer; }
-
-# install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER. The program TARGET runs CLASS. In tests
-# it runs only briefly, so a fast start matters more than optimized code; benchmarks set JAVA_OPTIONS.
-install_java_program() {
-    local target=$1 project=$PEER_SOURCES/$2.xml class=$3 jars
-    [[ -x $target ]] && return 0
-    install_jars "$project" || return 1
-    jars=$(jars "$project")
-    javac -cp "$jars/*" -d "$(dirname "$target")" "$(dirname "$project")"/*.java || return 1
-    cat >"$target" <<PROGRAM && chmod +x "$target"
-#!/bin/sh
-exec java \${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC} -cp "$(dirname "$target"):$jars/*" $class "\$@"
-PROGRAM
+# Those that are contenders of the benchmark too.
+install_java_peers() {
+    install_java_program "$(java_peer)" java/dynamodb-lock-client Peer &&
+        install_java_program "$(redisson_peer)" redisson/redisson RedissonPeer
 }
 
-shedlock_peer() { printf '%s/peers-shedlock-%s/shedlock' "$CACHE" "$(digest "$PEER_SOURCES"/shedlock/*)"; }
+install_shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer; }
 
-java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(digest "$PEER_SOURCES"/java/*)"; }
+# install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER, with what the peers in Java have in
+# common. The program TARGET runs CLASS. In tests it runs only briefly, so a fast start matters more than optimized code;
+# benchmarks set JAVA_OPTIONS.
+install_java_program() {
+    local target=$1 project=$PEER_SOURCES/$2.xml class=$3 folder jars
+    [[ -x $target ]] && return 0
+    install_jars "$project" || return 1
+    folder=$(dirname "$target")
+    jars=$(jars "$project")
+    javac -cp "$jars/*" -d "$folder" "$PEER_SOURCES"/java-common/*.java "$(dirname "$project")"/*.java || return 1
+    # shellcheck disable=SC2016 # the program reads the variable
+    launcher "$target" 'java ${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC}'" -cp '$folder:$jars/*' $class"
+}
+
+java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(java_digest java)"; }
+redisson_peer() { printf '%s/peers-redisson-%s/redisson' "$CACHE" "$(java_digest redisson)"; }
+shedlock_peer() { printf '%s/peers-shedlock-%s/shedlock' "$CACHE" "$(java_digest shedlock)"; }
+
+# java_digest FOLDER: of what a program in Java is built from.
+java_digest() { digest "$PEER_SOURCES"/java-common/* "$PEER_SOURCES/$1"/*; }
 
 # digest FILE...: prints a hash of the contents, which is part of the path of what is built from the files.
 digest() { cat "$@" | sha256sum | head -c 16; }
@@ -251,7 +319,7 @@ go_peer() {
 
 install_go_peers() {
     local name target
-    for name in dynamodb etcd; do
+    for name in dynamodb etcd redis; do
         target=$(go_peer "$name")
         [[ -x $target ]] && continue
         env -u GOROOT GOTOOLCHAIN=auto CGO_ENABLED=0 \

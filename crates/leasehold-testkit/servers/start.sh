@@ -13,7 +13,8 @@ start_servers() {
     # If a server does not start, it prints an error and its tests fail. The others are started anyway.
     local server failed=0
     name_programs || failed=1
-    for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd postgresql; do
+    for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
+        postgresql redis valkey; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -33,7 +34,7 @@ stop_servers() {
 # The other servers accept any credentials, so these are MinIO's. No real credentials may be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
-    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST "${!PG@}"
+    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST REDISCLI_AUTH "${!PG@}"
     export AWS_ACCESS_KEY_ID=leasehold AWS_SECRET_ACCESS_KEY=leasehold-test AWS_REGION=us-east-1
     export AWS_EC2_METADATA_DISABLED=true AWS_CONFIG_FILE=/dev/null AWS_SHARED_CREDENTIALS_FILE=/dev/null
     export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
@@ -170,12 +171,26 @@ start_postgresql() {
     export LEASEHOLD_TEST_POSTGRES="postgres://leasehold@127.0.0.1:$port/postgres"
 }
 
+start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }
+start_valkey() { start_redis_server valkey && export LEASEHOLD_TEST_VALKEY="$at"; }
+
+# start_redis_server NAME: also sets `at`, the store URL.
+start_redis_server() {
+    local port
+    port=$(free_port) && mkdir "$scratch/$1" || return 1
+    start "$1" "$port" redis_is_ready "$(redis_program "$1-server")" --bind 127.0.0.1 \
+        --port "$port" --dir "$scratch/$1" --save "" --appendonly yes --appendfsync everysec || return 1
+    at="redis://127.0.0.1:$port?failover_grace=0s"
+}
+
 # Programs that tests run themselves; chaos kills servers and starts them again.
 name_programs() {
     local failed=0
     name_servers || failed=1
     export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO LEASEHOLD_TEST_PEER_SHEDLOCK
+    export LEASEHOLD_TEST_PEER_REDIS_PY LEASEHOLD_TEST_PEER_REDSYNC LEASEHOLD_TEST_PEER_REDLOCK_NODE
+    export LEASEHOLD_TEST_PEER_REDISSON
     LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
     LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
     LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
@@ -183,6 +198,10 @@ name_programs() {
     LEASEHOLD_TEST_PEER_DYNAMODB_GO=$(go_peer dynamodb)
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
     LEASEHOLD_TEST_PEER_SHEDLOCK=$(shedlock_peer)
+    LEASEHOLD_TEST_PEER_REDIS_PY=$(python_peer)
+    LEASEHOLD_TEST_PEER_REDSYNC=$(go_peer redis)
+    LEASEHOLD_TEST_PEER_REDLOCK_NODE=$(node_peer)
+    LEASEHOLD_TEST_PEER_REDISSON=$(redisson_peer)
     return "$failed"
 }
 
@@ -197,6 +216,10 @@ name_benchmark_peers() {
     LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA="env JAVA_OPTIONS= $(java_peer) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_RUST="$(rust_peer dlock) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST="$(rust_peer dynamodb-lease) bench"
+    export LEASEHOLD_BENCH_PEER_REDSYNC LEASEHOLD_BENCH_PEER_REDISSON LEASEHOLD_BENCH_PEER_REDISSON_FAIR
+    LEASEHOLD_BENCH_PEER_REDSYNC="$(go_peer redis) bench"
+    LEASEHOLD_BENCH_PEER_REDISSON="env JAVA_OPTIONS= $(redisson_peer) bench"
+    LEASEHOLD_BENCH_PEER_REDISSON_FAIR="env JAVA_OPTIONS= REDISSON_FAIR=on $(redisson_peer) bench"
 }
 
 name_servers() {
@@ -208,6 +231,10 @@ name_servers() {
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS LEASEHOLD_TEST_POSTGRES_PROGRAMS
     LEASEHOLD_TEST_POSTGRES_PROGRAMS=$(postgresql_programs)
+    export LEASEHOLD_TEST_REDIS_SERVER LEASEHOLD_TEST_REDIS_SENTINEL LEASEHOLD_TEST_VALKEY_SERVER
+    LEASEHOLD_TEST_REDIS_SERVER=$(redis_program redis-server)
+    LEASEHOLD_TEST_REDIS_SENTINEL=$(redis_program redis-sentinel)
+    LEASEHOLD_TEST_VALKEY_SERVER=$(redis_program valkey-server)
     LEASEHOLD_TEST_DYNAMODB_LOCAL_JARS=$(jars "$SERVER_FILES/dynamodb-local.xml")
     # The library that faketime preloads. faketime itself is not used, because it would get the signals that are meant
     # for its program.
@@ -252,6 +279,8 @@ listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }
 
 postgresql_is_ready() { psql -XAtqc 'SELECT' "postgresql://leasehold@127.0.0.1:$1/postgres" >/dev/null 2>&1; }
+
+redis_is_ready() { [[ $(redis-cli -p "$1" ping 2>/dev/null) == PONG ]]; }
 
 # aws_request SERVICE URL OPTION...
 aws_request() {

@@ -21,6 +21,8 @@ pub mod gcs;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(feature = "sqlite")]
@@ -68,6 +70,8 @@ stores! {
     sqlite::Sqlite { sqlite: shared }
     #[cfg(feature = "postgres")]
     postgres::Postgres { postgres: shared }
+    #[cfg(feature = "redis")]
+    redis::Redis { redis: shared, redis_valkey: shared }
     memory::Memory { memory: alone, memory_existence: alone }
 }
 

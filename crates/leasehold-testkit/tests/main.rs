@@ -14,6 +14,8 @@ macro_rules! on_storage {
 mod access_etcd;
 #[cfg(feature = "postgres")]
 mod access_postgres;
+#[cfg(feature = "redis")]
+mod access_redis;
 #[cfg(feature = "dynamodb")]
 mod budget_dynamodb;
 #[cfg(feature = "etcd")]
@@ -45,6 +47,8 @@ mod interop_etcd;
 mod interop_existence;
 #[cfg(feature = "postgres")]
 mod interop_postgres;
+#[cfg(feature = "redis")]
+mod interop_redis;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
 #[cfg(feature = "postgres")]
@@ -63,6 +67,8 @@ mod refused;
 mod rules_etcd;
 #[cfg(feature = "postgres")]
 mod rules_postgres;
+#[cfg(feature = "redis")]
+mod rules_redis;
 #[cfg(feature = "s3")]
 mod s3_register;
 mod store_names;

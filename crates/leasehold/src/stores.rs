@@ -13,7 +13,7 @@ pub mod etcd;
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
 pub mod gcs;
-#[cfg(any(feature = "etcd", feature = "postgres", fuzzing))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
 pub mod memory;
@@ -23,11 +23,15 @@ pub mod memory;
     allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
 )]
 mod objects;
-#[cfg(any(feature = "etcd", feature = "postgres", fuzzing))]
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod on_server;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
@@ -35,10 +39,12 @@ pub mod s3;
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod tls;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 #[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
 mod without_clients;
-#[cfg(any(feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 mod worker;
 #[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
 use self::without_clients::{aws, gcs, s3};
@@ -185,6 +191,17 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("postgres"),
         location: Location::Hosts { port: 5432 },
         open: with_feature!("postgres", postgres::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "redis",
+        name: "Redis or Valkey, beside clients that SET NX PX",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "redis://host:6379/0?prefix=locks/",
+        feature: Some("redis"),
+        location: Location::Hosts { port: 6379 },
+        open: with_feature!("redis", redis::open),
         keeps_objects: false,
         open_object: None,
     },
@@ -340,7 +357,8 @@ mod tests {
             ("s3://b/p?region=eu-west-1", "s3://b/p"),
             ("gs://b?endpoint=http://h:1/", "gs://b?endpoint=http://h:1&credentials=anonymous"),
             ("etcd://u:secret@H1,h2:2379/x/", "etcd://h2,h1:2379/x?ca=/c.pem&tls=on"),
-            ("postgres://u:secret@H/d", "postgres://v@h:5432/d?table=leasehold&ca=/c.pem"),
+            ("postgres://u:secret@H/d", "postgresql://v@h:5432/d?table=leasehold&ca=/c.pem"),
+            ("rediss://:secret@H", "valkey://h:6379/0?failover_grace=0s"),
         ] {
             assert!(same(one, other), "{one} {other}");
         }
@@ -362,6 +380,9 @@ mod tests {
             ("etcd://h/x", "etcd://h/y"),
             ("etcd://h", "etcd://h,evil"),
             ("etcd://h//x", "etcd://h/x"),
+            ("redis://h/1", "redis://h"),
+            ("redis://h?prefix=a", "redis://h?prefix=b"),
+            ("redis://h?master=a", "redis://h"),
             ("postgres://u@h/d?table=x", "postgres://u@h/d"),
             ("postgres://u@h/d", "postgres://u@h/e"),
             ("mem:", "sqlite:"),

@@ -107,8 +107,24 @@ impl StoreUrl {
                 return Err(Error::invalid(format!("the option `{key}` stands twice in the store URL")));
             }
         }
+        let scheme = match scheme.to_ascii_lowercase() {
+            // Other names of the same schemes.
+            scheme if scheme == "postgresql" => "postgres".to_owned(),
+            scheme if scheme == "rediss" || scheme == "valkeys" => {
+                if options.get("tls").is_some_and(|tls| tls != "on") {
+                    return Err(Error::invalid(format!(
+                        "`{scheme}:` means TLS, and the store URL has another `tls`"
+                    ))
+                    .with_help("write redis:// for a connection without TLS"));
+                }
+                options.insert("tls".to_owned(), "on".to_owned());
+                "redis".to_owned()
+            }
+            scheme if scheme == "valkey" => "redis".to_owned(),
+            scheme => scheme,
+        };
         Ok(Self {
-            scheme: scheme.to_ascii_lowercase(),
+            scheme,
             user,
             password,
             authority: authority.map(decoded).transpose()?,
@@ -118,7 +134,8 @@ impl StoreUrl {
         })
     }
 
-    /// The scheme, in lower case.
+    /// The scheme, in lower case: `redis` for `valkey` and, with the option `tls=on`, for `rediss` and `valkeys`;
+    /// `postgres` for `postgresql`.
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
@@ -157,7 +174,9 @@ impl StoreUrl {
                     hosts.split(',').map(|host| host.strip_suffix(&port).unwrap_or(host)).collect();
                 hosts.sort_unstable();
                 hosts.dedup();
-                (Some(hosts.join(",")), without_last_slash(&self.path))
+                // The default of those that have a number here.
+                let path = if self.path == "/0" { "" } else { &self.path };
+                (Some(hosts.join(",")), without_last_slash(path))
             }
             Location::Name => (authority.map(str::to_owned), without_last_slash(&self.path)),
         };
@@ -167,7 +186,7 @@ impl StoreUrl {
                 ("protocol", "lease") => return None, // The default.
                 ("table", "leasehold" | "public.leasehold") => return None, // The default.
                 ("table", value) => value.strip_prefix("public.").unwrap_or(value),
-                ("protocol" | "region", value) => value,
+                ("master" | "prefix" | "protocol" | "region", value) => value,
                 _ => return None,
             };
             Some((key.clone(), value.to_owned()))

@@ -163,7 +163,7 @@ processes of one machine.
 
 Options of every store, after `?`:
   store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
-                    (not on postgres, where the server's clock alone decides)
+                    (not on postgres and redis, where the server's clock alone decides)
   margin=5s         maximum error of the store's clock
 An unknown option is an error.
 

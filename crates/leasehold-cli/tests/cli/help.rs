@@ -60,7 +60,14 @@ fn every_subcommand_has_help() {
 
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
-#[cfg(all(feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "postgres", feature = "s3"))] // Or `help stores` says otherwise.
+#[cfg(all(
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "postgres",
+    feature = "redis",
+    feature = "s3"
+))] // Or `help stores` says otherwise.
 fn every_help_text_is_the_one_that_was_reviewed() {
     const UPDATE: &str = "UPDATE_HELP";
     let sandbox = Sandbox::new();

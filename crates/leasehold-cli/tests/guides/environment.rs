@@ -21,6 +21,8 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("10.0.0.1:2379", etcd),
     ("https://storage.googleapis.com", google),
     ("$DATABASE_URL", database),
+    ("$REDIS_URL", redis),
+    ("my-report", key),
     ("old-java-worker", old_java_worker),
     ("old-go-worker", old_go_worker),
     ("gcloud", gcloud),
@@ -103,6 +105,16 @@ fn database() -> Substitute {
         variables: vec![("DATABASE_URL", database)],
         ..Substitute::default()
     }
+}
+
+fn redis() -> Substitute {
+    let url = format!("redis://{}", Server::REDIS.address());
+    Substitute { variables: vec![("REDIS_URL", url)], ..Substitute::default() }
+}
+
+/// A new key in Redis.
+fn key() -> Substitute {
+    Substitute { text: Some(unique("my-report")), ..Substitute::default() }
 }
 
 /// A program with AWS's lock client, which runs a command under the lock `nightly`.

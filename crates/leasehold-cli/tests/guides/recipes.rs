@@ -20,6 +20,7 @@ const RECIPES: &[(&str, &str)] = &[
         "./save-sqlite",
         r#"sqlite3 -cmd '.timeout 10000' -separator $'\n' report.db "SELECT content, fence FROM report WHERE id = 'daily'""#,
     ),
+    ("./save-redis", r#"redis-cli -u "$REDIS_URL" HMGET my-report content fence"#),
     (
         "./save-dynamodb",
         r#"aws dynamodb get-item --consistent-read --table-name my-table --key '{"id": {"S": "daily"}}' |

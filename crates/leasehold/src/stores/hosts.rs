@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::error::Error;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::url::StoreUrl;
 
 /// The host and the port of a server.
@@ -62,5 +64,19 @@ pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String
         (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
         (None, Some(_)) => Err(Error::invalid("the option `key` needs the option `cert`")
             .with_help("name the certificate that the key belongs to: cert=FILE&key=FILE")),
+    }
+}
+
+/// The error if none of the servers could be used. It is one that no retry changes only if each server gave such a one.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
+    let final_kind = failed.iter().all(|error| !error.is_transient());
+    let kind =
+        failed.first().filter(|_| final_kind).map_or(ErrorKind::Unavailable, |error| error.fault().kind);
+    let messages: Vec<_> = failed.iter().map(ToString::to_string).collect();
+    let fault = Fault::new(kind, messages.join("; "));
+    match failed.into_iter().find_map(|error| error.fault().help.clone()) {
+        Some(help) => fault.with_help(help).not_applied(),
+        None => fault.not_applied(),
     }
 }

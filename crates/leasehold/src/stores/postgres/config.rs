@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::hosts::{Host, take_identity};
 use crate::stores::password::Password;
+use crate::stores::tls::Tls;
 use crate::url::StoreUrl;
 
 /// The port of hosts without one in the URL.
@@ -32,15 +33,6 @@ pub(super) struct Location {
     pub(super) table: Table,
     /// `None`: without encryption.
     pub(super) tls: Option<Tls>,
-}
-
-/// Files in PEM form.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    /// The authority that signs the servers' certificates. If it is not given, those that the machine trusts.
-    pub(super) authority: Option<String>,
-    /// The client certificate and its private key.
-    pub(super) identity: Option<(String, String)>,
 }
 
 /// The table of the locks.

@@ -5,21 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::poll_fn;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::config::{Location, Table, Tls};
+use super::config::{Location, Table};
 use super::errors;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Host;
+use crate::stores::tls::client_config;
 
 /// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
 /// one second.
@@ -66,7 +64,7 @@ impl Way {
     /// Invalid for a password or a TLS file that cannot be read.
     pub(super) fn to(location: Location) -> Result<Self, Error> {
         location.password.as_ref().map(|password| password.read()).transpose()?;
-        location.tls.as_ref().map(client_config).transpose()?;
+        location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?;
         Ok(Self { location })
     }
 
@@ -99,7 +97,10 @@ impl Way {
         let location = self.location.clone();
         let read = tokio::task::spawn_blocking(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;
-            Ok::<_, Error>((password, location.tls.as_ref().map(client_config).transpose()?))
+            Ok::<_, Error>((
+                password,
+                location.tls.as_ref().map(|tls| client_config(tls, "PostgreSQL")).transpose()?,
+            ))
         });
         let read = match read.await {
             Ok(read) => read,
@@ -168,59 +169,6 @@ where
         }
     });
     Link { client, doubt, driver: driver.abort_handle(), host }
-}
-
-/// Blocks: the files may be on a disk that hangs.
-fn client_config(tls: &Tls) -> Result<ClientConfig, Error> {
-    let mut roots = RootCertStore::empty();
-    match &tls.authority {
-        Some(file) => {
-            for certificate in certificates(file, "ca")? {
-                roots.add(certificate).map_err(|error| unreadable(file, "ca", &error))?;
-            }
-        }
-        None => {
-            // Those that cannot be parsed are not trusted.
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let no_client = |error: rustls::Error| {
-        Error::invalid(format!("the TLS options of the PostgreSQL store URL make no TLS client: {error}"))
-            .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
-    };
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(no_client)?
-        .with_root_certificates(roots);
-    match &tls.identity {
-        None => Ok(builder.with_no_client_auth()),
-        Some((certificate, key)) => {
-            let chain = certificates(certificate, "cert")?;
-            let key = PrivateKeyDer::from_pem_slice(&read(key, "key")?)
-                .map_err(|error| unreadable(key, "key", &error))?;
-            builder.with_client_auth_cert(chain, key).map_err(no_client)
-        }
-    }
-}
-
-fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let pem = read(file, option)?;
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match all {
-        Ok(all) if all.is_empty() => Err(unreadable(file, option, &"it has no certificate")),
-        Ok(all) => Ok(all),
-        Err(error) => Err(unreadable(file, option, &error)),
-    }
-}
-
-fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
-    std::fs::read(file).map_err(|error| unreadable(file, option, &error))
-}
-
-fn unreadable(file: &str, option: &str, why: &dyn std::fmt::Display) -> Error {
-    Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {why}"))
-        .with_help("it is the path of a PEM file")
 }
 
 #[cfg(test)]

@@ -90,19 +90,6 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
     })
 }
 
-/// The error if none of the servers could be used. It is one that no retry changes only if each server gave such a one.
-pub(super) fn of_hosts(failed: Vec<StoreError>) -> StoreError {
-    let final_kind = failed.iter().all(|error| !error.is_transient());
-    let kind =
-        failed.first().filter(|_| final_kind).map_or(ErrorKind::Unavailable, |error| error.fault().kind);
-    let messages: Vec<_> = failed.iter().map(ToString::to_string).collect();
-    let fault = Fault::new(kind, messages.join("; "));
-    match failed.into_iter().find_map(|error| error.fault().help.clone()) {
-        Some(help) => fault.with_help(help).not_applied(),
-        None => fault.not_applied(),
-    }
-}
-
 /// What to tell about an answer of the server.
 fn fault(answer: &DbError, table: &Table) -> Fault {
     let code = answer.code();

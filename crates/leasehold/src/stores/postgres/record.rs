@@ -9,90 +9,8 @@ use tokio_postgres::Row;
 use super::config::Table;
 use super::statements::OURS;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Holder, Id, LONGEST_PAUSE, PastGrant, Token, printable};
-
-/// What a row says, at the time of the answer.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Record {
-    /// What the server's clock read, in microseconds since the Unix epoch.
-    pub(super) now_us: u64,
-    /// Whether the lock is held or in a cooldown.
-    pub(super) is_live: bool,
-    /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
-    pub(super) until_us: Option<u64>,
-    /// When it was granted.
-    pub(super) from_us: Option<u64>,
-    /// The token of leasehold's current or latest grant.
-    pub(super) token: Option<Token>,
-    /// The token of the grant before.
-    pub(super) previous: Option<Token>,
-    /// The latest ended grants, newest first.
-    pub(super) past: Vec<PastGrant>,
-    pub(super) state: State,
-    /// The waiters, in the order of their arrival.
-    pub(super) waiters: Vec<Waiter>,
-}
-
-/// A process that waits for the lock, as `waiters` has it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Waiter {
-    /// `None` if it cannot be read. It delays the others all the same.
-    pub(super) claim: Option<Id>,
-    pub(super) holder: Holder,
-    /// When it joined.
-    pub(super) since_us: u64,
-    /// It polls at least this often.
-    pub(super) polls: Duration,
-}
-
-impl Waiter {
-    /// Reads what can be read.
-    fn of(waiter: &Value) -> Self {
-        let polls_ms =
-            waiter["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, LONGEST_PAUSE.as_secs_f64() * 1e3);
-        Self {
-            claim: waiter["claim"].as_str().and_then(|id| id.parse().ok()),
-            holder: Holder::deserialize(&waiter["holder"]).unwrap_or_default(),
-            since_us: waiter["since_us"].as_u64().unwrap_or(0),
-            polls: Duration::from_secs_f64(polls_ms / 1e3),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum State {
-    /// Held by a grant of leasehold, or lapsed.
-    Held { grant: Id, holder: Holder },
-    /// In a cooldown, or free again after one.
-    Cooldown { grant: Id },
-    /// Released or evicted.
-    Free { grant: Id },
-    /// Another client wrote the row last.
-    Foreign { holder: Holder },
-}
-
-impl Record {
-    /// How long the lease or the cooldown still lasts.
-    pub(super) fn left(&self) -> Duration {
-        match self.until_us {
-            Some(until_us) if self.is_live => Duration::from_micros(until_us.saturating_sub(self.now_us)),
-            Some(_) => Duration::ZERO,
-            None => Duration::MAX,
-        }
-    }
-
-    /// The grant that wrote the row last, if it is one of leasehold.
-    pub(super) fn grant(&self) -> Option<Id> {
-        match &self.state {
-            State::Held { grant, .. } | State::Cooldown { grant } | State::Free { grant } => Some(*grant),
-            State::Foreign { .. } => None,
-        }
-    }
-
-    pub(super) fn is_in_cooldown(&self) -> bool {
-        matches!(self.state, State::Cooldown { .. })
-    }
-}
+use crate::lease::{Holder, Id, LONGEST_PAUSE, Token, printable};
+use crate::stores::on_server::record::{Record, State, Waiter};
 
 /// What `locked_by` says of the grant `id`.
 pub(super) fn locked_by(id: Id) -> String {
@@ -173,7 +91,7 @@ impl Cells {
     fn waiters(&self) -> Vec<Waiter> {
         let text = self.waiters.as_deref().unwrap_or("[]");
         let waiters: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
-        waiters.iter().map(Waiter::of).collect()
+        waiters.iter().map(waiter).collect()
     }
 
     fn state(&self) -> Result<State, String> {
@@ -195,6 +113,17 @@ impl Cells {
             }
             other => Err(format!("there is no state {other:?}")),
         }
+    }
+}
+
+/// Reads what can be read of a waiter.
+fn waiter(waiter: &Value) -> Waiter {
+    let polls_ms = waiter["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, LONGEST_PAUSE.as_secs_f64() * 1e3);
+    Waiter {
+        claim: waiter["claim"].as_str().and_then(|id| id.parse().ok()),
+        holder: Holder::deserialize(&waiter["holder"]).unwrap_or_default(),
+        since_us: waiter["since_us"].as_u64().unwrap_or(0),
+        polls: Duration::from_secs_f64(polls_ms / 1e3),
     }
 }
 

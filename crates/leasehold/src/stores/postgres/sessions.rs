@@ -16,7 +16,7 @@ use super::statements::Parameter;
 use crate::clock::{Moment, RATE_ERROR, micros, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::stores::hosts::Host;
+use crate::stores::hosts::{Host, none_of};
 
 /// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its own,
 /// so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
@@ -142,7 +142,7 @@ impl Sessions {
                 Err(error) => failed.push(error),
             }
         }
-        Err(errors::of_hosts(failed))
+        Err(none_of(failed))
     }
 
     async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
@@ -184,7 +184,7 @@ impl Sessions {
                 Err(error) => failed.push(error),
             }
         }
-        other.ok_or_else(|| errors::of_hosts(failed))
+        other.ok_or_else(|| none_of(failed))
     }
 
     fn keep(&self, session: Session) {

@@ -1,6 +1,3 @@
-import com.amazonaws.services.dynamodbv2.AcquireLockOptions;
-import com.amazonaws.services.dynamodbv2.AmazonDynamoDBLockClient;
-import com.amazonaws.services.dynamodbv2.LockItem;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
@@ -19,12 +16,7 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 
-/**
- * A contender of the benchmark: what it does and says is written in ../go/contender.go. The lock client has its default
- * settings but for the lease duration and the time that it waits for a lock: it deletes items when it releases them.
- *
- * <pre>--endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS</pre>
- */
+/** A contender of the benchmark: what it does and says is written in ../go/contender.go. */
 final class Contender {
     /** More than elsewhere, since Java is slow at first: how often those that contend take a lock before the start, */
     private static final int WARM_CYCLES = 200;
@@ -33,21 +25,39 @@ final class Contender {
     /** Acquisitions under way of many locks. */
     private static final int AT_ONCE = 64;
 
-    private final Peer.Options options;
-    private final AmazonDynamoDBLockClient client;
+    private final Peers.Options options;
+    private final Client client;
     private final BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     private final PrintStream output = System.out;
 
-    private Contender(Peer.Options options) {
-        this.options = options;
-        client = Peer.client(options, options.number("ttl-ms"));
+    interface Connector {
+        Client connect(Peers.Options options) throws Exception;
     }
 
-    static void run(String[] arguments) throws Exception {
+    /** The client under test, which the tasks of a process share. */
+    interface Client {
+        /** Waits for the lock, until the thread is interrupted. Another thread may release it. */
+        Held acquire(String lock) throws InterruptedException;
+    }
+
+    interface Held {
+        /** Fails if the lock is no longer held. */
+        void release();
+
+        /** Whether the client has lost the lock. */
+        boolean lost();
+    }
+
+    private Contender(Peers.Options options, Connector connector) throws Exception {
+        this.options = options;
+        client = connector.connect(options);
+    }
+
+    static void run(String[] arguments, Connector connector) throws Exception {
         if (arguments.length == 0) {
             throw new IllegalArgumentException("there is no verb after bench");
         }
-        Contender contender = new Contender(Peer.Options.read(arguments));
+        Contender contender = new Contender(Peers.Options.read(arguments), connector);
         switch (arguments[0]) {
             case "contend" -> contender.contend();
             case "hold" -> contender.hold();
@@ -61,7 +71,7 @@ final class Contender {
         String lock = options.text("lock") + "-warm-" + ProcessHandle.current().pid();
         long began = System.nanoTime();
         for (int cycle = 0; cycle < cycles && System.nanoTime() - began < WARM_TIME.toNanos(); cycle++) {
-            release(acquire(lock));
+            client.acquire(lock).release();
         }
         say("ready");
         String line = input.readLine();
@@ -119,7 +129,7 @@ final class Contender {
         public void run() {
             for (long left = count; left > 0; left--) {
                 long asked = now();
-                LockItem lock = attempt();
+                Held lock = attempt();
                 if (lock == null) {
                     return;
                 }
@@ -128,23 +138,23 @@ final class Contender {
                     LockSupport.parkNanos(until - now);
                 }
                 long releasing = now();
-                release(lock);
+                lock.release();
                 events.add(new long[] {asked, granted, releasing, now()});
             }
         }
 
         /** The lock, or null when the time is over. */
-        private LockItem attempt() {
+        private Held attempt() {
             synchronized (this) {
                 if (over) {
                     return null;
                 }
                 waiting = Thread.currentThread();
             }
-            LockItem lock = null;
+            Held lock = null;
             Exception failure = null;
             try {
-                lock = acquire(options.text("lock"));
+                lock = client.acquire(options.text("lock"));
             } catch (InterruptedException | RuntimeException exception) {
                 failure = exception;
             }
@@ -169,25 +179,25 @@ final class Contender {
 
     private void hold() throws Exception {
         ready(1);
-        LockItem lock = acquire(options.text("lock"));
+        Held lock = client.acquire(options.text("lock"));
         say("granted " + now());
         while (input.read() >= 0) {
             // What is written there has no meaning, only its end.
         }
-        release(lock);
+        lock.release();
     }
 
     private void many() throws Exception {
         int count = options.number("locks");
         ready(1);
-        LockItem[] locks = new LockItem[count];
+        Held[] locks = new Held[count];
         ExecutorService threads = Executors.newFixedThreadPool(AT_ONCE);
-        each(threads, count, number -> locks[number] = acquire(options.text("lock") + number));
+        each(threads, count, number -> locks[number] = client.acquire(options.text("lock") + number));
         say("held");
         TimeUnit.SECONDS.sleep(options.number("seconds"));
         long lost = 0;
         for (int number = 0; number < count; number++) {
-            if (locks[number].isExpired()) {
+            if (locks[number].lost()) {
                 locks[number] = null;
                 lost++;
             }
@@ -198,7 +208,7 @@ final class Contender {
         say("done");
         each(threads, count, number -> {
             if (locks[number] != null) {
-                release(locks[number]);
+                locks[number].release();
             }
         });
     }
@@ -219,19 +229,6 @@ final class Contender {
         }
         for (Future<?> task : running) {
             task.get();
-        }
-    }
-
-    private LockItem acquire(String key) throws InterruptedException {
-        return client.acquireLock(AcquireLockOptions.builder(key)
-                .withTimeUnit(TimeUnit.HOURS)
-                .withAdditionalTimeToWaitForLock(1L)
-                .build());
-    }
-
-    private void release(LockItem lock) {
-        if (!client.releaseLock(lock)) {
-            throw new IllegalStateException("the lock was not held any more");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a row means for a caller. Pure: a record and a question in, an answer out. The server has decided already who is
+//! What a record means for a caller. Pure: a record and a question in, an answer out. The server has decided already who is
 //! granted what.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::types::LockName;
 
 /// What to do about a claim that was not granted.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(in super::super) enum Refusal {
     Held(HolderInfo),
     /// It was granted before, and has ended since.
     Lost(Loss),
@@ -22,8 +22,8 @@ pub(super) enum Refusal {
     Again,
 }
 
-/// What the row `record` means for `claim`, which was not granted.
-pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
+/// What `record` means for `claim`, which was not granted.
+pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     let past = record.past.iter().find(|past| past.grant == claim.id);
     if let Some(past) = past {
         return Refusal::Lost(loss(&claim.name, claim.id, past.token, Some(record)));
@@ -48,18 +48,18 @@ pub(super) fn refused(claim: &Claim, record: &Record) -> Refusal {
 }
 
 /// How many waiters are before `claim`. `None` if it has no place.
-pub(super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
+pub(in super::super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
     record.waiters.iter().position(|waiter| waiter.claim == Some(claim.id))
 }
 
 /// For how long the lock, once it is available, is kept for the waiters before `claim`.
-pub(super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
+pub(in super::super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
     let before = record.waiters.iter().take_while(|waiter| waiter.claim != Some(claim.id));
     grace(before.map(|waiter| waiter.polls))
 }
 
 /// What `claim` is told if the lock is available, and kept for a waiter before it.
-pub(super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
+pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.
     let available = Duration::from_micros(record.now_us.checked_sub(record.until_us?)?);
@@ -74,8 +74,13 @@ pub(super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     })
 }
 
+/// For how long the server grants no lock, if it refused a claim with `seen` for that reason.
+pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
+    seen.foreign.as_ref().and(seen.lapses_within)
+}
+
 /// How `grant`, which stands no more, was lost.
-pub(super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
+pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
     let reason = match record {
         None => LossReason::Deleted,
         Some(record) => {
@@ -92,7 +97,7 @@ pub(super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Rec
 }
 
 /// Whether `grant` has ended by its holder's release.
-pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
+pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     let past = record.and_then(|record| record.past.iter().find(|past| past.grant == grant));
     match past.map(|past| past.end) {
         Some(End::Released) => Released::Released,
@@ -101,7 +106,7 @@ pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
 }
 
 /// What to show of the holder.
-pub(super) fn held(record: &Record) -> HolderInfo {
+pub(in super::super) fn held(record: &Record) -> HolderInfo {
     let since = |us: u64| Duration::from_micros(record.now_us.saturating_sub(us));
     let mut held = HolderInfo {
         held_for: record.from_us.map(since),
@@ -125,7 +130,7 @@ pub(super) fn held(record: &Record) -> HolderInfo {
 }
 
 /// What to show of the lock.
-pub(super) fn status(name: LockName, record: Option<Record>) -> Status {
+pub(in super::super) fn status(name: LockName, record: Option<Record>) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match &record.state {
         State::Held { .. } if !record.is_live => lease::State::Lapsed(held(&record)),
@@ -146,7 +151,7 @@ pub(super) fn status(name: LockName, record: Option<Record>) -> Status {
 }
 
 /// Whether the lock is still as it was when `seen` was read.
-pub(super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
+pub(in super::super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
     let now = held(record);
     record.is_live
         && (now.token, now.in_cooldown) == (seen.token, seen.in_cooldown)
@@ -154,7 +159,7 @@ pub(super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
 }
 
 /// How long the lock has been held.
-pub(super) fn held_for(record: &Record) -> Duration {
+pub(in super::super) fn held_for(record: &Record) -> Duration {
     match &record.state {
         State::Held { .. } | State::Foreign { .. } => {
             pacing::held_for(record.from_us, Some(StoreTime::exactly(record.now_us)))
@@ -165,80 +170,79 @@ pub(super) fn held_for(record: &Record) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::tests as rows;
+    use super::super::record::Waiter;
+    use super::super::record::tests::{GRANT, held as held_record};
     use super::*;
     use crate::env::Env;
-    use crate::lease::{Holder, Ttl};
+    use crate::lease::{Holder, PastGrant, Ttl};
 
-    fn past(end: &str) -> Option<String> {
-        Some(format!(
-            r#"[{{"token":5,"grant":"{}","holder":{{"name":"bob","host":"h","pid":1}},"end":"{end}"}}]"#,
-            "f".repeat(32)
-        ))
+    fn past(end: End) -> Vec<PastGrant> {
+        let token = Token::new(5).unwrap();
+        vec![PastGrant {
+            token,
+            grant: theirs(),
+            holder: Holder::default(),
+            from_us: None,
+            until_us: None,
+            end,
+        }]
     }
 
     fn theirs() -> Id {
         "f".repeat(32).parse().unwrap()
     }
 
-    fn reason(cells: super::super::record::Cells, grant: Id) -> LossReason {
-        let name = LockName::new("a").unwrap();
-        loss(&name, grant, Token::new(5).unwrap(), Some(&cells.record().unwrap())).reason
+    fn reason(record: Record, grant: Id) -> LossReason {
+        loss(&LockName::new("a").unwrap(), grant, Token::new(5).unwrap(), Some(&record)).reason
     }
 
     #[test]
-    fn a_loss_has_the_reason_that_the_row_tells() {
-        let cells = rows::held;
-        let lapsed = || super::super::record::Cells { past: past("lapsed"), ..cells() };
+    fn a_loss_has_the_reason_that_the_record_tells() {
+        let lapsed = || Record { past: past(End::Lapsed), ..held_record() };
         assert!(matches!(reason(lapsed(), theirs()), LossReason::TakenOver { .. }));
-        for end in ["released", "evicted"] {
-            let ended = super::super::record::Cells { past: past(end), ..cells() };
-            assert_eq!(reason(ended, theirs()), LossReason::Ended);
+        for end in [End::Released, End::Evicted] {
+            assert_eq!(reason(Record { past: past(end), ..held_record() }, theirs()), LossReason::Ended);
         }
-        let mut over = lapsed();
-        over.is_live = false;
+        let over = Record { is_live: false, ..lapsed() };
         assert_eq!(reason(over, theirs()), LossReason::Expired { last_error: None });
         // Another client took over: it keeps no history.
-        let foreign = super::super::record::Cells { locked_by: "host-1".into(), ..cells() };
+        let foreign = Record { state: State::Foreign { holder: Holder::default() }, ..held_record() };
         assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
-        let own = super::super::record::Cells { is_live: false, ..cells() };
-        assert_eq!(reason(own, rows::GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
+        let own = Record { is_live: false, ..held_record() };
+        assert_eq!(reason(own, GRANT.parse().unwrap()), LossReason::Expired { last_error: None });
     }
 
-    fn waiters(pauses: &[u64]) -> Option<String> {
-        let waiter = |(n, polls_ms): (usize, &u64)| {
-            format!(
-                r#"{{"claim":"{:032x}","holder":{{"name":"w{n}","host":"h","pid":1}},"since_us":1,"polls_ms":{polls_ms}}}"#,
-                n + 1
-            )
-        };
-        let waiters: Vec<_> = pauses.iter().enumerate().map(waiter).collect();
-        Some(format!("[{}]", waiters.join(",")))
+    fn claim() -> Claim {
+        Claim::new(&Env::system(), LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default())
     }
 
     #[test]
     fn a_free_lock_is_kept_for_the_waiters_before_a_claim() {
-        let env = Env::system();
-        let mut claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default());
-        let free = |available_us: i64| super::super::record::Cells {
-            is_live: false,
-            state: Some("free".into()),
-            until_us: Some(10_000_000 - available_us),
-            waiters: waiters(&[500, 500, 1_000, 60_000]),
-            ..rows::held()
+        let waiter = |n: u32, polls_ms| Waiter {
+            claim: Some(format!("{n:032x}").parse().unwrap()),
+            holder: Holder { name: format!("w{n}"), ..Holder::default() },
+            since_us: 1,
+            polls: Duration::from_millis(polls_ms),
         };
-        let record = |available_us| free(available_us).record().unwrap();
+        let record = |available_us: i64| Record {
+            is_live: false,
+            state: State::Free { grant: GRANT.parse().unwrap() },
+            until_us: 10_000_000_u64.checked_add_signed(-available_us),
+            waiters: vec![waiter(1, 500), waiter(2, 500), waiter(3, 1_000), waiter(4, 10_000)],
+            ..held_record()
+        };
+        let mut claim = claim();
         claim.id = format!("{:032x}", 3).parse().unwrap();
         assert_eq!(ahead(&claim, &record(0)), Some(2));
         // 2 x 500 ms + 2 x 500 ms.
         let held = reserved(&claim, &record(1_999_000)).unwrap();
         assert!(held.reserved && held.lapses_within == Some(Duration::from_millis(1)));
-        assert_eq!(held.holder.unwrap().name, "w0");
+        assert_eq!(held.holder.unwrap().name, "w1");
         assert!(reserved(&claim, &record(2_000_000)).is_none());
         assert!(reserved(&claim, &record(-1)).is_none(), "the clock was set back");
         claim.id = theirs();
         assert_eq!(ahead(&claim, &record(0)), None);
-        assert_eq!(grace_before(&claim, &record(0)), Duration::from_secs(22), "behind all, with a limit");
+        assert_eq!(grace_before(&claim, &record(0)), Duration::from_secs(22), "behind all");
         claim.barges = true;
         assert!(reserved(&claim, &record(0)).is_none());
         claim.id = format!("{:032x}", 1).parse().unwrap();
@@ -248,19 +252,18 @@ mod tests {
 
     #[test]
     fn a_claim_whose_grant_has_ended_is_lost_and_not_held() {
-        let env = Env::system();
-        let mut claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::default());
-        let record = rows::held().record().unwrap();
+        let mut claim = claim();
+        let record = held_record();
         assert!(matches!(refused(&claim, &record), Refusal::Held(_)));
         claim.id = theirs();
-        let later = super::super::record::Cells { past: past("lapsed"), ..rows::held() }.record().unwrap();
+        let later = Record { past: past(End::Lapsed), ..held_record() };
         assert!(matches!(refused(&claim, &later), Refusal::Lost(_)));
-        claim.id = rows::GRANT.parse().unwrap();
+        claim.id = GRANT.parse().unwrap();
         assert!(matches!(refused(&claim, &record), Refusal::Again));
-        let over = super::super::record::Cells { is_live: false, ..rows::held() }.record().unwrap();
+        let over = Record { is_live: false, ..held_record() };
         assert!(matches!(refused(&claim, &over), Refusal::Lost(_)));
         let free = Record { state: State::Free { grant: theirs() }, is_live: false, ..record };
-        claim.id = Id::random(&env.random);
+        claim.id = Id::random(&Env::system().random);
         assert!(matches!(refused(&claim, &free), Refusal::Again));
         let last = Record { token: Token::new(Token::LIMIT - 1), ..free };
         assert!(matches!(refused(&claim, &last), Refusal::OutOfTokens));

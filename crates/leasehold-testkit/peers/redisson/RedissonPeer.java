@@ -1,0 +1,82 @@
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisException;
+import org.redisson.config.Config;
+
+/**
+ * Takes locks in Redis with Redisson.
+ *
+ * <pre>--address HOST:PORT --lock KEY --ttl SECONDS
+ * bench ... --address HOST:PORT --lock KEY --ttl-ms MILLISECONDS</pre>
+ *
+ * The ttl is the timeout of Redisson's watchdog, which renews the lock. Redisson has its default settings otherwise. Its lock
+ * is a hash at the key; with REDISSON_FAIR=on in the environment there are a list and a sorted set of those that wait, at keys of their own.
+ */
+final class RedissonPeer implements Peers.Lock {
+    private final RLock lock;
+
+    private RedissonPeer(Peers.Options options) {
+        lock = lock(client(options), options, options.text("lock"));
+    }
+
+    public static void main(String[] arguments) {
+        Peers.run(arguments, RedissonPeer::new, RedissonPeer::connect);
+    }
+
+    @Override
+    public void acquire() throws InterruptedException {
+        lock.lockInterruptibly();
+    }
+
+    @Override
+    public boolean attempt() {
+        try {
+            return lock.tryLock();
+        } catch (RedisException refused) {
+            // The key has the string of another client, or another type that is no lock of Redisson's.
+            if (refused.getMessage().contains("WRONGTYPE")) {
+                return false;
+            }
+            throw refused;
+        }
+    }
+
+    @Override
+    public void release() {
+        lock.unlock();
+    }
+
+    private static RedissonClient client(Peers.Options options) {
+        Config config = new Config();
+        config.setLockWatchdogTimeout(options.ttlMilliseconds());
+        config.useSingleServer().setAddress("redis://" + options.text("address"));
+        return Redisson.create(config);
+    }
+
+    private static RLock lock(RedissonClient client, Peers.Options options, String key) {
+        return "on".equals(System.getenv("REDISSON_FAIR")) ? client.getFairLock(key) : client.getLock(key);
+    }
+
+    private static Contender.Client connect(Peers.Options options) {
+        RedissonClient client = client(options);
+        return key -> {
+            RLock lock = lock(client, options, key);
+            lock.lockInterruptibly();
+            // The lock belongs to this thread.
+            long owner = Thread.currentThread().getId();
+            return new Contender.Held() {
+                @Override
+                public void release() {
+                    lock.unlockAsync(owner).toCompletableFuture().join();
+                }
+
+                /** Asks the server: the watchdog tells nobody. */
+                @Override
+                public boolean lost() {
+                    return !lock.isHeldByThread(owner);
+                }
+            };
+        };
+    }
+}

@@ -1,0 +1,187 @@
+//! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts itself.
+
+#[cfg(feature = "chaos")]
+mod chaos;
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+
+use async_trait::async_trait;
+use leasehold::LockName;
+use tokio::process::Command;
+
+#[cfg(feature = "chaos")]
+use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
+use crate::conformance::Harness;
+use crate::harness::Fresh;
+use crate::launch::{Launch, Launched, Measured, options, program};
+use crate::peers::Program;
+use crate::servers::{Server, parsed, unique, with_option};
+use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
+
+impl Server {
+    /// Redis.
+    pub const REDIS: Self = Self { variable: "LEASEHOLD_TEST_REDIS" };
+    /// Valkey.
+    pub const VALKEY: Self = Self { variable: "LEASEHOLD_TEST_VALKEY" };
+}
+
+impl Program {
+    /// A peer: `Lock` of redis-py.
+    pub const REDIS_PY: Self = Self::peer("LEASEHOLD_TEST_PEER_REDIS_PY", address);
+    /// A peer: redsync, in Go, with one server.
+    pub const REDSYNC: Self = Self::peer("LEASEHOLD_TEST_PEER_REDSYNC", address);
+    /// A peer: node-redlock, with one server.
+    pub const REDLOCK_NODE: Self = Self::peer("LEASEHOLD_TEST_PEER_REDLOCK_NODE", address);
+    /// A peer: Redisson, in Java, whose locks are hashes.
+    pub const REDISSON: Self = Self::peer("LEASEHOLD_TEST_PEER_REDISSON", address);
+}
+
+fn address(url: &str) -> Vec<String> {
+    options(&[("--address", parsed(url).authority().expect("a host"))])
+}
+
+/// Redis and Valkey.
+#[derive(Debug)]
+pub struct Redis;
+
+#[async_trait]
+impl TestStore for Redis {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn storages(&self) -> &'static [Storage] {
+        const {
+            &[
+                Storage::at("redis", Server::REDIS, Kind::Shared),
+                Storage::at("redis_valkey", Server::VALKEY, Kind::Shared),
+            ]
+        }
+    }
+
+    fn fresh_url(&self, storage: &Storage, _folder: &Path) -> String {
+        let server = storage.server.expect("storage on a server").url();
+        with_option(&server, &format!("prefix={}/", unique()))
+    }
+
+    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
+        Box::new(Fresh::on(self, storage))
+    }
+
+    async fn delete_record(&self, url: &str, name: &LockName) {
+        let key = key(url, name.as_str());
+        let record = format!("{key}//leasehold");
+        assert!(["1", "2"].contains(&&*redis_cli(url, &["DEL", &key, &record]).await));
+    }
+
+    fn reaper(&self) -> Reaper {
+        Reaper::StoreClock
+    }
+
+    #[cfg(feature = "chaos")]
+    fn scenarios(&self) -> &'static [Scenario] {
+        const ALL: &[Scenario] = &[Scenario {
+            // The margin is for a server whose clock is set, and no test sets this one's. A server that was killed has
+            // lost everything.
+            options: "margin=0s&failover_grace=3s",
+            ..Scenario::store("redis", chaos::start, &[Fault::StopServer, Fault::KillServer])
+        }];
+        ALL
+    }
+
+    fn bench(&self) -> Bench {
+        Bench {
+            title: "Redis",
+            scenarios: "abcdefi",
+            server: Some(|folder: &Path| {
+                Box::pin(async move {
+                    let server = Launched::start(&RedisServer::KEEPING, folder).await?;
+                    Ok(Box::new(Direct(server)) as _)
+                })
+            }),
+        }
+    }
+}
+
+/// The key of the lock `name` in the store at `url`.
+pub fn key(url: &str, name: &str) -> String {
+    format!("{}{name}", parsed(url).take("prefix").unwrap_or_default())
+}
+
+/// Runs a command on the server of `url` with Redis's own tool, and gives what it says.
+///
+/// # Panics
+/// When it cannot be run.
+pub async fn redis_cli(url: &str, command: &[&str]) -> String {
+    let server = parsed(url);
+    let (host, port) = server.authority().and_then(|host| host.rsplit_once(':')).expect("a host and a port");
+    let output = Command::new("redis-cli")
+        .args(["-h", host, "-p", port, "--raw"])
+        .args(command)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .expect("redis-cli is there");
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+/// A server that a test starts itself.
+#[derive(Debug)]
+pub struct RedisServer {
+    /// Whether it keeps its data when it is killed.
+    keeps: bool,
+}
+
+impl RedisServer {
+    /// It keeps its data.
+    pub const KEEPING: Self = Self { keeps: true };
+    /// It loses its data when it is killed.
+    pub const FORGETTING: Self = Self { keeps: false };
+}
+
+#[async_trait]
+impl Launch for RedisServer {
+    fn command(&self, address: &str, folder: &Path) -> Command {
+        let (host, port) = address.rsplit_once(':').expect("a host and a port");
+        let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SERVER"));
+        command.args(["--bind", host, "--port", port, "--save", ""]).arg("--dir").arg(folder);
+        command.args(["--appendonly", if self.keeps { "yes" } else { "no" }]);
+        command
+    }
+
+    async fn make_store(&self, address: &str) -> io::Result<String> {
+        let url = format!("redis://{address}");
+        match redis_cli(&url, &["PING"]).await.as_str() {
+            "PONG" => Ok(url),
+            other => Err(io::Error::other(format!("Redis is not ready: {other}"))),
+        }
+    }
+
+    fn options(&self, address: &str) -> Vec<String> {
+        options(&[("--address", address)])
+    }
+}
+
+/// A server that does not speak HTTP.
+struct Direct(Launched);
+
+impl Measured for Direct {
+    fn address(&self) -> &str {
+        self.0.address()
+    }
+
+    fn url(&self, proxy: &str) -> String {
+        format!("redis://{proxy}?failover_grace=0s")
+    }
+
+    fn options(&self, proxy: &str) -> Vec<String> {
+        options(&[("--address", proxy)])
+    }
+
+    fn speaks_http(&self) -> bool {
+        false
+    }
+}

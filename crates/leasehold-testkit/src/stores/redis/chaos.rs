@@ -1,0 +1,55 @@
+//! A server that chaos is made on, and a wire to it for each worker.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use tokio::sync::Mutex;
+
+use super::RedisServer;
+use crate::chaos::plan::Kind;
+use crate::chaos::servers::Servers;
+use crate::launch::Launched;
+use crate::wire::{Answers, Wire, harmed};
+
+#[derive(Debug)]
+struct Wired {
+    server: Mutex<Launched>,
+    wires: Vec<Wire>,
+}
+
+pub(super) fn start(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+    Box::pin(async move {
+        let server = Launched::start(&RedisServer::FORGETTING, folder).await?;
+        let mut wires = Vec::new();
+        for _ in 0..workers {
+            wires.push(Wire::to(server.address()).await);
+        }
+        Ok(Box::new(Wired { server: Mutex::new(server), wires }) as _)
+    })
+}
+
+#[async_trait]
+impl Servers for Wired {
+    fn url(&self, n: usize) -> String {
+        format!("redis://{}", self.wires[n].address())
+    }
+
+    fn ways(&self) -> &'static [Kind] {
+        Kind::TO_CONNECTIONS
+    }
+
+    fn harm(&self, n: usize, harm: Option<(Kind, Duration)>) {
+        self.wires[n].let_answers(harm.map_or(Answers::Arrive, |(kind, lasts)| harmed(kind, lasts)));
+    }
+
+    async fn stop(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.stop(duration).await
+    }
+
+    async fn kill(&self, duration: Duration) -> io::Result<()> {
+        self.server.lock().await.kill(duration).await
+    }
+}

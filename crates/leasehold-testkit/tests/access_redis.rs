@@ -1,0 +1,231 @@
+//! Passwords, certificates, permissions and Sentinels of Redis, and what the doctor says of unsafe servers.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use leasehold::doctor::{CheckStatus, Examination};
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::launch::program;
+use leasehold_testkit::process::within;
+use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores::redis::redis_cli;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+/// The least permissions, as the doctor lists them, with the keys of these tests.
+const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
+    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex +publish";
+
+/// A server of the test's own.
+struct Server {
+    port: u16,
+    folder: TempDir,
+    _process: Child,
+}
+
+impl Server {
+    /// With the lines `settings` in its configuration, where FOLDER is its folder, and without TLS.
+    async fn start(settings: &str) -> Self {
+        Self::launch("LEASEHOLD_TEST_REDIS_SERVER", "port", settings).await
+    }
+
+    async fn launch(variable: &str, listen: &str, settings: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        certificates(folder.path()).await;
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let path = folder.path().to_str().unwrap();
+        let common = format!("bind 127.0.0.1\nport 0\n{listen} {port}\nsave \"\"\ndir {path}\n");
+        let file = folder.path().join("server.conf");
+        std::fs::write(&file, common + &settings.replace("FOLDER", path)).unwrap();
+        let log = std::fs::File::create(folder.path().join("server.log")).unwrap();
+        let mut command = Command::new(program(variable));
+        let process = command.arg(&file).stdin(Stdio::null()).stdout(log).kill_on_drop(true).spawn().unwrap();
+        within("a server", async {
+            while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        Self { port, folder, _process: process }
+    }
+
+    /// Its store URL, with a login like `u:p@`, or none.
+    fn url(&self, login: &str, options: &str) -> String {
+        let url = format!("redis://{login}127.0.0.1:{}?prefix=locks/&failover_grace=0s", self.port);
+        if options.is_empty() { url } else { with_option(&url, options) }
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+}
+
+/// An authority, and a certificate by it.
+async fn certificates(folder: &Path) {
+    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    for arguments in [
+        format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"),
+        format!(
+            "{NEW} -CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE \
+             -addext extendedKeyUsage=serverAuth,clientAuth -keyout server.key -out server.pem -subj /CN=server \
+             -addext subjectAltName=IP:127.0.0.1"
+        ),
+    ] {
+        let output =
+            Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+async fn locks(url: &str) {
+    let lock = Locker::open(url).await.unwrap().lock("lock");
+    lock.acquire().await.unwrap().release().await.unwrap();
+}
+
+async fn refused(url: &str) -> leasehold::Error {
+    let locker = Locker::open(url).await.unwrap();
+    let lock = locker.lock("lock").store_timeout(Duration::from_secs(30));
+    let error = lock.try_acquire().await.unwrap_err();
+    assert!(!error.help().is_empty() && !format!("{error} {error:?}").contains("ss/word"), "{error:?}");
+    error
+}
+
+#[tokio::test]
+async fn the_password_of_the_default_user() {
+    let server = Server::start("requirepass p@ss/word\n").await;
+    let file = server.file("password");
+    std::fs::write(&file, "p@ss/word\n").unwrap();
+    locks(&server.url(":p%40ss%2Fword@", "")).await;
+    locks(&server.url("", &format!("password_file={file}"))).await;
+    assert_eq!(refused(&server.url("", "")).await.kind(), ErrorKind::Denied);
+    assert_eq!(refused(&server.url(":other-word@", "")).await.kind(), ErrorKind::Denied);
+}
+
+#[tokio::test]
+async fn a_user_with_the_least_permissions_can_do_everything() {
+    let server = Server::start(&format!("user default off\n{LEAST}\n")).await;
+    let url = server.url("deploy:p%40ss%2Fword@", "");
+    locks(&url).await;
+    let locker = Locker::open(&url).await.unwrap();
+    let guard = locker.lock("a/b").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let other = Locker::open(&url).await.unwrap();
+        async move { other.lock("a/b").acquire().await.unwrap().release().await.unwrap() }
+    });
+    within("a waiter", async {
+        while locker.inspect(guard.name()).await.unwrap().waiters.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    let name = guard.name().clone();
+    guard.release().await.unwrap();
+    waiting.await.unwrap();
+    locker.sweep(&name, Duration::ZERO, false).await.unwrap();
+    let guard = locker.lock("a/c").acquire().await.unwrap();
+    locker.evict(guard.name(), guard.token().unwrap()).await.unwrap();
+    let report = locker.examine(&Examination::default()).await;
+    let failed: Vec<_> =
+        report.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed).collect();
+    assert!(failed.iter().all(|finding| finding.check == "durability"), "{failed:?}");
+    // Elsewhere it may do nothing.
+    let elsewhere = url.replace("prefix=locks/", "prefix=others/");
+    assert_eq!(refused(&elsewhere).await.kind(), ErrorKind::Denied);
+}
+
+#[tokio::test]
+async fn each_permission_that_the_doctor_lists_is_needed() {
+    let all: Vec<_> = LEAST.split_whitespace().collect();
+    let server = Server::start("").await;
+    let admin = server.url("", "");
+    let url = server.url("deploy:p%40ss%2Fword@", "");
+    redis_cli(&admin, &["SET", "locks/foreign", "x"]).await;
+    for dropped in
+        all.iter().filter(|word| word.starts_with('+') && !["+publish", "+script|load"].contains(word))
+    {
+        redis_cli(&admin, &["ACL", "DELUSER", "deploy"]).await;
+        let rules: Vec<_> =
+            ["ACL", "SETUSER"].iter().chain(&all[1..]).filter(|word| word != &dropped).copied().collect();
+        assert_eq!(redis_cli(&admin, &rules).await, "OK");
+        let used = async {
+            let locker = Locker::open(&url).await?;
+            locker.inspect(&"foreign".parse()?).await?;
+            let guard = locker.lock("lock").acquire().await?;
+            let name = guard.name().clone();
+            let other = Locker::open(&url).await?;
+            let waiting = tokio::spawn(async move { other.lock("lock").acquire().await?.release().await });
+            while locker.inspect(&name).await?.waiters.is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                if waiting.is_finished() {
+                    break;
+                }
+            }
+            guard.release().await?;
+            let _: leasehold::Released = waiting.await.unwrap()?;
+            futures_util::TryStreamExt::try_collect::<Vec<_>>(locker.list("")).await?;
+            locker.sweep(&name, Duration::ZERO, false).await?;
+            let strict = url.replace("failover_grace=0s", "failover_grace=60s");
+            Locker::open(&strict).await?.lock("lock").try_acquire().await?.release().await?;
+            Ok::<_, leasehold::Error>(())
+        };
+        let error = within(dropped, used).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{dropped}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_is_checked_and_a_client_certificate_sent() {
+    let server = Server::launch(
+        "LEASEHOLD_TEST_REDIS_SERVER",
+        "tls-port",
+        "tls-cert-file FOLDER/server.pem\ntls-key-file FOLDER/server.key\ntls-ca-cert-file FOLDER/ca.pem\n",
+    )
+    .await;
+    let (ca, cert, key) = (server.file("ca.pem"), server.file("server.pem"), server.file("server.key"));
+    locks(&server.url("", &format!("ca={ca}&cert={cert}&key={key}"))).await;
+    let untrusted = refused(&server.url("", &format!("tls=on&cert={cert}&key={key}"))).await;
+    assert_eq!(untrusted.kind(), ErrorKind::Invalid, "{untrusted:?}");
+    let url = server.url("", &format!("ca={ca}&cert={cert}&key={key}")).replace("127.0.0.1", "localhost");
+    assert_eq!(refused(&url).await.kind(), ErrorKind::Invalid, "the certificate is for another name");
+}
+
+#[tokio::test]
+async fn sentinels_name_the_primary() {
+    let server = Server::start("appendonly yes\n").await;
+    let monitor = format!("sentinel monitor main 127.0.0.1 {} 1\n", server.port);
+    let sentinel = Server::launch("LEASEHOLD_TEST_REDIS_SENTINEL", "port", &monitor).await;
+    locks(&sentinel.url("", "master=main")).await;
+    assert_eq!(redis_cli(&server.url("", ""), &["EXISTS", "locks/lock//leasehold"]).await, "1");
+    // One Sentinel that does not answer is no trouble.
+    let two = sentinel.url("", "master=main").replace("redis://", "redis://127.0.0.1:1,");
+    locks(&two).await;
+    let unknown = refused(&sentinel.url("", "master=other")).await;
+    assert!(unknown.to_string().contains("knows no primary"), "{unknown}");
+}
+
+#[tokio::test]
+async fn the_doctor_fails_servers_that_lose_locks() {
+    let failed = async |server: &Server, options: &str| {
+        let locker = Locker::open(&server.url("", options)).await.unwrap();
+        let report = locker.examine(&Examination::default()).await;
+        let failed = report.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed);
+        failed.map(|finding| finding.check).collect::<Vec<_>>().join(" ")
+    };
+    let safe = Server::start("appendonly yes\n").await;
+    assert_eq!(failed(&safe, "").await, "");
+    let forgetting = Server::start("").await;
+    assert_eq!(failed(&forgetting, "").await, "durability");
+    let cache = Server::start("appendonly yes\nmaxmemory 100mb\nmaxmemory-policy allkeys-lru\n").await;
+    assert_eq!(failed(&cache, "").await, "reachable");
+    let error = refused(&cache.url("", "")).await;
+    assert!(error.to_string().contains("allkeys-lru"), "{error}");
+    let lesser = Server::start("appendonly yes\nuser default on nopass ~* &* +@all -zadd\n").await;
+    let locker = Locker::open(&lesser.url("", "")).await.unwrap();
+    let report = locker.examine(&Examination::default()).await;
+    let finding = report.finding("permission-commands").unwrap();
+    assert_eq!(finding.verdict, CheckStatus::Failed);
+    assert!(finding.help.iter().any(|line| line.contains("ACL SETUSER")), "{finding:?}");
+}

@@ -1,0 +1,114 @@
+//! On one key with other lock clients, as processes. `./test` builds them.
+
+use leasehold::{ErrorKind, Guard, Locker};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::redis::{key, redis_cli};
+
+use crate::workers::{self, Worker};
+
+/// Clients that lock with `SET key value NX PX`.
+const PEERS: [Program; 3] = [Program::REDIS_PY, Program::REDSYNC, Program::REDLOCK_NODE];
+
+fn peer(program: Program, fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -> Process {
+    let key = key(fresh.url(), "lock");
+    program.start(verb, fresh.url(), &key, &[&["--ttl", ttl], more].concat())
+}
+
+async fn ours(fresh: &Fresh) -> Guard {
+    let lock = Locker::open(fresh.url()).await.unwrap().lock("lock");
+    within("a grant", lock.acquire()).await.unwrap()
+}
+
+/// What an attempt is told about the holder.
+async fn refused(fresh: &Fresh) -> leasehold::Error {
+    let error = Locker::open(fresh.url()).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
+    error
+}
+
+fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
+    (vec![word.to_owned()], Some(code))
+}
+
+#[tokio::test]
+async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+    for (program, storage) in PEERS.into_iter().zip(["redis", "redis_valkey", "redis"]) {
+        let fresh = stores::fresh(storage);
+        let mut last = None;
+        for _ in 0..2 {
+            let mut theirs = peer(program, &fresh, "hold", "60", &[]);
+            theirs.says("granted").await;
+            let error = refused(&fresh).await;
+            let secret = redis_cli(fresh.url(), &["GET", &key(fresh.url(), "lock")]).await;
+            assert!(error.to_string().contains("another client"), "{error}");
+            assert!(secret.len() > 5 && !format!("{error:?}").contains(&secret), "it can be released by it");
+            assert!(error.holder().unwrap().lapses_within.unwrap().as_secs() < 60);
+            assert_eq!(theirs.end().await, says("released", 0));
+            let guard = ours(&fresh).await;
+            assert!(guard.token().ok() > last, "tokens rise across grants of theirs");
+            last = guard.token().ok();
+            assert_eq!(peer(program, &fresh, "try", "60", &[]).end().await, says("held", 1));
+            guard.release().await.unwrap();
+        }
+        assert_eq!(peer(program, &fresh, "try", "60", &[]).end().await, says("granted", 0));
+    }
+}
+
+/// Ours waits until theirs has run out of time, and theirs until ours has.
+#[tokio::test]
+async fn each_succeeds_the_other_when_it_has_died() {
+    let fresh = stores::fresh("redis");
+    let mut theirs = peer(Program::REDIS_PY, &fresh, "hold", "2", &[]);
+    theirs.says("granted").await;
+    theirs.kill().await;
+    let guard = ours(&fresh).await;
+    guard.release().await.unwrap();
+    let url = with_option(fresh.url(), "margin=0s");
+    let mut dying = Worker::start("hold", &url, "lock", &["--ttl", "5"]);
+    dying.granted().await;
+    dying.kill().await;
+    let mut next = peer(Program::REDIS_PY, &fresh, "hold", "60", &[]);
+    next.says("granted").await;
+    assert_eq!(next.end().await, says("released", 0));
+}
+
+#[tokio::test]
+async fn a_cooldown_keeps_other_clients_out() {
+    let fresh = stores::fresh("redis");
+    ours(&fresh).await.release_with_cooldown(std::time::Duration::from_secs(60)).await.unwrap();
+    assert_eq!(peer(Program::REDSYNC, &fresh, "try", "60", &[]).end().await, says("held", 1));
+}
+
+/// Redisson's locks are hashes. Each side refuses what it does not know.
+#[tokio::test]
+async fn redisson_and_leasehold_refuse_each_others_locks() {
+    let fresh = stores::fresh("redis");
+    let mut theirs = peer(Program::REDISSON, &fresh, "hold", "60", &[]);
+    theirs.says("granted").await;
+    assert!(refused(&fresh).await.to_string().contains("type hash"));
+    assert_eq!(theirs.end().await, says("released", 0));
+    let guard = ours(&fresh).await;
+    assert_eq!(peer(Program::REDISSON, &fresh, "try", "60", &[]).end().await, says("held", 1));
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn four_of_ours_and_four_of_theirs_count_exactly() {
+    const ADD: usize = 8;
+    let theirs = [Program::REDIS_PY, Program::REDSYNC, Program::REDLOCK_NODE, Program::REDSYNC];
+    let fresh = stores::fresh("redis");
+    let file = fresh.folder().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let times = ADD.to_string();
+    let more = ["--file", file.to_str().unwrap(), "--times", &times];
+    let each = theirs.len();
+    let theirs: Vec<_> = theirs.map(|program| peer(program, &fresh, "increment", "60", &more)).into();
+    let options = [&["--ttl", "20"], &more[..]].concat();
+    let ours: Vec<_> = (0..each).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
+    workers::count_exactly_beside(ours, theirs, &file, 2 * each * ADD).await;
+}

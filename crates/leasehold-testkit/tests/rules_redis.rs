@@ -1,0 +1,454 @@
+//! The rules of Redis leases: each test fails without its rule. `docs/stores/redis.md` has the argument.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::error::StoreError;
+use leasehold::lease::{
+    AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, StoreOptions,
+    Token, Ttl, deadline,
+};
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Holder, LockName};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::launch::Launched;
+use leasehold_testkit::process::within;
+use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli};
+use tempfile::TempDir;
+
+const TTL: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn fresh() -> Fresh {
+    stores::fresh("redis")
+}
+
+async fn open(url: &str) -> Arc<dyn LeaseStore> {
+    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
+}
+
+fn lock() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+fn claim_for(store: &dyn LeaseStore, ttl: Duration) -> Claim {
+    Claim::new(store.env(), lock(), Ttl::new(ttl).unwrap(), Holder::this_process())
+}
+
+fn claim(store: &dyn LeaseStore) -> Claim {
+    claim_for(store, TTL)
+}
+
+async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn granted(store: &dyn LeaseStore) -> Grant {
+    granted_to(store, &claim(store)).await
+}
+
+async fn refused(store: &dyn LeaseStore) -> HolderInfo {
+    match store.try_acquire(&claim(store)).await.unwrap() {
+        AcquireOutcome::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Redis's answer to a command about the lock's string (`LOCK`) or its record (`RECORD`).
+async fn redis(url: &str, command: &[&str]) -> String {
+    let (string, record) = (key(url, "lock"), format!("{}//leasehold", key(url, "lock")));
+    let command: Vec<_> = command
+        .iter()
+        .map(|word| match *word {
+            "LOCK" => string.as_str(),
+            "RECORD" => record.as_str(),
+            word => word,
+        })
+        .collect();
+    redis_cli(url, &command).await
+}
+
+/// Moves the end of the lease or of the cooldown in the record.
+async fn move_end(url: &str, us: i64) {
+    redis(url, &["HINCRBY", "RECORD", "until", &us.to_string()]).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_held_while_its_record_says_so_and_the_string_is_gone() {
+    let fresh = fresh();
+    let (one, two) = (open(fresh.url()).await, open(fresh.url()).await);
+    let mut grant = granted(&*one).await;
+    assert_eq!(redis(fresh.url(), &["DEL", "LOCK"]).await, "1");
+    assert_eq!(refused(&*two).await.token, Some(grant.token));
+    assert!(matches!(one.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, grant.id.to_string(), "the renewal sets it again");
+    assert_eq!(one.release(&mut grant, None).await.unwrap(), Released::Released);
+    assert_eq!(redis(fresh.url(), &["EXISTS", "LOCK"]).await, "0");
+}
+
+#[tokio::test]
+async fn the_string_of_another_client_ends_a_grant_and_is_never_overwritten() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    redis(fresh.url(), &["SET", "LOCK", "theirs", "PX", "60000"]).await;
+    let Renewal::Lost(loss) = store.renew(&mut grant).await.unwrap() else { panic!("renewed") };
+    assert!(loss.to_string().contains("another client"), "{loss}");
+    store.release(&mut grant, Some(HOUR)).await.unwrap();
+    assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
+    assert!(refused(&*store).await.token.is_none());
+    // Their lock has no end.
+    redis(fresh.url(), &["PERSIST", "LOCK"]).await;
+    assert_eq!(refused(&*store).await.lapses_within, None);
+}
+
+#[tokio::test]
+async fn a_lapsed_grant_is_not_renewed_and_its_late_claim_not_granted() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let old_claim = claim(&*store);
+    let mut old = granted_to(&*store, &old_claim).await;
+    move_end(fresh.url(), -3_600_000_000).await;
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    assert!(matches!(store.renew(&mut old).await.unwrap(), Renewal::Lost(_)));
+    let outcome = store.try_acquire(&old_claim).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
+    let mut new = granted(&*store).await;
+    assert!(new.token > old.token);
+    assert!(matches!(store.renew(&mut old).await.unwrap(), Renewal::Lost(_)));
+    assert_eq!(store.release(&mut old, None).await.unwrap(), Released::AlreadyLost);
+    assert!(matches!(store.renew(&mut new).await.unwrap(), Renewal::Renewed));
+    store.release(&mut new, None).await.unwrap();
+    for ended in [&old_claim, &old_claim] {
+        let outcome = store.try_acquire(ended).await.unwrap();
+        assert!(matches!(outcome, AcquireOutcome::Lost(_)), "by its id in the history: {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_granted_again_with_its_token_and_a_new_lease() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let claim = claim(&*store);
+    let first = granted_to(&*store, &claim).await;
+    move_end(fresh.url(), -20_000_000).await;
+    let second = granted_to(&*store, &claim).await;
+    assert_eq!((first.token, first.id), (second.token, second.id));
+    let left = refused(&*open(fresh.url()).await).await.lapses_within.unwrap();
+    assert!(left > TTL, "{left:?}");
+    let left: u128 = redis(fresh.url(), &["PTTL", "LOCK"]).await.parse().unwrap();
+    assert!(left > TTL.as_millis(), "{left}");
+}
+
+#[tokio::test]
+async fn the_lease_in_the_record_outlasts_the_holders_by_the_margin() {
+    let fresh = fresh();
+    let store = open(&with_option(fresh.url(), "margin=100s")).await;
+    let mut claim = claim(&*store);
+    claim.lock_delay = Duration::from_secs(1_000);
+    let grant = granted_to(&*store, &claim).await;
+    assert!(grant.deadline.remaining(store.env().now()) <= TTL);
+    assert!(refused(&*store).await.lapses_within.unwrap() > Duration::from_secs(1_120));
+}
+
+#[tokio::test]
+async fn an_eviction_and_a_release_need_the_token() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let before = Token::new(grant.token.get() - 1).unwrap();
+    assert_eq!(store.evict(&lock(), before).await.unwrap(), Evicted::Changed);
+    let mut other = Grant { name: lock(), memo: None, ..grant };
+    other.token = before;
+    assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(store.evict(&lock(), grant.token).await.unwrap(), Evicted::Evicted);
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Lost(_)));
+    assert_eq!(redis(fresh.url(), &["EXISTS", "LOCK"]).await, "0");
+}
+
+#[tokio::test]
+async fn a_token_exceeds_the_last_one_even_if_the_clock_was_set_back() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    granted(&*store).await;
+    let ahead = Token::LIMIT - 1_000_000;
+    redis(fresh.url(), &["HSET", "RECORD", "token", &ahead.to_string(), "state", "free", "until", "1"]).await;
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    let mut grant = granted(&*store).await;
+    assert_eq!(grant.token.get(), ahead + 1);
+    store.release(&mut grant, None).await.unwrap();
+    redis(fresh.url(), &["HSET", "RECORD", "token", &(Token::LIMIT - 1).to_string()]).await;
+    let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
+    assert!(error.to_string().contains("2^53"), "{error}");
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_an_error_and_changes_nothing() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    store.release(&mut grant, None).await.unwrap();
+    for (field, value) in [
+        ("token", "x"),
+        ("token", ""),
+        ("state", "?"),
+        ("state", ""),
+        ("grant", "x"),
+        ("until", "soon"),
+        ("until", ""),
+        ("token", "nan"),
+        ("from", ""),
+        ("lease", "x"),
+        ("holder", ""),
+        ("shown", ""),
+    ] {
+        let good = redis(fresh.url(), &["HGET", "RECORD", field]).await;
+        redis(fresh.url(), &["HSET", "RECORD", field, value]).await;
+        let before = redis(fresh.url(), &["HGETALL", "RECORD"]).await;
+        let outcome = store.try_acquire(&claim(&*store)).await;
+        let error = outcome.expect_err(&format!("{field} is {value:?}"));
+        assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{field} {value}: {error}");
+        assert!(error.fault().help.is_some(), "{error}");
+        assert_eq!(redis(fresh.url(), &["HGETALL", "RECORD"]).await, before, "{field} {value}");
+        assert_eq!(redis(fresh.url(), &["EXISTS", "LOCK"]).await, "0", "{field} {value}");
+        redis(fresh.url(), &["HSET", "RECORD", field, &good]).await;
+    }
+    granted(&*store).await;
+    redis(fresh.url(), &["DEL", "RECORD", "LOCK"]).await;
+    redis(fresh.url(), &["SET", "RECORD", "x"]).await;
+    let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error}");
+}
+
+/// A waiter, with a name.
+async fn waiter(fresh: &Fresh, name: &str) -> (Arc<dyn LeaseStore>, Claim) {
+    let store = open(fresh.url()).await;
+    let mut claim = claim(&*store);
+    claim.holder.name = name.to_owned();
+    claim.waits = true;
+    let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!("granted") };
+    within("a place", store.turn(&claim, &held)).await.unwrap();
+    (store, claim)
+}
+
+async fn asked((store, claim): &(Arc<dyn LeaseStore>, Claim)) -> Result<Grant, HolderInfo> {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => Ok(grant),
+        AcquireOutcome::Held(held) => Err(held),
+        AcquireOutcome::Lost(loss) => panic!("{loss}"),
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let (a, b, c) = (waiter(&fresh, "a").await, waiter(&fresh, "b").await, waiter(&fresh, "c").await);
+    let status = store.inspect(&lock()).await.unwrap();
+    let names: Vec<_> = status.waiters.iter().map(|waiter| waiter.holder.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    store.release(&mut grant, None).await.unwrap();
+    let held = asked(&b).await.unwrap_err();
+    assert!(held.reserved && held.ahead == Some(1) && held.holder.unwrap().name == "a");
+    assert!(refused(&*store).await.reserved, "a newcomer stands behind all");
+    let mut first = asked(&a).await.unwrap();
+    assert_eq!(asked(&b).await.unwrap_err().ahead, Some(0));
+    // It gives up.
+    let Claim { name, id, ttl, .. } = b.1.clone();
+    let token = Token::new(0).unwrap();
+    let now = store.env().now();
+    let mut withdrawn = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, now), memo: None };
+    b.0.release(&mut withdrawn, None).await.unwrap();
+    a.0.release(&mut first, None).await.unwrap();
+    let mut second = asked(&c).await.unwrap();
+    c.0.release(&mut second, None).await.unwrap();
+    assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn a_dead_waiter_is_passed_over_after_its_grace() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let (_dead, next) = (waiter(&fresh, "dead").await, waiter(&fresh, "next").await);
+    store.release(&mut grant, None).await.unwrap();
+    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
+    move_end(fresh.url(), -i64::try_from(left.as_micros()).unwrap()).await;
+    asked(&next).await.unwrap();
+    assert!(store.inspect(&lock()).await.unwrap().waiters.is_empty(), "it lost its place");
+}
+
+#[tokio::test]
+async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    let _first = waiter(&fresh, "first").await;
+    store.release(&mut grant, None).await.unwrap();
+    let mut barging = claim(&*store);
+    barging.barges = true;
+    granted_to(&*store, &barging).await;
+    assert_eq!(store.inspect(&lock()).await.unwrap().waiters.len(), 1);
+}
+
+#[tokio::test]
+async fn a_damaged_line_delays_no_one() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    let mut grant = granted(&*store).await;
+    redis(fresh.url(), &["HSET", "RECORD", "waiters", "x\n7 y z\n\n"]).await;
+    let next = waiter(&fresh, "next").await;
+    store.release(&mut grant, None).await.unwrap();
+    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
+    assert!(left <= Duration::from_secs(1), "{left:?}");
+}
+
+/// A server of the test's own, and its store URL.
+async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Launched::start(kind, folder.path()).await.unwrap();
+    let url = with_option(server.url(), options);
+    (server, url, folder)
+}
+
+#[tokio::test]
+async fn after_a_restart_that_lost_a_grant_nothing_is_granted_for_the_grace() {
+    for (grace, is_granted) in [("0s", true), ("60s", false)] {
+        let options = format!("margin=0s&failover_grace={grace}");
+        let (mut server, url, _folder) = server(&RedisServer::FORGETTING, &options).await;
+        // The server has just started: it may have lost grants too.
+        let store = open(&with_option(server.url(), "margin=0s&failover_grace=0s")).await;
+        let first = granted(&*store).await;
+        server.kill(Duration::ZERO).await.unwrap();
+        let store = open(&url).await;
+        match store.try_acquire(&claim(&*store)).await.unwrap() {
+            AcquireOutcome::Granted(grant) if is_granted => assert!(grant.token > first.token),
+            AcquireOutcome::Held(held) if !is_granted => {
+                assert!(held.to_string().contains("failover_grace"), "{held}");
+                assert!(held.lapses_within.unwrap() > TTL, "{held:?}");
+            }
+            other => panic!("{grace}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
+    let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=1s").await;
+    let store = open(&url).await;
+    let short = claim_for(&*store, Duration::from_millis(500));
+    let first = within("a grant", async {
+        loop {
+            match store.try_acquire(&short).await.unwrap() {
+                AcquireOutcome::Granted(grant) => break grant,
+                AcquireOutcome::Held(held) => store.turn(&short, &held).await.unwrap(),
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    })
+    .await;
+    // As if nobody had ever locked anything on it.
+    redis(&url, &["FLUSHALL"]).await;
+    let other = open(&url).await;
+    let second = granted_to(&*other, &claim_for(&*other, Duration::from_millis(500))).await;
+    assert!(second.token > first.token);
+}
+
+#[tokio::test]
+async fn the_longest_grace_of_all_clients_counts() {
+    let (mut server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=3600s").await;
+    let store = open(&url).await;
+    assert!(refused(&*store).await.lapses_within.unwrap() > HOUR / 2);
+    server.kill(Duration::ZERO).await.unwrap();
+    let store = open(&with_option(server.url(), "margin=0s&failover_grace=40s")).await;
+    assert!(refused(&*store).await.lapses_within.unwrap() > HOUR / 2);
+}
+
+/// Waits until the server's answer to INFO satisfies `condition`.
+async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
+    within(what, async {
+        while !condition(&redis(url, &["INFO", "everything"]).await) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_promoted_replica_grants_nothing_for_the_grace() {
+    let (mut primary, _, _folder) = server(&RedisServer::KEEPING, "").await;
+    let (_replica, url, _other) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=2s").await;
+    let (host, port) = primary.address().split_once(':').unwrap();
+    redis(&url, &["REPLICAOF", host, port]).await;
+    informed(&url, "a replica", |info| info.contains("master_link_status:up")).await;
+    let store = open(&url).await;
+    let mut hasty = claim_for(&*store, Ttl::MIN);
+    hasty.store_timeout = Duration::from_millis(300);
+    let error = store.try_acquire(&hasty).await.unwrap_err();
+    assert!(error.to_string().contains("not the primary"), "{error}");
+    // It has been running for longer than the grace, but not as a primary.
+    informed(&url, "its uptime", |info| {
+        let uptime = info.split_once("uptime_in_seconds:").unwrap().1;
+        uptime.lines().next().unwrap().trim().parse::<u64>().unwrap_or(0) > 2
+    })
+    .await;
+    primary.kill(Duration::ZERO).await.unwrap();
+    redis(&url, &["REPLICAOF", "NO", "ONE"]).await;
+    let short = claim_for(&*store, Ttl::MIN);
+    let outcome = store.try_acquire(&short).await.unwrap();
+    assert!(
+        matches!(&outcome, AcquireOutcome::Held(held) if held.to_string().contains("failover_grace")),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_lease_that_could_outlast_the_grace_is_refused() {
+    let fresh = fresh();
+    let url = fresh.url().replace("failover_grace=0s", "failover_grace=60s");
+    let store = open(&url).await;
+    let error = store.try_acquire(&claim_for(&*store, Duration::from_secs(120))).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)));
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
+    assert!(error.fault().help.as_deref().unwrap().contains("failover_grace="), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_may_evict_locks_is_refused() {
+    let (_server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
+    redis(&url, &["CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "volatile-lru"]).await;
+    let store = open(&url).await;
+    let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("volatile-lru"), "{error}");
+}
+
+#[tokio::test]
+async fn the_release_of_a_lock_of_another_client_is_noticed() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    redis(fresh.url(), &["SET", "LOCK", "theirs", "PX", "600000"]).await;
+    let held = refused(&*store).await;
+    let mut claim = claim(&*store);
+    claim.waits = true;
+    let (waited, _) = tokio::join!(
+        within("its release", async {
+            store.turn(&claim, &held).await.unwrap();
+            let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { return };
+            store.turn(&claim, &held).await.unwrap();
+            granted_to(&*store, &claim).await;
+        }),
+        async {
+            redis(fresh.url(), &["DEL", "LOCK"]).await;
+        }
+    );
+    let () = waited;
+    assert!(matches!(store.inspect(&lock()).await.unwrap().state, State::Held(_)));
+}

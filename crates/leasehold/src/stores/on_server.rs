@@ -1,0 +1,300 @@
+//! Stores whose server decides each step of a lock by its own clock, in one statement or script: PostgreSQL and Redis.
+//!
+//! Such a store implements [`ServerLeases`]: one request for each step. Retries, lost answers, waiting and what an answer
+//! means are here.
+
+mod acquire;
+mod hold;
+pub(super) mod record;
+pub(super) mod rules;
+mod wait;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use self::record::Record;
+use super::worker::OnWorker;
+use crate::clock::Moment;
+use crate::diagnosis::{Diagnose, Examination, Examined};
+use crate::env::Env;
+use crate::error::{Error, StoreError};
+use crate::lease::{
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Released, Renewal,
+    Status, Swept, Token, Ttl, Watch, attempt_limit,
+};
+use crate::retry::RetryBudget;
+use crate::types::LockName;
+
+/// The time limit of operations that have no limit from their caller.
+pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The answer to a claim.
+pub(super) enum Contended {
+    Granted {
+        record: Record,
+        /// A moment before the request was sent.
+        sent: Moment,
+        /// Whether it was granted after the limit, when its client may have given up.
+        is_late: bool,
+    },
+    Refused(Record),
+    /// The server grants no lock at the moment.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "other servers lose no grants"))]
+    Withheld(HolderInfo),
+    /// None of these: ask again.
+    Again,
+}
+
+/// The answer to a request that changes a lock under a condition.
+pub(super) enum Changed {
+    Done,
+    /// Nothing was changed: what is there instead.
+    Found(Option<Record>),
+}
+
+/// The answer to an eviction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EvictionAnswer {
+    pub(super) is_changed: bool,
+    /// Whether a grant with that token was evicted.
+    pub(super) is_over: bool,
+}
+
+/// The steps of a lock, each as one request. A request is given up when its future is dropped. Each may be repeated.
+#[async_trait]
+pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
+    fn env(&self) -> &Env;
+
+    fn capabilities(&self) -> Capabilities;
+
+    /// Asks for the lock. It is not granted after `limit`, when the caller no longer waits for the answer, if the store
+    /// can prevent that.
+    async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
+
+    /// Renews the grant. Also returns a moment before the request was sent.
+    async fn renew(&self, grant: &Grant) -> Result<(Changed, Moment), StoreError>;
+
+    /// Ends the grant, with a cooldown unless that is zero. The token of a claim that is withdrawn is 0 and does not count.
+    async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
+
+    /// Makes sure that an earlier write to `name`, whose answer was lost, is as durable as one whose answer arrived.
+    async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
+        let _ = name;
+        Ok(())
+    }
+
+    /// Ends the grant with `token`.
+    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError>;
+
+    async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
+
+    /// Adds the claim to the waiters, if the lock is not free or has waiters, and if there are fewer than
+    /// [`MOST_WAITERS`](crate::lease::MOST_WAITERS).
+    async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
+
+    /// Removes the claim from the waiters.
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError>;
+
+    /// Returns one page of the names that begin with `prefix`, and where the next page begins.
+    async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError>;
+
+    /// Creates what the store needs.
+    async fn init(&self) -> Result<(), StoreError>;
+
+    /// As [`LeaseStore::sweep`].
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError>;
+
+    /// As [`Diagnose::discard`].
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError>;
+
+    async fn examine(&self) -> Examined;
+
+    /// Closes what the store keeps open.
+    fn close(&self);
+}
+
+/// Some names, and where the next page begins, if there is one.
+pub(super) type Page = (Vec<String>, Option<String>);
+
+/// The leases of a server, as callers see them. Each call is a job on the thread of the store, so that a future which
+/// its caller no longer polls keeps no connection.
+#[derive(Debug)]
+pub(super) struct ServerStore<L: ServerLeases>(OnWorker<L>);
+
+impl<L: ServerLeases> ServerStore<L> {
+    /// Starts the thread of a `store`, and calls `connect` there, which may block.
+    pub(super) async fn open(
+        store: &str,
+        connect: impl FnOnce() -> Result<L, Error> + Send + 'static,
+    ) -> Result<Arc<dyn LeaseStore>, Error> {
+        Ok(Arc::new(Self(OnWorker::open(store, connect).await?)))
+    }
+}
+
+/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+#[derive(Clone, Copy, Debug)]
+struct ReleaseAsked;
+
+/// A copy of `grant` for the thread of the store.
+fn copy(grant: &Grant) -> Grant {
+    Grant {
+        name: grant.name.clone(),
+        memo: grant.memo.as_ref().map(|_| Box::new(ReleaseAsked) as Box<_>),
+        ..*grant
+    }
+}
+
+fn budget<L: ServerLeases>(leases: &L, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
+    RetryBudget::new(leases.env(), limit, attempt_limit(ttl))
+}
+
+/// Sends a request that may be repeated, with retries.
+pub(super) async fn repeated<T, F>(
+    budget: &mut RetryBudget<'_>,
+    mut ask: impl FnMut() -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    loop {
+        match budget.request(ask()).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => budget.pause_after(error).await?,
+        }
+    }
+}
+
+#[async_trait]
+impl<L: ServerLeases> LeaseStore for ServerStore<L> {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        let claim = claim.clone();
+        self.0.run(|leases| async move { acquire::acquire(&*leases, &claim).await }).await?
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        self.0
+            .run_on(grant, copy(grant), |leases, mut grant| async move {
+                let renewal = hold::prolong(&*leases, &mut grant).await;
+                (grant, renewal)
+            })
+            .await?
+    }
+
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        self.0
+            .run_on(grant, copy(grant), move |leases, mut grant| async move {
+                let released = hold::end(&*leases, &mut grant, cooldown).await;
+                if grant.token.get() == 0 {
+                    // The claim was withdrawn, and does not wait any more.
+                    wait::leave(&*leases, &grant.name, grant.id).await;
+                }
+                (grant, released)
+            })
+            .await?
+    }
+
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.waits && !claim.barges
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let name = name.clone();
+        self.0.run(|leases| async move { hold::end_by_token(&*leases, &name, token).await }).await?
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let name = name.clone();
+        self.0
+            .run(|leases| async move {
+                let mut budget = budget(&*leases, STORE_TIMEOUT, Ttl::DEFAULT);
+                let record = repeated(&mut budget, || leases.read(&name)).await?;
+                Ok(rules::status(name.clone(), record))
+            })
+            .await?
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let prefix = prefix.to_owned();
+        // Where the next page begins. `None` after the last page.
+        let pages = stream::try_unfold(Some(None::<String>), move |from| {
+            let prefix = prefix.clone();
+            async move {
+                let Some(from) = from else { return Ok(None) };
+                let page = self.0.run(|leases| async move {
+                    let mut budget = budget(&*leases, STORE_TIMEOUT, Ttl::DEFAULT);
+                    repeated(&mut budget, || leases.names(&prefix, from.clone())).await
+                });
+                let (names, next) = page.await??;
+                Ok(Some((names, next.map(Some))))
+            }
+        });
+        // leasehold did not write names that are not lock names.
+        let names = pages.map_ok(|names| {
+            stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
+        });
+        names.try_flatten().boxed()
+    }
+
+    async fn init(&self) -> Result<(), StoreError> {
+        self.0.run(|leases| async move { leases.init().await }).await?
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        let name = name.clone();
+        self.0
+            .run(|leases| async move {
+                let mut budget = budget(&*leases, STORE_TIMEOUT, Ttl::DEFAULT);
+                repeated(&mut budget, || leases.sweep(&name, older_than, dry_run)).await
+            })
+            .await?
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.leases.capabilities()
+    }
+
+    fn env(&self) -> &Env {
+        self.0.leases.env()
+    }
+}
+
+#[async_trait]
+impl<L: ServerLeases> Watch for ServerStore<L> {
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (claim, seen) = (claim.clone(), seen.clone());
+        self.0.run(|leases| async move { wait::until_turn(&*leases, &claim, &seen).await }).await?
+    }
+
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let (name, seen) = (name.clone(), seen.clone());
+        self.0.run(|leases| async move { wait::until_changed(&*leases, &name, &seen).await }).await?
+    }
+}
+
+#[async_trait]
+impl<L: ServerLeases> Diagnose for ServerStore<L> {
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let name = name.clone();
+        self.0
+            .run(|leases| async move {
+                let mut budget = budget(&*leases, STORE_TIMEOUT, Ttl::DEFAULT);
+                repeated(&mut budget, || leases.discard(&name)).await
+            })
+            .await?
+    }
+
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.0.run(|leases| async move { leases.examine().await }).await.unwrap_or_default()
+    }
+}
+
+impl<L: ServerLeases> Drop for ServerStore<L> {
+    fn drop(&mut self) {
+        let leases = self.0.leases.clone();
+        self.0.finish(async move { leases.close() });
+    }
+}

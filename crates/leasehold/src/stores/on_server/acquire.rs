@@ -1,0 +1,87 @@
+//! Acquiring: one request for each attempt, until the lock is granted or refused.
+
+use std::time::Duration;
+
+use super::record::Record;
+use super::rules::{self, Refusal};
+use super::{Contended, ServerLeases, budget, hold};
+use crate::clock::Moment;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{AcquireOutcome, Claim, Grant, attempt_limit, deadline};
+
+/// The shortest time limit of a request.
+const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
+
+pub(super) async fn acquire<L: ServerLeases>(
+    leases: &L,
+    claim: &Claim,
+) -> Result<AcquireOutcome, StoreError> {
+    let mut budget = budget(leases, claim.store_timeout, claim.ttl).noting(&claim.trouble);
+    // Whether a request was sent that may have been granted without this process learning of it.
+    let mut unknown = false;
+    loop {
+        let limit = attempt_limit(claim.ttl).min(budget.left().max(SHORTEST_REQUEST));
+        let error = match budget.request_within(limit, leases.contend(claim, limit)).await {
+            Ok(Contended::Granted { record, sent, is_late }) => {
+                return granted(leases, claim, &record, sent, is_late).await;
+            }
+            Ok(Contended::Refused(record)) => match rules::refused(claim, &record) {
+                Refusal::Held(held) => return Ok(AcquireOutcome::Held(held)),
+                Refusal::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                Refusal::OutOfTokens => return Err(out_of_tokens(claim)),
+                Refusal::Again => None,
+            },
+            Ok(Contended::Withheld(why)) => return Ok(AcquireOutcome::Held(why)),
+            Ok(Contended::Again) => None,
+            Err(error) => Some(error),
+        };
+        unknown |= matches!(error, Some(StoreError::MaybeApplied(_)));
+        let paused = match error {
+            Some(error) => budget.pause_after(error).await,
+            None => budget.pause_after_conflict().await,
+        };
+        // Whatever the latest error was: an earlier request may have been granted.
+        paused.map_err(|error| match error {
+            StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
+            error => error,
+        })?;
+    }
+}
+
+/// Returns the grant, unless its deadline passed before it arrived. Then the grant is released.
+async fn granted<L: ServerLeases>(
+    leases: &L,
+    claim: &Claim,
+    record: &Record,
+    sent: Moment,
+    is_late: bool,
+) -> Result<AcquireOutcome, StoreError> {
+    let Some(token) = record.token else {
+        return Err(
+            Fault::new(ErrorKind::Corrupt, "the server granted a lock without a token").maybe_applied()
+        );
+    };
+    let mut grant = Grant {
+        name: claim.name.clone(),
+        token,
+        after: record.previous,
+        id: claim.id,
+        ttl: claim.ttl,
+        deadline: deadline(claim.ttl, sent),
+        memo: None,
+    };
+    if !is_late && !grant.deadline.passed(leases.env().now()) {
+        return Ok(AcquireOutcome::Granted(grant));
+    }
+    match hold::end(leases, &mut grant, None).await {
+        Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
+        // The grant is valid: the caller must learn that there may be one.
+        Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => Err(fault.maybe_applied()),
+    }
+}
+
+fn out_of_tokens(claim: &Claim) -> StoreError {
+    let message = format!("the next token of lock `{}` would not be below 2^53", claim.name);
+    let help = "its token was set by hand: delete the record, if the earlier tokens were never used";
+    Fault::new(ErrorKind::Corrupt, message).with_help(help).not_applied()
+}

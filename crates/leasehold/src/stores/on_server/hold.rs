@@ -1,0 +1,129 @@
+//! Renewing, releasing and evicting.
+
+use std::time::Duration;
+
+use super::record::State;
+use super::{Changed, ReleaseAsked, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use crate::error::StoreError;
+use crate::lease::{
+    Evicted, Grant, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit, deadline,
+};
+use crate::retry::RetryBudget;
+use crate::types::LockName;
+
+pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> Result<Renewal, StoreError> {
+    let env = leases.env();
+    let left = grant.deadline.remaining(env.now());
+    if left.is_zero() {
+        return Ok(lost(grant, LossReason::Expired { last_error: None }));
+    }
+    // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+    let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
+    loop {
+        match budget.request(leases.renew(grant)).await {
+            Ok((Changed::Done, sent)) => {
+                let prolonged = deadline(grant.ttl, sent);
+                let now = env.now();
+                // An answer that arrives after the end of the lease does not prolong it.
+                if grant.deadline.passed(now) || prolonged.passed(now) {
+                    return Ok(lost(grant, LossReason::Expired { last_error: None }));
+                }
+                grant.deadline = prolonged;
+                return Ok(Renewal::Renewed);
+            }
+            Ok((Changed::Found(record), _)) => {
+                let stands = record.as_ref().is_some_and(|record| {
+                    matches!(&record.state, State::Held { grant: id, .. } if *id == grant.id)
+                        && record.is_live
+                        && record.token == Some(grant.token)
+                });
+                if !stands {
+                    let loss = rules::loss(&grant.name, grant.id, grant.token, record.as_ref());
+                    return Ok(Renewal::Lost(loss));
+                }
+                // What was read is from before a statement that the renewal waited for.
+                budget.pause_after_conflict().await?;
+            }
+            Err(error) => budget.pause_after(error).await?,
+        }
+    }
+}
+
+/// Ends a grant. It is not granted again before the end of `cooldown`.
+pub(super) async fn end<L: ServerLeases>(
+    leases: &L,
+    grant: &mut Grant,
+    cooldown: Option<Duration>,
+) -> Result<Released, StoreError> {
+    let mut budget = budget(leases, STORE_TIMEOUT, grant.ttl);
+    // A claim that is withdrawn does not know its token.
+    let token = Some(grant.token).filter(|token| token.get() > 0);
+    let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+    let mut in_doubt = false;
+    loop {
+        match budget.request(leases.release(grant, cooldown.unwrap_or_default())).await {
+            Ok(Changed::Done) => return Ok(Released::Released),
+            Ok(Changed::Found(record)) => {
+                let stands = record.as_ref().is_some_and(|record| {
+                    matches!(record.state, State::Held { .. })
+                        && record.grant() == Some(grant.id)
+                        && (token.is_none() || record.token == token)
+                });
+                if !stands {
+                    if in_doubt {
+                        settle(leases, &grant.name, &mut budget).await?;
+                    }
+                    return Ok(match asked_before {
+                        true => rules::was_released(record.as_ref(), grant.id),
+                        false => Released::AlreadyLost,
+                    });
+                }
+                // What was read is from before a statement that the release waited for.
+                budget.pause_after_conflict().await?;
+            }
+            Err(error) => {
+                in_doubt |= matches!(error, StoreError::MaybeApplied(_));
+                asked_before |= in_doubt;
+                budget.pause_after(error).await?;
+            }
+        }
+    }
+}
+
+pub(super) async fn end_by_token<L: ServerLeases>(
+    leases: &L,
+    name: &LockName,
+    token: Token,
+) -> Result<Evicted, StoreError> {
+    let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
+    let mut unknown = false;
+    loop {
+        match budget.request(leases.evict(name, token)).await {
+            Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
+            // By an earlier request, whose answer was lost.
+            Ok(answer) if answer.is_over && unknown => {
+                settle(leases, name, &mut budget).await?;
+                return Ok(Evicted::Evicted);
+            }
+            Ok(_) => return Ok(Evicted::Changed),
+            Err(error) => {
+                unknown |= matches!(error, StoreError::MaybeApplied(_));
+                budget.pause_after(error).await?;
+            }
+        }
+    }
+}
+
+async fn settle<L: ServerLeases>(
+    leases: &L,
+    name: &LockName,
+    budget: &mut RetryBudget<'_>,
+) -> Result<(), StoreError> {
+    repeated(budget, || leases.settle(name)).await.map_err(|error| match error {
+        StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault) => fault.maybe_applied(),
+    })
+}
+
+fn lost(grant: &Grant, reason: LossReason) -> Renewal {
+    Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
+}

@@ -1,0 +1,99 @@
+//! What a server says of a lock.
+
+use std::time::Duration;
+
+use crate::lease::{Holder, Id, PastGrant, Token};
+
+/// What the server says of a lock, at the time of its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(in super::super) struct Record {
+    /// What the server's clock read, in microseconds since the Unix epoch.
+    pub(in super::super) now_us: u64,
+    /// Whether the lock is held or in a cooldown.
+    pub(in super::super) is_live: bool,
+    /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
+    pub(in super::super) until_us: Option<u64>,
+    /// When it was granted.
+    pub(in super::super) from_us: Option<u64>,
+    /// The token of leasehold's current or latest grant.
+    pub(in super::super) token: Option<Token>,
+    /// The token of the grant before.
+    pub(in super::super) previous: Option<Token>,
+    /// The latest ended grants, newest first.
+    pub(in super::super) past: Vec<PastGrant>,
+    pub(in super::super) state: State,
+    /// The waiters, in the order of their arrival.
+    pub(in super::super) waiters: Vec<Waiter>,
+}
+
+/// A process that waits for the lock, as the record has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in super::super) struct Waiter {
+    /// `None` if it cannot be read. It delays the others all the same.
+    pub(in super::super) claim: Option<Id>,
+    pub(in super::super) holder: Holder,
+    /// When it joined.
+    pub(in super::super) since_us: u64,
+    /// It polls at least this often.
+    pub(in super::super) polls: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(in super::super) enum State {
+    /// Held by a grant of leasehold, or lapsed.
+    Held { grant: Id, holder: Holder },
+    /// In a cooldown, or free again after one.
+    Cooldown { grant: Id },
+    /// Released or evicted.
+    Free { grant: Id },
+    /// Another client holds or held it.
+    Foreign { holder: Holder },
+}
+
+impl Record {
+    /// How long the lease or the cooldown still lasts.
+    pub(in super::super) fn left(&self) -> Duration {
+        match self.until_us {
+            Some(until_us) if self.is_live => Duration::from_micros(until_us.saturating_sub(self.now_us)),
+            Some(_) => Duration::ZERO,
+            None => Duration::MAX,
+        }
+    }
+
+    /// The grant that wrote the record last, if it is one of leasehold.
+    pub(in super::super) fn grant(&self) -> Option<Id> {
+        match &self.state {
+            State::Held { grant, .. } | State::Cooldown { grant } | State::Free { grant } => Some(*grant),
+            State::Foreign { .. } => None,
+        }
+    }
+
+    pub(in super::super) fn is_in_cooldown(&self) -> bool {
+        matches!(self.state, State::Cooldown { .. })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) const GRANT: &str = "00112233445566778899aabbccddeeff";
+
+    /// The record of a grant that is held until two seconds from now.
+    pub(in super::super) fn held() -> Record {
+        Record {
+            now_us: 10_000_000,
+            is_live: true,
+            until_us: Some(12_000_000),
+            from_us: Some(4_000_000),
+            token: Token::new(8),
+            previous: Token::new(5),
+            past: Vec::new(),
+            state: State::Held {
+                grant: GRANT.parse().unwrap(),
+                holder: Holder { name: "alice".into(), host: "ci-7".into(), pid: 7, ..Holder::default() },
+            },
+            waiters: Vec::new(),
+        }
+    }
+}

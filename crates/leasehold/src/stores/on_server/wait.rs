@@ -1,0 +1,84 @@
+//! How a waiter waits: it joins the waiters in the lock's record, and polls.
+
+use std::time::Duration;
+
+use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use crate::error::StoreError;
+use crate::lease::{self, Claim, HolderInfo, Id, Ttl};
+use crate::runtime::pacing::Pacing;
+use crate::types::LockName;
+
+/// Waits until the lock is no longer as it was `seen`.
+pub(super) async fn until_changed<L: ServerLeases>(
+    leases: &L,
+    name: &LockName,
+    seen: &HolderInfo,
+) -> Result<(), StoreError> {
+    let env = leases.env();
+    if let Some(left) = rules::withheld(seen) {
+        env.sleep(left).await;
+        return Ok(());
+    }
+    let mut pacing = Pacing::new(leases.capabilities().poll_interval, env.now());
+    loop {
+        let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
+        let record = repeated(&mut budget, || leases.read(name)).await?;
+        pacing.looked(budget.had_trouble());
+        let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
+        let (now, age) = (env.now(), rules::held_for(&record));
+        let pause = pacing.pause(now, seen.token, age, Some(record.left()), &env.random);
+        env.sleep(pause).await;
+    }
+}
+
+/// Waits until the lock is no longer as it was `seen`, or `claim` has a new place among the waiters.
+pub(super) async fn until_turn<L: ServerLeases>(
+    leases: &L,
+    claim: &Claim,
+    seen: &HolderInfo,
+) -> Result<(), StoreError> {
+    let (env, poll_interval) = (leases.env(), leases.capabilities().poll_interval);
+    if rules::withheld(seen).is_some() {
+        return until_changed(leases, &claim.name, seen).await;
+    }
+    let joins = claim.waits && !claim.barges;
+    let mut pacing = Pacing::new(poll_interval, env.now());
+    let mut has_place = seen.ahead.is_some();
+    loop {
+        let mut budget = budget(leases, STORE_TIMEOUT, claim.ttl);
+        let record = match joins && !has_place {
+            false => repeated(&mut budget, || leases.read(&claim.name)).await?,
+            true => match repeated(&mut budget, || leases.join(claim)).await? {
+                // The caller reports its place.
+                Changed::Done => return Ok(()),
+                Changed::Found(record) => record,
+            },
+        };
+        pacing.looked(budget.had_trouble());
+        let Some(record) = record else { return Ok(()) };
+        let place = rules::ahead(claim, &record);
+        has_place = place.is_some();
+        let ahead = if joins || seen.reserved { place.unwrap_or(record.waiters.len()) } else { 0 };
+        pacing.set_next(place == Some(0));
+        let (pause, due) = match rules::reserved(claim, &record) {
+            Some(kept) if seen.reserved => (poll_interval.shortest(&env.random), kept.lapses_within),
+            None if rules::is_still(&record, seen) => {
+                let (now, age) = (env.now(), rules::held_for(&record));
+                let grace = if joins { rules::grace_before(claim, &record) } else { Duration::ZERO };
+                let pause = pacing.pause(now, seen.token, age, None, &env.random);
+                (pause, Some(record.left().saturating_add(grace)))
+            }
+            Some(_) | None => return Ok(()),
+        };
+        let pause = lease::pause(pause, ahead, claim.ttl);
+        env.sleep(pacing.until(pause, due, &env.random)).await;
+    }
+}
+
+/// Removes `claim` from the waiters for `name`. If this fails, it delays the others once.
+pub(super) async fn leave<L: ServerLeases>(leases: &L, name: &LockName, claim: Id) {
+    let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
+    if let Err(error) = repeated(&mut budget, || leases.leave(name, claim)).await {
+        tracing::debug!(lock = %name, %error, "a place among the waiters was not given up");
+    }
+}

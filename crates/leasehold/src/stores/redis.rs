@@ -1,0 +1,52 @@
+//! Redis and Valkey: a script for each step of a lock, which the server runs by its own clock. Other clients that lock
+//! with `SET key value NX PX` use the same keys.
+//!
+//! `docs/stores/redis.md` has the layout, the permissions, the limits, and the argument what Redis can promise.
+
+mod answer;
+mod config;
+mod connect;
+mod errors;
+mod examine;
+mod leases;
+mod scripts;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::config::Location;
+use self::connect::Way;
+use self::leases::RedisLeases;
+use crate::error::Error;
+use crate::lease::{LeaseStore, PollInterval, StoreOptions};
+use crate::stores::on_server::ServerStore;
+use crate::url::StoreUrl;
+
+/// A poll is one script that reads two keys.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(500) };
+
+/// Opens leases in the Redis database that `url` names: `redis://user@host,host2:6379/0?prefix=locks/`. All options:
+/// `docs/stores/redis.md`.
+///
+/// Sends no request. The server's clock decides when a lease ends, so `store_clock=off` is refused. `margin` is how far
+/// that clock may be set ahead without ending a lease early.
+///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::redis, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("redis://cache.example.com/0?tls=on&password_env=REDIS_PASSWORD")?;
+/// let store = redis::open(url, StoreOptions::default()).await?;
+/// let guard = Locker::new(store).lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options)?;
+    let connect = move || Ok(RedisLeases::new(Way::to(location)?, options.env, options.margin));
+    ServerStore::open("Redis", connect).await
+}

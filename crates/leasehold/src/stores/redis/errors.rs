@@ -1,0 +1,141 @@
+//! What Redis's errors mean: whether the script may have had its effect, and what to do about it.
+
+use redis::RedisError;
+
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::printable;
+
+/// The longest part of a message that is repeated, in characters.
+const MOST_SHOWN: usize = 300;
+
+/// With these, the server refuses a script before it has written anything.
+const REFUSED: &[&str] = &[
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+];
+
+/// The error of a request that was sent.
+pub(super) fn of_request(error: &RedisError) -> StoreError {
+    match error.code() {
+        Some(code) => {
+            let fault = of_answer(code, error.detail().unwrap_or(""));
+            // A script whose later command was refused keeps what it wrote.
+            if REFUSED.contains(&code) { fault.not_applied() } else { fault.maybe_applied() }
+        }
+        // The connection broke: the script may be running.
+        None => {
+            let why = printable(&error.to_string(), MOST_SHOWN);
+            Fault::unavailable(format!("the connection to Redis was lost: {why}")).maybe_applied()
+        }
+    }
+}
+
+/// Whether another server may answer better: this one is not the primary any more, or cannot write.
+pub(super) fn is_of_this_server(error: &RedisError) -> bool {
+    error.code().is_none_or(|code| {
+        ["LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY"].contains(&code)
+            || error.detail().is_some_and(|detail| detail.contains("READONLY"))
+    })
+}
+
+/// The error of a connection that could not be made. Nothing was sent.
+pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
+    match error.code() {
+        Some(code) => {
+            let mut fault = of_answer(code, error.detail().unwrap_or(""));
+            fault.message = format!("{host}: {}", fault.message);
+            fault
+        }
+        None if error.kind() == redis::ErrorKind::AuthenticationFailed => {
+            Fault::new(ErrorKind::Denied, format!("{host}: {}", printable(&error.to_string(), MOST_SHOWN)))
+                .with_help("check the user and the password in the store URL")
+        }
+        None => {
+            let why = printable(&error.to_string(), MOST_SHOWN);
+            Fault::unavailable(format!("no connection to Redis at {host}: {why}"))
+        }
+    }
+}
+
+/// What to tell about an error that the server answered with.
+fn of_answer(code: &str, detail: &str) -> Fault {
+    let message = format!("Redis says: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
+    let says = |words: &str| detail.contains(words);
+    let (kind, help) = match code {
+        "READONLY" => return not_primary(&message),
+        "NOAUTH" => (
+            ErrorKind::Denied,
+            "name the password in the store URL: password_env=NAME or password_file=/PATH",
+        ),
+        "WRONGPASS" => (ErrorKind::Denied, "check the user and the password in the store URL"),
+        "NOPERM" => (
+            ErrorKind::Denied,
+            "the user needs more permissions: `leasehold doctor` lists those that leasehold needs",
+        ),
+        _ if says("ACLs rules")
+            || says("NOPERM")
+            || says("no permissions")
+            || says("user executing the script") =>
+        {
+            (
+                ErrorKind::Denied,
+                "the user needs more permissions: `leasehold doctor` lists those that leasehold needs",
+            )
+        }
+        _ if code == "OOM" || says("-OOM") => {
+            return Fault::unavailable(message)
+                .with_help("Redis has reached maxmemory: raise it, or delete keys");
+        }
+        _ if code == "NOREPLICAS" || says("-NOREPLICAS") => {
+            return Fault::unavailable(message)
+                .with_help("fewer replicas are connected than min-replicas-to-write asks for");
+        }
+        _ if code == "MISCONF" || says("-MISCONF") => {
+            return Fault::unavailable(message)
+                .with_help("Redis cannot write to its disk, and refuses writes");
+        }
+        "WRONGTYPE" => (
+            ErrorKind::Corrupt,
+            "a key of leasehold has another type: another program uses the same keys; use another prefix=... in the store URL",
+        ),
+        "MOVED" | "CROSSSLOT" | "CLUSTERDOWN" => return cluster(),
+        _ if says("READONLY") => return not_primary(&message),
+        _ if says("DB index is out of range") => {
+            (ErrorKind::Invalid, "the path of the store URL is the number of a database that the server has")
+        }
+        _ if says("WRONGTYPE") => (
+            ErrorKind::Corrupt,
+            "a key of leasehold has another type: another program uses the same keys; use another prefix=... in the store URL",
+        ),
+        _ if says("attempt to ") => (
+            ErrorKind::Corrupt,
+            "the record was edited by hand: delete it while the lock is free; tokens keep rising",
+        ),
+        _ => return Fault::unavailable(message),
+    };
+    Fault::new(kind, message).with_help(help)
+}
+
+/// Transient, since it is also what clients see while a failover is under way.
+pub(super) fn not_primary(what: &str) -> Fault {
+    Fault::unavailable(format!("the Redis server is not the primary: {what}"))
+        .with_help("name the primary or all servers in the store URL (redis://host1,host2), or the Sentinels with master=NAME")
+}
+
+pub(super) fn cluster() -> Fault {
+    Fault::new(
+        ErrorKind::Unsupported,
+        "the Redis server is part of a cluster, which leasehold does not support",
+    )
+    .with_help("use a primary with replicas, with Sentinel if it has to fail over by itself")
+}

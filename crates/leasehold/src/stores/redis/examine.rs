@@ -1,0 +1,237 @@
+//! The doctor's checks of the server and the permissions.
+
+use std::time::Duration;
+
+use super::connect::{Facts, Link};
+use super::leases::RedisLeases;
+use crate::clock::timeout;
+use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
+use crate::error::{ErrorKind, StoreError};
+use crate::lease::{Claim, Grant, Holder, Id, Token, Ttl, deadline};
+use crate::retry::RetryBudget;
+use crate::stores::on_server::ServerLeases;
+use crate::types::LockName;
+
+/// The time limit of a question about the server's settings, which the user may not be allowed to ask.
+const SETTING: Duration = Duration::from_secs(2);
+
+impl RedisLeases {
+    /// What the server is, and whether it may lose locks.
+    pub(super) async fn examined(&self) -> Examined {
+        let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
+        let budget = RetryBudget::of_question(&self.env);
+        match budget.request(self.look(&mut examined)).await {
+            Ok(()) => {}
+            Err(error) if error.fault().kind == ErrorKind::Denied => {
+                examined.push(Finding::of_error("permission-server", CheckStatus::Failed, &error));
+            }
+            Err(error) => examined.push(Finding::stopped("server", &error)),
+        }
+        examined
+    }
+
+    async fn look(&self, examined: &mut Examined) -> Result<(), StoreError> {
+        let link = self.links.way.connect_to_any(&self.env).await?;
+        let (facts, grace) = (&link.facts, self.links.way.location.failover_grace);
+        examined.push(primary(facts, &link.host));
+        examined.push(eviction(facts));
+        examined.push(failover(facts, grace, self.least_replicas(&link).await));
+        examined.push(durability(facts, grace));
+        examined.push(self.permissions().await?);
+        Ok(())
+    }
+
+    /// Whether the user may do what an acquisition and a release need, tried on a lock that nothing else uses.
+    async fn permissions(&self) -> Result<Finding, StoreError> {
+        const CHECK: &str = "permission-commands";
+        let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
+        let Ok(name) = LockName::new(name) else { return Ok(Finding::passed(CHECK, "not tried")) };
+        let claim = Claim::new(&self.env, name.clone(), Ttl::DEFAULT, Holder::this_process());
+        let (Claim { id, ttl, .. }, now) = (claim.clone(), self.env.now());
+        let Some(token) = Token::new(0) else { return Ok(Finding::passed(CHECK, "not tried")) };
+        let grant = Grant {
+            name: name.clone(),
+            token,
+            after: None,
+            id,
+            ttl,
+            deadline: deadline(ttl, now),
+            memo: None,
+        };
+        let tried = async {
+            self.contend(&claim, SETTING).await?;
+            self.release(&grant, Duration::ZERO).await?;
+            self.discard(&name).await
+        };
+        match tried.await {
+            Err(error) if error.fault().kind == ErrorKind::Denied => {
+                Ok(Finding::of_error(CHECK, CheckStatus::Failed, &error))
+            }
+            Err(error) if error.fault().kind != ErrorKind::Invalid => Err(error),
+            _ => Ok(Finding::passed(CHECK, "the user may acquire and release locks with this prefix")),
+        }
+    }
+
+    /// How many replicas have to be connected for a write, and by how many seconds they may lag. `None` if the user may
+    /// not know.
+    async fn least_replicas(&self, link: &Link) -> Option<(u32, u64)> {
+        let least = self.setting(link, "min-replicas-to-write").await?;
+        Some((u32::try_from(least).ok()?, self.setting(link, "min-replicas-max-lag").await?))
+    }
+
+    async fn setting(&self, link: &Link, name: &str) -> Option<u64> {
+        let mut connection = link.connection.clone();
+        let mut question = redis::cmd("CONFIG");
+        question.arg("GET").arg(name);
+        let asked = question.query_async::<Vec<String>>(&mut connection);
+        timeout(&*self.env.clock, SETTING, asked).await?.ok()?.get(1)?.parse().ok()
+    }
+}
+
+fn least_permissions() -> Vec<String> {
+    [
+        "the least that leasehold needs (a prefix of `locks/` here):",
+        "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
+        "    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex +publish",
+        "and +select for another database than 0",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn primary(facts: &Facts, host: &str) -> Finding {
+    const CHECK: &str = "primary";
+    // Eviction is another finding.
+    let suits = Facts { policy: String::new(), ..facts.clone() };
+    match suits.check(host) {
+        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, {}", facts.product)),
+        Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
+    }
+}
+
+fn eviction(facts: &Facts) -> Finding {
+    const CHECK: &str = "eviction";
+    let policy = &facts.policy;
+    match (facts.may_evict(), facts.has_memory_limit) {
+        (false, _) => Finding::passed(CHECK, "the server deletes no key before it expires"),
+        (true, true) => Finding::failed(
+            CHECK,
+            format!("maxmemory-policy is {policy}: when its memory is full, the server deletes locks"),
+        )
+        .with_help("set maxmemory-policy to noeviction, or use another server than that of a cache"),
+        (true, false) => Finding::warning(
+            CHECK,
+            format!(
+                "maxmemory-policy is {policy}: as soon as maxmemory is set, leasehold refuses the server"
+            ),
+        )
+        .with_help("set maxmemory-policy to noeviction"),
+    }
+}
+
+fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) -> Finding {
+    const CHECK: &str = "failover";
+    let by_token =
+        "or write what the lock protects with its fencing token, into a store that survives the failover";
+    if grace.is_zero() {
+        return Finding::warning(CHECK, "failover_grace is 0: a restart or a promotion can lose the latest grants, and then two processes hold one lock")
+            .with_help("leave out failover_grace=0s, or set it above the longest lease")
+            .with_help(by_token);
+    }
+    let grace = grace.as_secs();
+    if facts.replicas == 0 {
+        return Finding::passed(
+            CHECK,
+            format!("no replica is connected; after a restart no lock is granted for {grace} s"),
+        );
+    }
+    let replicas = facts.replicas;
+    match least_replicas {
+        Some((0, _) | (_, 0)) => Finding::warning(
+            CHECK,
+            format!("{replicas} replicas, and min-replicas-to-write or min-replicas-max-lag is 0: a primary that is cut off goes on renewing leases, while another one is promoted"),
+        )
+        .with_help("set min-replicas-to-write to 1 and min-replicas-max-lag to 10, and failover_grace above the longest lease and this lag")
+        .with_help(by_token),
+        Some((_, lag)) if lag >= grace => Finding::failed(
+            CHECK,
+            format!("min-replicas-max-lag is {lag} s: a primary that is cut off renews leases for longer than failover_grace, {grace} s"),
+        )
+        .with_help("set min-replicas-max-lag to 10"),
+        Some((least, lag)) => Finding::passed(
+            CHECK,
+            format!(
+                "{replicas} replicas, min-replicas-to-write is {least}; after a promotion no lock is granted for {grace} s, which covers leases of up to {} s",
+                grace - lag
+            ),
+        ),
+        None => Finding::warning(
+            CHECK,
+            format!("{replicas} replicas, and the user may not read min-replicas-to-write: if it is 0, a primary that is cut off goes on renewing leases"),
+        )
+        .with_help("set min-replicas-to-write to 1, or allow the user +config|get"),
+    }
+}
+
+fn durability(facts: &Facts, grace: Duration) -> Finding {
+    const CHECK: &str = "durability";
+    if facts.has_append_only_file {
+        return Finding::passed(
+            CHECK,
+            "the append-only file is on: a restart of the process keeps the locks",
+        );
+    }
+    if grace.is_zero() {
+        return Finding::failed(CHECK, "the append-only file is off and failover_grace is 0: a restart loses the locks, and grants them again at once")
+            .with_help("set appendonly to yes, or leave out failover_grace=0s");
+    }
+    Finding::passed(
+        CHECK,
+        "the append-only file is off: a restart loses the locks, and failover_grace keeps them from being granted at once",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            product: "Redis 7.0.15".into(),
+            version: (7, 0),
+            is_primary: true,
+            policy: "noeviction".into(),
+            has_append_only_file: true,
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {
+        use CheckStatus::{Failed, Passed, Warning};
+        let (minute, none) = (Duration::from_secs(60), Duration::ZERO);
+        let replicated = Facts { replicas: 1, ..facts() };
+        let cache = |has_memory_limit| Facts { policy: "allkeys-lru".into(), has_memory_limit, ..facts() };
+        let volatile = Facts { has_append_only_file: false, ..facts() };
+        for (finding, verdict) in [
+            (primary(&facts(), "h"), Passed),
+            (primary(&Facts { is_primary: false, ..facts() }, "h"), Failed),
+            (primary(&cache(true), "h"), Passed),
+            (eviction(&facts()), Passed),
+            (eviction(&cache(false)), Warning),
+            (eviction(&cache(true)), Failed),
+            (failover(&facts(), minute, None), Passed),
+            (failover(&facts(), none, Some((1, 10))), Warning),
+            (failover(&replicated, minute, Some((0, 10))), Warning),
+            (failover(&replicated, minute, Some((1, 0))), Warning),
+            (failover(&replicated, minute, Some((1, 60))), Failed),
+            (failover(&replicated, minute, None), Warning),
+            (failover(&replicated, minute, Some((1, 10))), Passed),
+            (durability(&facts(), none), Passed),
+            (durability(&volatile, minute), Passed),
+            (durability(&volatile, none), Failed),
+        ] {
+            assert_eq!(finding.verdict, verdict, "{finding:?}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The leases of one database. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::{Script, ScriptInvocation, Value};
+
+use super::POLL_INTERVAL;
+use super::answer::{Answer, text};
+use super::connect::{Link, Links, Way};
+use super::scripts::Scripts;
+use crate::clock::{Moment, micros};
+use crate::diagnosis::Examined;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, HolderInfo, Id, Swept, Token};
+use crate::runtime::hand_off::MOST_TOKENS;
+use crate::stores::on_server::record::{Record, State};
+use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases};
+use crate::types::LockName;
+
+/// The number of names that are read at a time.
+const PAGE: usize = 1_000;
+
+/// The longest cooldown. A longer one would end after the last moment that Lua's numbers can express in microseconds.
+const LONGEST_COOLDOWN: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// `min-replicas-max-lag`, by default.
+const LAG: Duration = Duration::from_secs(10);
+
+/// The leases of one database.
+#[derive(Debug)]
+pub(super) struct RedisLeases {
+    pub(super) links: Arc<Links>,
+    scripts: Scripts,
+    pub(super) env: Env,
+    /// By how much the server's clock may be set ahead without ending a lease early.
+    margin: Duration,
+}
+
+impl RedisLeases {
+    pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
+        Self { links: Arc::new(Links::new(way, env.clone())), scripts: Scripts::new(), env, margin }
+    }
+
+    /// The key of the string that other clients know.
+    fn lock(&self, name: &str) -> String {
+        format!("{}{name}", self.links.way.location.prefix)
+    }
+
+    /// The key of the record.
+    fn record_of(&self, name: &LockName) -> String {
+        format!("{}//leasehold", self.lock(name.as_str()))
+    }
+
+    /// The key of the names of all locks with this prefix.
+    fn names_key(&self) -> String {
+        self.lock("//leasehold/names")
+    }
+
+    /// A script about the lock `name`.
+    fn about<'a>(&self, script: &'a Script, name: &LockName) -> ScriptInvocation<'a> {
+        let mut invocation = script.prepare_invoke();
+        invocation.key(self.lock(name.as_str())).key(self.record_of(name));
+        invocation
+    }
+
+    async fn asked(&self, link: &Arc<Link>, script: &ScriptInvocation<'_>) -> Result<Answer, StoreError> {
+        let answer = Answer::of(self.links.invoke(link, script).await?)?;
+        link.note_clock(answer.now_us, self.env.now());
+        Ok(answer)
+    }
+
+    async fn ask(&self, script: &ScriptInvocation<'_>) -> Result<Answer, StoreError> {
+        let link = self.links.link().await?;
+        self.asked(&link, script).await
+    }
+
+    /// Asks for a change, and says what is there if nothing was changed.
+    async fn change(&self, name: &LockName, script: &ScriptInvocation<'_>) -> Result<Changed, StoreError> {
+        let answer = self.ask(script).await?;
+        self.changed(&answer, name)
+    }
+
+    fn changed(&self, answer: &Answer, name: &LockName) -> Result<Changed, StoreError> {
+        match answer.outcome.as_str() {
+            "done" => Ok(Changed::Done),
+            _ => Ok(Changed::Found(answer.record(&self.record_of(name))?)),
+        }
+    }
+
+    /// Fails if a lease of `span` could outlast the failover grace. A primary that has replicas renews leases for a while
+    /// after it was cut off.
+    fn check_grace(&self, span: Duration, link: &Link) -> Result<(), StoreError> {
+        let grace = self.links.way.location.failover_grace;
+        let lag = if link.facts.replicas > 0 { LAG } else { Duration::ZERO };
+        if grace.is_zero() || span + lag <= grace {
+            return Ok(());
+        }
+        let message = format!(
+            "a lease of {:.0}s is longer than failover_grace ({:.0}s): it could outlast a failover",
+            span.as_secs_f64().ceil(),
+            grace.as_secs_f64()
+        );
+        let help = format!(
+            "use a shorter ttl, or add failover_grace={}s to the store URL of every process",
+            (span + LAG + Duration::from_secs(5)).as_secs()
+        );
+        Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
+    }
+}
+
+#[async_trait]
+impl ServerLeases for RedisLeases {
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("Redis", POLL_INTERVAL);
+        capabilities.line = Some("the field `waiters` of the hash NAME//leasehold");
+        capabilities.permits_in_order = true;
+        capabilities
+    }
+
+    async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
+        let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
+        let began = self.env.now();
+        let link = self.links.link().await?;
+        self.check_grace(span, &link)?;
+        let sent = self.env.now();
+        let left = limit.saturating_sub(sent.longest_since(began));
+        let too_late = link.clock_us(sent).saturating_add(micros(left));
+        let mut script = self.about(&self.scripts.acquire, &claim.name);
+        script
+            .key(self.lock("//leasehold/epoch"))
+            .key(self.names_key())
+            .arg(claim.id.to_string())
+            .arg(micros(span))
+            .arg(claim.tokens.clamp(1, MOST_TOKENS))
+            .arg(as_json(&claim.holder)?)
+            .arg(as_json(&claim.holder.of_the_past())?)
+            .arg(claim.ttl.as_millis())
+            .arg(too_late)
+            .arg(u8::from(claim.barges))
+            .arg(micros(self.links.way.location.failover_grace))
+            .arg(claim.name.as_str());
+        let answer = self.asked(&link, &script).await?;
+        let is_granted = answer.outcome == "granted";
+        let record = answer.record(&self.record_of(&claim.name)).map_err(|error| match error {
+            // A grant that cannot be read is one all the same.
+            StoreError::NotApplied(fault) if is_granted => fault.maybe_applied(),
+            error => error,
+        })?;
+        Ok(match (answer.outcome.as_str(), record) {
+            ("granted", Some(record)) => Contended::Granted { record, sent, is_late: false },
+            ("refused", Some(record)) => Contended::Refused(record),
+            ("recovering", _) => Contended::Withheld(recovering(answer.recovers_within)),
+            _ => Contended::Again,
+        })
+    }
+
+    async fn renew(&self, grant: &Grant) -> Result<(Changed, Moment), StoreError> {
+        let link = self.links.link().await?;
+        let mut script = self.about(&self.scripts.renew, &grant.name);
+        script.arg(grant.id.to_string()).arg(grant.token.get());
+        let sent = self.env.now();
+        let answer = self.asked(&link, &script).await?;
+        Ok((self.changed(&answer, &grant.name)?, sent))
+    }
+
+    async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError> {
+        let token = Some(grant.token.get()).filter(|token| *token > 0).map(|token| token.to_string());
+        let mut script = self.about(&self.scripts.release, &grant.name);
+        script
+            .arg(grant.id.to_string())
+            .arg(token.unwrap_or_default())
+            .arg(micros(cooldown.min(LONGEST_COOLDOWN)));
+        self.change(&grant.name, &script).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError> {
+        let mut script = self.about(&self.scripts.evict, name);
+        script.arg(token.get());
+        Ok(match self.change(name, &script).await? {
+            Changed::Done => EvictionAnswer { is_changed: true, is_over: true },
+            Changed::Found(record) => EvictionAnswer {
+                is_changed: false,
+                is_over: record.is_some_and(|record| {
+                    let is_free = matches!(record.state, State::Free { .. }) && record.token == Some(token);
+                    is_free || record.past.iter().any(|past| past.token == token && past.end == End::Evicted)
+                }),
+            },
+        })
+    }
+
+    async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError> {
+        let answer = self.ask(&self.about(&self.scripts.read, name)).await?;
+        answer.record(&self.record_of(name))
+    }
+
+    async fn join(&self, claim: &Claim) -> Result<Changed, StoreError> {
+        let in_ms = |pause: Duration| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        let mut script = self.about(&self.scripts.join, &claim.name);
+        script
+            .arg(claim.id.to_string())
+            .arg(as_json(&claim.holder.of_the_past())?)
+            .arg(in_ms(POLL_INTERVAL.max))
+            .arg(in_ms(lease::pause(Duration::MAX, 0, claim.ttl)));
+        self.change(&claim.name, &script).await
+    }
+
+    async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
+        let mut script = self.about(&self.scripts.leave, name);
+        script.arg(claim.to_string());
+        self.ask(&script).await.map(drop)
+    }
+
+    async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError> {
+        let link = self.links.link().await?;
+        let begin = from.map_or_else(|| format!("[{prefix}"), |last| format!("({last}"));
+        // No byte of UTF-8 is higher.
+        let end = [b"[", prefix.as_bytes(), b"\xff"].concat();
+        let mut script = self.scripts.names.prepare_invoke();
+        script.key(self.names_key()).arg(begin).arg(end).arg(PAGE).arg(self.lock(""));
+        let unreadable = || {
+            Fault::new(ErrorKind::Corrupt, "the answer of a script of leasehold cannot be read").not_applied()
+        };
+        let Value::Array(mut parts) = self.links.invoke(&link, &script).await? else {
+            return Err(unreadable());
+        };
+        let (Some(last), Some(Value::Array(names))) = (parts.pop(), parts.pop()) else {
+            return Err(unreadable());
+        };
+        Ok((names.into_iter().filter_map(text).collect(), text(last)))
+    }
+
+    /// Redis makes keys when they are written.
+    async fn init(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
+        let mut script = self.about(&self.scripts.sweep, name);
+        script
+            .key(self.names_key())
+            .arg(micros(older_than.min(LONGEST_COOLDOWN)))
+            .arg(u8::from(!dry_run))
+            .arg(name.as_str());
+        Ok(match self.change(name, &script).await? {
+            Changed::Done => Swept::Deleted,
+            Changed::Found(_) => Swept::Kept,
+        })
+    }
+
+    async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
+        let mut script = self.about(&self.scripts.discard, name);
+        script.key(self.names_key()).arg(name.as_str());
+        Ok(matches!(self.change(name, &script).await?, Changed::Done))
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
+    }
+
+    fn close(&self) {
+        self.links.close();
+    }
+}
+
+/// What is said of a lock that may be held by a grant which the server has lost.
+fn recovering(left: Duration) -> HolderInfo {
+    let what = "Redis was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over";
+    HolderInfo { foreign: Some(what.to_owned()), lapses_within: Some(left), ..HolderInfo::default() }
+}
+
+fn as_json(holder: &Holder) -> Result<String, StoreError> {
+    serde_json::to_string(holder).map_err(|error| {
+        Fault::new(ErrorKind::Invalid, format!("the holder or its note: {error}")).not_applied()
+    })
+}

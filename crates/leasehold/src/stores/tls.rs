@@ -1,0 +1,71 @@
+//! The TLS of stores whose client takes a connection that is open: PostgreSQL and Redis.
+
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::error::Error;
+
+/// Files in PEM form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tls {
+    /// The authority that signs the servers' certificates. If it is not given, those that the machine trusts.
+    pub(super) authority: Option<String>,
+    /// The client certificate and its private key.
+    pub(super) identity: Option<(String, String)>,
+}
+
+/// The TLS client for a `store`. Blocks: the files may be on a disk that hangs.
+pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    match &tls.authority {
+        Some(file) => {
+            for certificate in certificates(file, "ca")? {
+                roots.add(certificate).map_err(|error| unreadable(file, "ca", &error))?;
+            }
+        }
+        None => {
+            // Those that cannot be parsed are not trusted.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let no_client = |error: rustls::Error| {
+        Error::invalid(format!("the TLS options of the {store} store URL make no TLS client: {error}"))
+            .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(no_client)?
+        .with_root_certificates(roots);
+    match &tls.identity {
+        None => Ok(builder.with_no_client_auth()),
+        Some((certificate, key)) => {
+            let chain = certificates(certificate, "cert")?;
+            let key = PrivateKeyDer::from_pem_slice(&read(key, "key")?)
+                .map_err(|error| unreadable(key, "key", &error))?;
+            builder.with_client_auth_cert(chain, key).map_err(no_client)
+        }
+    }
+}
+
+fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let pem = read(file, option)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match all {
+        Ok(all) if all.is_empty() => Err(unreadable(file, option, &"it has no certificate")),
+        Ok(all) => Ok(all),
+        Err(error) => Err(unreadable(file, option, &error)),
+    }
+}
+
+fn read(file: &str, option: &str) -> Result<Vec<u8>, Error> {
+    std::fs::read(file).map_err(|error| unreadable(file, option, &error))
+}
+
+fn unreadable(file: &str, option: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::invalid(format!("the option `{option}` names {file:?}, which cannot be read: {why}"))
+        .with_help("it is the path of a PEM file")
+}
