@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::launch::program;
@@ -45,7 +46,7 @@ impl Server {
         let process = command.arg(&file).stdin(Stdio::null()).stdout(log).kill_on_drop(true).spawn().unwrap();
         within("a server", async {
             while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                SystemClock.sleep(Duration::from_millis(20)).await;
             }
         })
         .await;
@@ -117,7 +118,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     });
     within("a waiter", async {
         while locker.inspect(guard.name()).await.unwrap().waiters.is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            SystemClock.sleep(Duration::from_millis(10)).await;
         }
     })
     .await;
@@ -158,7 +159,7 @@ async fn each_permission_that_the_doctor_lists_is_needed() {
             let other = Locker::open(&url).await?;
             let waiting = tokio::spawn(async move { other.lock("lock").acquire().await?.release().await });
             while locker.inspect(&name).await?.waiters.is_empty() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                SystemClock.sleep(Duration::from_millis(10)).await;
                 if waiting.is_finished() {
                     break;
                 }

@@ -175,7 +175,9 @@ async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
 #[tokio::test]
 async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
     let durable = |scenario: &&Scenario| {
-        scenario.server_faults.contains(&Fault::KillServer) && scenario.must_break.is_none()
+        scenario.server_faults.contains(&Fault::KillServer)
+            && scenario.must_break.is_none()
+            && !scenario.name.ends_with("-forgetting")
     };
     let scenarios: Vec<_> = scenarios().into_iter().filter(durable).collect();
     assert!(scenarios.len() >= 3, "{scenarios:?}");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, StoreOptions,
@@ -375,7 +376,7 @@ async fn the_longest_grace_of_all_clients_counts() {
 async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
     within(what, async {
         while !condition(&redis(url, &["INFO", "everything"]).await) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            SystemClock.sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
@@ -451,4 +452,18 @@ async fn the_release_of_a_lock_of_another_client_is_noticed() {
     );
     let () = waited;
     assert!(matches!(store.inspect(&lock()).await.unwrap().state, State::Held(_)));
+}
+
+#[tokio::test]
+async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
+    let (server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
+    let store = open(&url).await;
+    // The connection is open, and the server's clock is known.
+    store.inspect(&lock()).await.unwrap();
+    let mut hasty = claim_for(&*store, Duration::from_secs(2));
+    hasty.store_timeout = Duration::from_millis(300);
+    let (stopped, outcome) = tokio::join!(server.stop(Duration::from_secs(3)), store.try_acquire(&hasty));
+    stopped.unwrap();
+    outcome.unwrap_err();
+    granted(&*open(&url).await).await;
 }

@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(names(&["sqlite", "etcd"]), ["sqlite", "etcd", "etcd-cluster"]);
         assert_eq!(names(&["s3-moto-existence"]), ["s3-moto-existence"]);
         assert_eq!(names(&[]).len(), scenarios().len());
-        assert!(read(&["redis"]).unwrap_err().contains("sqlite, "));
+        assert!(read(&["consul"]).unwrap_err().contains("sqlite, "));
     }
 
     #[test]

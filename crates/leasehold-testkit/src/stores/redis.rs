@@ -82,12 +82,18 @@ impl TestStore for Redis {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        const ALL: &[Scenario] = &[Scenario {
-            // The margin is for a server whose clock is set, and no test sets this one's. A server that was killed has
-            // lost everything.
-            options: "margin=0s&failover_grace=3s",
-            ..Scenario::store("redis", chaos::start, &[Fault::StopServer, Fault::KillServer])
-        }];
+        // The margin is for a server whose clock is set, and no test sets this one's.
+        const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
+        const ALL: &[Scenario] = &[
+            Scenario {
+                options: "margin=0s&failover_grace=0s",
+                ..Scenario::store("redis", chaos::keeping, FAULTS)
+            },
+            Scenario {
+                options: "margin=0s&failover_grace=3s",
+                ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
+            },
+        ];
         ALL
     }
 
@@ -148,7 +154,8 @@ impl Launch for RedisServer {
         let (host, port) = address.rsplit_once(':').expect("a host and a port");
         let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SERVER"));
         command.args(["--bind", host, "--port", port, "--save", ""]).arg("--dir").arg(folder);
-        command.args(["--appendonly", if self.keeps { "yes" } else { "no" }]);
+        // With `everysec`, the server may answer before it has written.
+        command.args(["--appendonly", if self.keeps { "yes" } else { "no" }, "--appendfsync", "always"]);
         command
     }
 

@@ -20,9 +20,23 @@ struct Wired {
     wires: Vec<Wire>,
 }
 
-pub(super) fn start(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+/// A server that keeps its data when it is killed.
+pub(super) fn keeping(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+    start(&RedisServer::KEEPING, folder, workers)
+}
+
+/// A server that loses its data then.
+pub(super) fn forgetting(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+    start(&RedisServer::FORGETTING, folder, workers)
+}
+
+fn start<'a>(
+    kind: &'static RedisServer,
+    folder: &'a Path,
+    workers: usize,
+) -> BoxFuture<'a, io::Result<Box<dyn Servers>>> {
     Box::pin(async move {
-        let server = Launched::start(&RedisServer::FORGETTING, folder).await?;
+        let server = Launched::start(kind, folder).await?;
         let mut wires = Vec::new();
         for _ in 0..workers {
             wires.push(Wire::to(server.address()).await);
