@@ -103,6 +103,12 @@ async fn the_string_of_another_client_ends_a_grant_and_is_never_overwritten() {
     store.release(&mut grant, Some(HOUR)).await.unwrap();
     assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
     assert!(refused(&*store).await.token.is_none());
+    // Also if the release is the first to notice it.
+    redis(fresh.url(), &["DEL", "LOCK"]).await;
+    let mut grant = granted(&*store).await;
+    redis(fresh.url(), &["SET", "LOCK", "theirs", "PX", "60000"]).await;
+    store.release(&mut grant, None).await.unwrap();
+    assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
     // Their lock has no end.
     redis(fresh.url(), &["PERSIST", "LOCK"]).await;
     assert_eq!(refused(&*store).await.lapses_within, None);
@@ -166,6 +172,7 @@ async fn an_eviction_and_a_release_need_the_token() {
     assert_eq!(store.evict(&lock(), before).await.unwrap(), Evicted::Changed);
     let mut other = Grant { name: lock(), memo: None, ..grant };
     other.token = before;
+    assert!(matches!(store.renew(&mut other).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(store.evict(&lock(), grant.token).await.unwrap(), Evicted::Evicted);
@@ -291,7 +298,9 @@ async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
-    let _first = waiter(&fresh, "first").await;
+    let (_, first) = waiter(&fresh, "first").await;
+    // It polls seldom, so that its grace is not over by chance.
+    redis(fresh.url(), &["HSET", "RECORD", "waiters", &format!("{} 10000 1 {{}}", first.id)]).await;
     store.release(&mut grant, None).await.unwrap();
     let mut barging = claim(&*store);
     barging.barges = true;
@@ -309,6 +318,13 @@ async fn a_damaged_line_delays_no_one() {
     store.release(&mut grant, None).await.unwrap();
     let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
     assert!(left <= Duration::from_secs(1), "{left:?}");
+    let (_, claim) = &next;
+    let never = format!("{:032x} 99999999 1 {{}}\n{} 500 1 {{}}", 7, claim.id);
+    redis(fresh.url(), &["HSET", "RECORD", "waiters", &never]).await;
+    let left = asked(&next).await.unwrap_err().lapses_within.unwrap();
+    assert!(left <= Duration::from_secs(21), "{left:?}");
+    move_end(fresh.url(), -i64::try_from(left.as_micros()).unwrap()).await;
+    asked(&next).await.unwrap();
 }
 
 /// A server of the test's own, and its store URL.
@@ -458,8 +474,9 @@ async fn the_release_of_a_lock_of_another_client_is_noticed() {
 async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
     let (server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
     let store = open(&url).await;
-    // The connection is open, and the server's clock is known.
-    store.inspect(&lock()).await.unwrap();
+    // The connection is open, the server's clock is known, and the server knows the script.
+    let mut first = granted(&*store).await;
+    store.release(&mut first, None).await.unwrap();
     let mut hasty = claim_for(&*store, Duration::from_secs(2));
     hasty.store_timeout = Duration::from_millis(300);
     let (stopped, outcome) = tokio::join!(server.stop(Duration::from_secs(3)), store.try_acquire(&hasty));
