@@ -80,7 +80,7 @@ async fn move_end(url: &str, us: i64) {
 }
 
 #[tokio::test]
-async fn a_lock_is_held_while_its_record_says_so_and_the_string_is_gone() {
+async fn a_lock_without_its_string_is_held_while_its_record_says_so() {
     let fresh = fresh();
     let (one, two) = (open(fresh.url()).await, open(fresh.url()).await);
     let mut grant = granted(&*one).await;
@@ -93,7 +93,7 @@ async fn a_lock_is_held_while_its_record_says_so_and_the_string_is_gone() {
 }
 
 #[tokio::test]
-async fn the_string_of_another_client_ends_a_grant_and_is_never_overwritten() {
+async fn the_key_of_another_client_ends_a_grant_and_stays() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
@@ -336,7 +336,7 @@ async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String,
 }
 
 #[tokio::test]
-async fn after_a_restart_that_lost_a_grant_nothing_is_granted_for_the_grace() {
+async fn nothing_is_granted_for_the_grace_after_a_restart() {
     for (grace, is_granted) in [("0s", true), ("60s", false)] {
         let options = format!("margin=0s&failover_grace={grace}");
         let (mut server, url, _folder) = server(&RedisServer::FORGETTING, &options).await;
