@@ -106,6 +106,11 @@ fn the_doctor_passes_fake_gcs_server() {
     a_good_store(Server::FAKE_GCS, OBJECTS);
 }
 
+#[test]
+fn the_doctor_passes_azurite() {
+    a_good_store(Server::AZURITE, OBJECTS);
+}
+
 const ITEMS: &[&str] =
     &["permission-read", "permission-write", "permission-list", "atomic-race", "table", "store-clock"];
 

@@ -6,6 +6,7 @@
 mod cli;
 #[cfg(all(
     feature = "sqlite",
+    feature = "azure",
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
@@ -16,6 +17,7 @@ mod cli;
 mod doctor;
 #[cfg(all(
     feature = "sqlite",
+    feature = "azure",
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
@@ -26,6 +28,7 @@ mod doctor;
 mod guides;
 #[cfg(all(
     feature = "sqlite",
+    feature = "azure",
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",

@@ -208,6 +208,11 @@ fn objects_on_gcs() {
 }
 
 #[test]
+fn objects_on_azure() {
+    objects_on(Server::AZURITE);
+}
+
+#[test]
 fn s3() {
     a_day_on(&Server::MOTO.fresh_url());
 }
@@ -225,6 +230,11 @@ fn gcs() {
 #[test]
 fn gcs_by_existence() {
     a_day_on(&format!("{}&protocol=existence", Server::FAKE_GCS.fresh_url()));
+}
+
+#[test]
+fn azure() {
+    a_day_on(&Server::AZURITE.fresh_url());
 }
 
 #[test]

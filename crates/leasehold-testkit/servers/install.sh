@@ -43,7 +43,7 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_s3s_fs install_python_peer install_node_peer
+        install_go_peers install_s3s_fs install_python_peer install_node_peer install_azurite
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -201,6 +201,18 @@ install_node_peer() {
 }
 
 node_peer() { printf '%s/peers-node-%s/redlock' "$CACHE" "$(digest "$PEER_SOURCES"/node/*.*)"; }
+
+# azurite: its path.
+azurite() { printf '%s/azurite-%s/azurite' "$CACHE" "$(digest "$SERVER_FILES"/azurite/*.json)"; }
+
+install_azurite() {
+    local target
+    target=$(azurite)
+    [[ -x $target ]] && return 0
+    mkdir -p "${target%/*}" && cp "$SERVER_FILES"/azurite/*.json "${target%/*}" &&
+        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "${target%/*}" &&
+        launcher "$target" "node '${target%/*}/node_modules/azurite/dist/src/blob/main.js'"
+}
 
 # --- Rust ------------------------------------------------------------------------------------------------------------
 

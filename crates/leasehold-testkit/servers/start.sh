@@ -14,7 +14,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        postgresql redis valkey; do
+        azurite postgresql redis valkey; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -34,7 +34,7 @@ stop_servers() {
 # The other servers accept any credentials, so these are MinIO's. No real credentials may be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
-    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST REDISCLI_AUTH "${!PG@}"
+    unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST REDISCLI_AUTH "${!PG@}" "${!AZURE_@}"
     export AWS_ACCESS_KEY_ID=leasehold AWS_SECRET_ACCESS_KEY=leasehold-test AWS_REGION=us-east-1
     export AWS_EC2_METADATA_DISABLED=true AWS_CONFIG_FILE=/dev/null AWS_SHARED_CREDENTIALS_FILE=/dev/null
     export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
@@ -144,6 +144,14 @@ start_dynamodb_racy() {
     export LEASEHOLD_TEST_BAD_DYNAMODB_RACY="dynamodb://$STORE?$(endpoint "$port")&region=us-east-1"
 }
 
+start_azurite() {
+    local port
+    port=$(free_port) || return 1
+    start azurite "$port" make_container "$(azurite)" --blobHost 127.0.0.1 --blobPort "$port" --inMemoryPersistence \
+        --silent --disableTelemetry || return 1
+    export LEASEHOLD_TEST_AZURE="azblob://devstoreaccount1/$STORE/tests?$(endpoint "$port")"
+}
+
 start_etcd() {
     local port peers
     port=$(free_port) && peers=$(free_port) || return 1
@@ -226,6 +234,8 @@ name_servers() {
     export LEASEHOLD_TEST_MINIO_SERVER LEASEHOLD_TEST_FAKE_GCS_SERVER LEASEHOLD_TEST_FAKETIME
     LEASEHOLD_TEST_MINIO_SERVER=$(go_program minio)
     LEASEHOLD_TEST_FAKE_GCS_SERVER=$(go_program fake-gcs-server)
+    export LEASEHOLD_TEST_AZURITE_SERVER
+    LEASEHOLD_TEST_AZURITE_SERVER=$(azurite)
     export LEASEHOLD_TEST_MOTO_PYTHON=$CACHE/$MOTO/bin/python
     export LEASEHOLD_TEST_MOTO_SERVER=$PWD/$SERVER_FILES/atomic_moto.py
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
@@ -271,6 +281,12 @@ make_trusted_table() {
 make_gcs_bucket() {
     request "http://127.0.0.1:$1/storage/v1/b?project=leasehold" --header 'Content-Type: application/json' \
         --data "{\"name\": \"$STORE\"}"
+}
+
+# With a shared access signature until 2099 by the key of every emulator's account, which is public.
+make_container() {
+    request --request PUT --header 'Content-Length: 0' \
+        "http://127.0.0.1:$1/devstoreaccount1/$STORE?restype=container&sv=2023-11-03&ss=b&srt=sco&sp=rwdlc&se=2099-01-01T00%3A00%3A00Z&sig=thsOUTh%2Bdpz9aZUW1m5mG5k5vQy%2FtbbHlBFHN8kpSso%3D"
 }
 
 # Its buckets are folders, so nothing is created here.

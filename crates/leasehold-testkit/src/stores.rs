@@ -12,6 +12,8 @@
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
+#[cfg(feature = "azure")]
+pub mod azure;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -28,7 +30,7 @@ pub mod s3;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-#[cfg(any(feature = "s3", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 use leasehold::LockName;
 
 #[cfg(feature = "chaos")]
@@ -64,6 +66,8 @@ stores! {
     dynamodb::DynamoDb { dynamodb_local: http }
     #[cfg(feature = "gcs")]
     gcs::Gcs { gcs: http, gcs_existence: alone }
+    #[cfg(feature = "azure")]
+    azure::Azure { azure: http }
     #[cfg(feature = "etcd")]
     etcd::Etcd { etcd: shared }
     #[cfg(feature = "sqlite")]
@@ -132,20 +136,20 @@ pub fn fresh_on(kind: Kind, one_each: bool) -> Vec<Fresh> {
 }
 
 /// The key of the object of `name` in the bucket of `url`.
-#[cfg(any(feature = "s3", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 fn object(url: &str, name: &LockName) -> String {
     crate::harness::object(name, is_by_existence(url))
 }
 
 /// Whether `url` selects the existence protocol of simple clients.
-#[cfg(any(feature = "s3", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 fn is_by_existence(url: &str) -> bool {
     url.contains("protocol=existence")
 }
 
 /// Writes the markers of an examination that the server passed. A real examination makes hundreds of requests, and
 /// each case has its own prefix.
-#[cfg(any(feature = "s3", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str) {
     let keys = [".leasehold-probe", ".leasehold-probe-delete"];
     for key in &keys[..1 + usize::from(deletes)] {
@@ -156,7 +160,7 @@ async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str
 }
 
 /// The record of an examination that the server at `place` has just passed.
-#[cfg(any(feature = "s3", feature = "gcs", feature = "dynamodb"))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs", feature = "dynamodb"))]
 fn marker(place: &str, outdated: &str) -> String {
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros();
     format!(

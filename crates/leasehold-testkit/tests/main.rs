@@ -53,7 +53,7 @@ mod interop_redis;
 mod items_dynamodb;
 #[cfg(feature = "postgres")]
 mod line_postgres;
-#[cfg(all(feature = "gcs", feature = "s3"))]
+#[cfg(all(feature = "azure", feature = "gcs", feature = "s3"))]
 mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::env::Env;
 use leasehold::error::Error;
 use leasehold::register::{Body, Metadata, Precondition, Register};
-use leasehold::stores::{gcs::GcsRegister, s3::S3Register};
+use leasehold::stores::{azure::AzureRegister, gcs::GcsRegister, s3::S3Register};
 use leasehold::url::StoreUrl;
 use leasehold::{ErrorKind, Object, Token};
 use leasehold_testkit::process::Process;
@@ -14,7 +14,7 @@ use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::servers::{Server, below, through};
 use leasehold_testkit::stores;
 
-const SERVERS: [Server; 3] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS];
+const SERVERS: [Server; 4] = [Server::MOTO, Server::MINIO, Server::FAKE_GCS, Server::AZURITE];
 
 /// How many processes add to one number, and how many times each: 800 additions.
 const PROCESSES: usize = 32;
@@ -45,14 +45,19 @@ async fn fresh_through(server: Server) -> (Proxy, String) {
 }
 
 async fn vouch(server: Server, folder: &str) {
-    let store = stores::named(if server == Server::FAKE_GCS { "gcs" } else { "s3" }).unwrap();
-    store.vouch_for(folder).await;
+    let name = match server {
+        Server::FAKE_GCS => "gcs",
+        Server::AZURITE => "azure",
+        _ => "s3",
+    };
+    stores::named(name).unwrap().vouch_for(folder).await;
 }
 
 async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
     let url = StoreUrl::parse(folder).unwrap();
     match server {
         Server::FAKE_GCS => Arc::new(GcsRegister::open(url, Env::system()).unwrap()),
+        Server::AZURITE => Arc::new(AzureRegister::open(url, Env::system()).unwrap()),
         _ => Arc::new(S3Register::open(url, Env::system()).await.unwrap()),
     }
 }

@@ -1,10 +1,12 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
-#[cfg(any(feature = "s3", feature = "dynamodb", feature = "gcs", fuzzing))]
+#[cfg(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets send no requests"))]
 mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
+#[cfg(feature = "azure")]
+pub mod azure;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -16,8 +18,10 @@ pub mod gcs;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
+#[cfg(any(feature = "azure", feature = "gcs"))]
+mod https;
 pub mod memory;
-#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "s3", fuzzing))]
 #[cfg_attr(
     fuzzing,
     allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
@@ -35,20 +39,32 @@ pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
-#[cfg(any(feature = "dynamodb", feature = "gcs", feature = "s3"))]
+#[cfg(any(feature = "azure", feature = "dynamodb", feature = "gcs", feature = "s3"))]
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod tls;
-#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
+#[cfg(any(feature = "azure", feature = "gcs", fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
+mod transport;
+#[cfg(all(
+    fuzzing,
+    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
+))]
 #[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
 mod without_clients;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 mod worker;
-#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
-use self::without_clients::{aws, gcs, s3};
-#[cfg(all(fuzzing, not(any(feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))))]
+#[cfg(all(
+    fuzzing,
+    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
+))]
+use self::without_clients::{aws, azure, gcs, s3};
+#[cfg(all(
+    fuzzing,
+    not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
+))]
 pub(crate) use self::without_clients::{dynamodb, etcd};
 
 use std::sync::Arc;
@@ -173,6 +189,17 @@ pub const STORES: &[StoreKind] = &[
         open_object: with_feature!("gcs", gcs::open_object),
     },
     StoreKind {
+        scheme: "azblob",
+        name: "Azure Blob Storage",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "azblob://account/container/prefix",
+        feature: Some("azure"),
+        location: Location::Name,
+        open: with_feature!("azure", azure::open),
+        keeps_objects: true,
+        open_object: with_feature!("azure", azure::open_object),
+    },
+    StoreKind {
         scheme: "etcd",
         name: "etcd cluster",
         can: "fencing tokens, cooldowns, waiters told of a release, waiters in order of arrival",
@@ -262,7 +289,7 @@ pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
         None => {
             let scheme = url.scheme();
             Err(Error::unsupported(format!("a `{scheme}:` store keeps no objects to update or write"))
-                .with_help("use an object of s3:// or gs://, like s3://bucket/path/counter.json"))
+                .with_help("use an object of s3://, gs:// or azblob://, like s3://bucket/path/counter.json"))
         }
     }
 }

@@ -170,7 +170,7 @@ An unknown option is an error.
 On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
 cooldowns, and on s3 no fencing tokens.
 
-`update` and `put` need an object on s3 or gs, for example s3://bucket/path/counter.json?region=eu-west-1.
+`update` and `put` need an object on s3, gs or azblob, for example s3://bucket/path/counter.json?region=eu-west-1.
 
 To check whether a store is safe and what is missing, run leasehold doctor -s URL.
 

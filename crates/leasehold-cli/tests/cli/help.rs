@@ -61,6 +61,7 @@ fn every_subcommand_has_help() {
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
 #[cfg(all(
+    feature = "azure",
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
@@ -94,7 +95,15 @@ fn every_help_text_is_the_one_that_was_reviewed() {
 }
 
 /// The lines that differ between two texts.
-#[cfg(all(feature = "dynamodb", feature = "etcd", feature = "gcs", feature = "s3"))]
+#[cfg(all(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "gcs",
+    feature = "postgres",
+    feature = "redis",
+    feature = "s3"
+))]
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     let only = |sign: char, these: &[&str], others: &[&str]| -> String {

@@ -391,7 +391,7 @@ fn no_metadata(capabilities: &RegisterCapabilities) -> Error {
         "{} keeps no metadata beside an object, and a fence is kept there",
         capabilities.store
     ))
-    .with_help("objects on s3:// and gs:// can be fenced")
+    .with_help("objects on s3://, gs:// and azblob:// can be fenced")
 }
 
 fn repeats(capabilities: &RegisterCapabilities, key: &str) -> Error {

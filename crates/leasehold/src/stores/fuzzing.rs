@@ -16,6 +16,8 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
         "s3" => super::s3::fuzzing::readings(url, &mut options),
         #[cfg(any(fuzzing, feature = "gcs"))]
         "gs" => super::gcs::fuzzing::readings(url, &mut options),
+        #[cfg(any(fuzzing, feature = "azure"))]
+        "azblob" => super::azure::fuzzing::readings(url, &mut options),
         #[cfg(any(fuzzing, feature = "dynamodb"))]
         "dynamodb" => vec![super::dynamodb::fuzzing::reading(url, &mut options)],
         #[cfg(any(fuzzing, feature = "etcd"))]
@@ -32,7 +34,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
 /// The object of `name` belongs to no other name, and is found in a listing.
 #[allow(unused_variables, reason = "with the features of stores of objects")]
 pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
-    #[cfg(any(fuzzing, feature = "s3", feature = "gcs"))]
+    #[cfg(any(fuzzing, feature = "azure", feature = "s3", feature = "gcs"))]
     for keys in [super::objects::Keys::below("a/b"), super::objects::Keys::verbatim("")] {
         let object = keys.object(name.as_str());
         assert!(object.len() <= 1_024 - ".lock".len(), "{object}");

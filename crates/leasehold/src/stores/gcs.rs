@@ -3,7 +3,6 @@
 //! `docs/stores/gcs.md` has the layout, the roles and the limits.
 
 mod config;
-mod connect;
 mod credentials;
 mod errors;
 mod examine;
@@ -13,7 +12,6 @@ mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,11 +22,11 @@ use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
 
 use self::config::Location;
-use self::connect::REQUEST_LIMIT;
 use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{Place, is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::answer::Trouble;
+use super::https::{self, DATE_RESOLUTION, REQUEST_LIMIT, trouble};
 use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
 use crate::clock::{self, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -125,7 +123,7 @@ impl GcsRegister {
         let impersonated = access.impersonate.map(Impersonated::new);
         let identity = Identity { source: access.source, impersonated };
         Ok(Self {
-            client: connect::client(&access.transport)?,
+            client: https::client(&access.transport)?,
             keys: location.protocol.keys(&location.prefix),
             credentials: Credentials::new(identity, env.clone()),
             place: access.place,
@@ -301,8 +299,7 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let (response, date) =
-                self.timed(builder).await.map_err(|error| explain(wire::trouble(error)))?;
+            let (response, date) = self.timed(builder).await.map_err(|error| explain(trouble(error)))?;
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
                 status if !status.is_server_error() => self.credentials.accepted(signed.start),
@@ -348,7 +345,7 @@ impl GcsRegister {
     fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
         let is_emulator = !self.place.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
-            self.clock.observe(date.us, wire::DATE_RESOLUTION, date.sent, date.received);
+            self.clock.observe(date.us, DATE_RESOLUTION, date.sent, date.received);
         }
     }
 
@@ -365,13 +362,13 @@ impl GcsRegister {
             return Err(Meaning::Failed(self.contents.too_large(object, announced)));
         }
         let generation = wire::generation(response.headers()).map(str::to_owned);
-        match wire::body(response, most).await {
+        match https::body(response, most).await {
             Ok(Some(body)) => Ok((generation, body)),
             Ok(None) if reads => Err(Meaning::Failed(self.contents.too_large(object, None))),
             Ok(None) => Err(Meaning::Failed(
                 Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
             )),
-            Err(error) => Err(meaning(operation, object, &self.place, wire::trouble(error))),
+            Err(error) => Err(meaning(operation, object, &self.place, trouble(error))),
         }
     }
 
@@ -457,11 +454,4 @@ fn failed(meaning: Meaning) -> StoreError {
 
 fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// An error and its causes in one line.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |&error| error.source());
-    let texts: Vec<String> = causes.map(|cause| cause.to_string().replace('\n', " ")).collect();
-    texts.join(": ").chars().take(400).collect()
 }

@@ -1,18 +1,18 @@
-//! Code that the object stores (S3, GCS) share: the location of a register in a bucket, and the keys of its objects.
+//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, and the keys of its objects.
 
 mod keys;
 mod listing;
+#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
+mod protocol;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::keys::Keys;
 pub(super) use self::listing::{Page, listing};
+#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
+pub(super) use self::protocol::Protocol;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::{LeaseStore, StoreOptions};
-use crate::protocol::RegisterLeases;
-use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES, Register};
-use crate::url::StoreUrl;
+use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES};
 
 /// The longest prefix, in bytes. An object key has at most 1,024 bytes, of which `/`, a percent-encoded name of 256 and
 /// `.lock` take 774.
@@ -34,7 +34,10 @@ pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
 pub(super) enum Operation {
     Read,
     /// Reads the metadata only. S3's errors then have no code.
-    #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "other stores answer it as a read"))]
+    #[cfg_attr(
+        not(any(feature = "azure", feature = "s3")),
+        allow(dead_code, reason = "GCS answers it as a read")
+    )]
     Head,
     /// A write that expects no object.
     Create,
@@ -124,46 +127,6 @@ impl Contents {
             .with_help("objects are held in memory and written at once: split it, or keep in it the name of a larger one"),
         };
         fault.not_applied()
-    }
-}
-
-/// The form of a lock's objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
-    /// A record that stays: `<name>.lock`, free or held.
-    Lease,
-    /// The lock is held while an object with its name exists, as in simple lock clients.
-    Existence,
-}
-
-impl Protocol {
-    /// Takes the option `protocol` out of `url`.
-    pub(super) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
-        match url.take("protocol").as_deref() {
-            None | Some("lease") => Ok(Self::Lease),
-            Some("existence") => Ok(Self::Existence),
-            Some(other) => Err(Error::invalid(format!("there is no protocol {other:?}")).with_help(
-                "the protocols are `lease`, which is the default, and `existence`, for sharing locks with clients that \
-                 create an object and delete it",
-            )),
-        }
-    }
-
-    /// Creates leases by this protocol on `register`.
-    pub(super) fn leases(self, register: Arc<dyn Register>, options: StoreOptions) -> Arc<dyn LeaseStore> {
-        Arc::new(match self {
-            Self::Lease => RegisterLeases::new(register, options),
-            Self::Existence => RegisterLeases::by_existence(register, options),
-        })
-    }
-
-    /// The keys of objects below `prefix`.
-    pub(super) fn keys(self, prefix: &str) -> Keys {
-        match self {
-            Self::Lease => Keys::below(prefix),
-            // Other clients do not know leasehold's encoding.
-            Self::Existence => Keys::verbatim(prefix),
-        }
     }
 }
 

@@ -7,6 +7,12 @@ pub(super) mod aws {
     pub(in crate::stores) mod access;
 }
 
+pub(super) mod azure {
+    mod config;
+    mod errors;
+    pub(in crate::stores) mod fuzzing;
+}
+
 pub(crate) mod dynamodb {
     mod attribute;
     mod config;

@@ -6,6 +6,7 @@ use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::objects::{Protocol, checked_object, checked_prefix};
+use crate::stores::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
 
 const GOOGLE: &str = "https://storage.googleapis.com";
@@ -22,25 +23,6 @@ pub(super) enum Source {
     File(PathBuf),
     /// None, for emulators.
     Anonymous,
-}
-
-/// The proxy for requests.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Proxy {
-    #[default]
-    None,
-    /// That of the environment: `HTTPS_PROXY` and similar variables.
-    Environment,
-    /// The proxy at this URL.
-    At(String),
-}
-
-/// How to reach the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Transport {
-    pub(super) proxy: Proxy,
-    /// A PEM file of certificate authorities that are trusted in addition to those of the system.
-    pub(super) authorities: Option<PathBuf>,
 }
 
 /// Where requests go, how, and with which credentials.
@@ -111,13 +93,9 @@ impl Access {
                 None => GOOGLE.to_owned(),
             },
         };
-        let transport = Transport {
-            proxy: url.take("proxy").map(checked_proxy).transpose()?.unwrap_or_default(),
-            authorities: url.take("ca").map(|path| checked_file("ca", path)).transpose()?,
-        };
+        let transport = Transport::take(url)?;
         let source = source.unwrap_or(Source::Default);
-        let direct = transport.proxy == Proxy::None;
-        if source != Source::Anonymous && !keeps_secrets(&endpoint, direct) {
+        if source != Source::Anonymous && !transport.keeps_secrets(&endpoint) {
             return Err(Error::invalid(format!(
                 "the endpoint {endpoint:?} would be sent access tokens unencrypted"
             ))
@@ -174,14 +152,6 @@ fn checked_source(text: &str) -> Result<Source, Error> {
     }
 }
 
-fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
-    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
-        return Ok(PathBuf::from(path));
-    }
-    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is no absolute path"))
-        .with_help(format!("write ?{option}=/path/to/file.pem")))
-}
-
 fn checked_account(account: String) -> Result<String, Error> {
     let fine = account.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._@".contains(&b));
     if fine && account.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.')) {
@@ -216,20 +186,6 @@ fn checked_kms_key(key: String) -> Result<String, Error> {
     }
 }
 
-fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
-    if proxy == "env" {
-        return Ok(Proxy::Environment);
-    }
-    // Not repeated: the part before `@` is a login.
-    if proxy.contains('@') {
-        return Err(Error::invalid("the option `proxy` contains a login")
-            .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
-    }
-    checked_url(&proxy, "the option `proxy`").map(Proxy::At).map_err(|error| {
-        error.with_help("a proxy is like http://proxy.example.com:3128, or `env` for HTTPS_PROXY")
-    })
-}
-
 fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     // The part before `@` may be a password, so the text is displayed only if there is no `@`.
     if endpoint.contains('@') {
@@ -243,37 +199,13 @@ fn checked_endpoint(endpoint: String, source: &str) -> Result<String, Error> {
     })
 }
 
-/// Checks the URL of a host. Returns it without `/` at its end.
-fn checked_url(url: &str, source: &str) -> Result<String, Error> {
-    let url = url.trim_end_matches('/');
-    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-    let Some(host) = host else {
-        return Err(Error::invalid(format!("{source} is {url:?}, without http:// or https://")));
-    };
-    let fine = host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
-        && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b));
-    if fine {
-        Ok(url.to_owned())
-    } else {
-        Err(Error::invalid(format!("{source} is {url:?}, which is no URL of a host")))
-    }
-}
-
-/// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine, `direct` and not
-/// through a proxy.
-fn keeps_secrets(endpoint: &str, direct: bool) -> bool {
-    let Some(host) = endpoint.strip_prefix("http://") else { return true };
-    let host = host.split('/').next().unwrap_or(host);
-    let host = host.rsplit_once(':').map_or(host, |(host, _port)| host);
-    direct && matches!(host, "localhost" | "127.0.0.1" | "[::1]")
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::error::ErrorKind;
+    use crate::stores::transport::Proxy;
 
     fn read_with(url: &str, emulator: Option<&str>) -> Result<Location, Error> {
         let environment = |name: &str| (name == EMULATOR).then(|| emulator.map(str::to_owned)).flatten();

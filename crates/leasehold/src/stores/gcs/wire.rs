@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
 use reqwest::{Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +13,8 @@ use super::errors::Place;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
-use crate::stores::answer::{Answer, Trouble};
+use crate::stores::answer::Answer;
+use crate::stores::https::{body, date_us, retry_after};
 
 /// In a path or a query, everything but these characters is percent-encoded: an object's name is one segment, including
 /// its slashes.
@@ -22,9 +22,6 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 
 /// The maximum length of an error's text.
 const MOST_ERROR_BYTES: usize = 4_096;
-
-/// A `Date` header is rounded down to whole seconds.
-pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// A request, without its sender.
 #[derive(Clone, Debug)]
@@ -274,39 +271,10 @@ impl Dated {
     }
 }
 
-/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
-/// current time.
-pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
-    // With `Age` the response comes from a cache, and its date from the past.
-    if headers.contains_key("age") {
-        return None;
-    }
-    let date =
-        jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
-    u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
-}
-
-/// Reads the body of a response, up to `most` bytes. `None` if it is longer.
-pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
-    let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > most {
-            return Ok(None);
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(Some(body.freeze()))
-}
-
 /// Parses a response other than success, including its body.
 pub(super) async fn refusal(response: Response) -> Answer {
     let status = response.status().as_u16();
-    // The form with a date is for pages under maintenance; no store throttles with it.
-    let retry_after = response
-        .headers()
-        .get(RETRY_AFTER)
-        .and_then(|text| text.to_str().ok()?.trim().parse().ok())
-        .map(Duration::from_secs);
+    let retry_after = retry_after(response.headers());
     let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = explanation(&text);
     Answer { status, code, message, retry_after, ..Answer::default() }
@@ -338,38 +306,9 @@ fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
     }
 }
 
-/// Returns why a request has no response.
-pub(super) fn trouble(error: reqwest::Error) -> Trouble {
-    // Without the URL, because messages name the object themselves.
-    let error = error.without_url();
-    let detail = super::chain(&error);
-    if error.is_builder() {
-        Trouble::NotMade { detail }
-    } else if error.is_connect() {
-        Trouble::NotConnected { detail }
-    } else {
-        Trouble::NoAnswer { detail }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
-        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
-    }
-
-    #[test]
-    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
-        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
-        assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
-        assert_eq!(date_us(&headers(&[date, ("age", "0")])), None);
-        assert_eq!(date_us(&headers(&[])), None);
-        for bad in ["", "yesterday", "1994-11-06T08:49:37Z", "Tue, 06 Nov 1894 08:49:37 GMT"] {
-            assert_eq!(date_us(&headers(&[("date", bad)])), None, "{bad}");
-        }
-    }
 
     #[test]
     fn names_are_one_segment_each() {

@@ -1,0 +1,395 @@
+//! Azure Blob Storage: a register of block blobs, with preconditions on entity tags.
+//!
+//! `docs/stores/azure.md` has the layout, the roles and the limits.
+
+mod config;
+mod credentials;
+mod errors;
+mod examine;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
+mod sign;
+mod wire;
+#[cfg(test)]
+mod wire_tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use reqwest::Response;
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue};
+
+use self::config::{Access, Location};
+use self::credentials::{Credentials, Proof};
+use self::errors::{Place, meaning};
+use self::wire::Request;
+use super::answer::Trouble;
+use super::https::{self, DATE_RESOLUTION, REQUEST_LIMIT, date_us, trouble};
+use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
+use crate::clock::{self, Moment, StoreClock, StoreTime};
+use crate::diagnosis::Examined;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{LeaseStore, PollInterval, StoreOptions};
+use crate::protocol::RegisterLeases;
+use crate::register::{
+    Body, Deleted, Head, Precondition, Register, RegisterCapabilities, Version, VersionedValue, Write,
+};
+use crate::url::StoreUrl;
+
+/// A read costs about $0.0004 per 1,000, and Azure serves 500 requests a second for one blob.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
+
+/// The limit for all names and values of a blob's metadata together.
+const METADATA_BYTES: usize = 8_192;
+
+/// Azure refuses requests whose date differs from its clock by more than 15 minutes.
+const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
+
+/// Opens leases on the container and prefix that `url` names:
+/// `azblob://account/container/prefix?endpoint=&credentials=&key_file=&sas_file=&proxy=&ca=&store_clock=&margin=`.
+///
+/// Sends no request. Credentials are loaded with the first request.
+///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::azure, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("azblob://myaccount/locks")?;
+/// let locker = Locker::new(azure::open(url, StoreOptions::default()).await?);
+/// let guard = locker.lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root
+/// certificates.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options, environment)?;
+    let keys = Keys::below(&location.prefix);
+    let register = AzureRegister::new(location.access, keys, Contents::Records, options.env.clone())?;
+    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+}
+
+/// Opens the folder of the blob that `url` names, and returns the blob's key in it:
+/// `azblob://account/container/path/counter.json?credentials=`.
+///
+/// # Errors
+/// As [`open`].
+pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
+    let (location, key) = Location::of_object(url, environment)?;
+    // Keys are not encoded.
+    let keys = Keys::verbatim(&location.prefix);
+    Ok((Arc::new(AzureRegister::new(location.access, keys, Contents::Objects, env)?), key))
+}
+
+/// The blobs below one prefix of a container, as a [`Register`].
+///
+/// ```no_run
+/// # use leasehold::{env::Env, register::Register, stores::azure::AzureRegister, url::StoreUrl};
+/// # async fn example() -> leasehold::Result<()> {
+/// let register = AzureRegister::open(StoreUrl::parse("azblob://myaccount/settings")?, Env::system())?;
+/// let current = register.read("limits.json").await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct AzureRegister {
+    client: reqwest::Client,
+    place: Place,
+    keys: Keys,
+    credentials: Credentials,
+    env: Env,
+    clock: StoreClock,
+    contents: Contents,
+}
+
+impl AzureRegister {
+    /// Opens the container and prefix that `url` names; see [`open`] for its options.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
+        let mut options = StoreOptions { env, ..StoreOptions::default() };
+        let location = Location::from_url(url, &mut options, environment)?;
+        let keys = Keys::below(&location.prefix);
+        Self::new(location.access, keys, Contents::Objects, options.env)
+    }
+
+    fn new(access: Access, keys: Keys, contents: Contents, env: Env) -> Result<Self, Error> {
+        Ok(Self {
+            client: https::client(&access.transport)?,
+            keys,
+            credentials: Credentials::new(access.source, env.clone(), environment),
+            place: access.place,
+            env,
+            clock: StoreClock::default(),
+            contents,
+        })
+    }
+}
+
+#[async_trait]
+impl Register for AzureRegister {
+    async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+        let blob = self.keys.object(key);
+        match self.ask(Operation::Read, &blob, wire::read(&self.place, &blob)).await {
+            Ok((headers, value)) => {
+                let version = self.version(&headers).map_err(Fault::not_applied)?;
+                let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
+                Ok(Some(VersionedValue { value, version, metadata }))
+            }
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
+        let blob = self.keys.object(key);
+        match self.ask(Operation::Head, &blob, wire::head(&self.place, &blob)).await {
+            Ok((headers, _)) => {
+                let version = self.version(&headers).map_err(Fault::not_applied)?;
+                let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
+                let size = headers.get(CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse().ok());
+                Ok(Some(Head { version, metadata, size: size.unwrap_or(0) }))
+            }
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+        let blob = self.keys.object(key);
+        let operation = match expect {
+            Precondition::Absent => Operation::Create,
+            Precondition::Version(_) => Operation::Replace,
+        };
+        let request = wire::write(&self.place, &blob, expect, body).map_err(Fault::not_applied)?;
+        match self.ask(operation, &blob, request).await {
+            // The blob was written, but without a version it could never be replaced.
+            Ok((headers, _)) => self.version(&headers).map(Write::Committed).map_err(Fault::maybe_applied),
+            Err(Meaning::Conflict) => Ok(Write::Conflict),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+        let blob = self.keys.object(key);
+        let request = wire::delete(&self.place, &blob, version.as_str()).map_err(Fault::not_applied)?;
+        match self.ask(Operation::Delete, &blob, request).await {
+            Ok(_) => Ok(Deleted::Deleted),
+            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn examine(&self) -> Examined {
+        self.examined().await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+        listing(self.env(), &self.keys, prefix, async |prefix, token| self.page(&prefix, token).await)
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.clock.bounds(self.env.now())
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn place(&self) -> String {
+        format!("{}/{}", self.place.base, self.place.container)
+    }
+
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities {
+            store: "Azure Blob Storage",
+            trusted: self.place.is_trusted(),
+            generations: false,
+            metadata: Some(METADATA_BYTES),
+            poll_interval: POLL_INTERVAL,
+        }
+    }
+}
+
+impl AzureRegister {
+    /// Sends one request. Returns the headers and the body of the response. Explains every failure.
+    async fn ask(
+        &self,
+        operation: Operation,
+        blob: &str,
+        request: Request,
+    ) -> Result<(HeaderMap, Bytes), Meaning> {
+        let explain = |trouble| meaning(operation, blob, &self.place, trouble);
+        let signed =
+            self.credentials.proof().await.map_err(|error| {
+                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+            })?;
+        let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, Bytes::len));
+        let dated_us = self.now_us();
+        let builder = self
+            .signed(request, &signed.proof, dated_us)
+            .map_err(|detail| explain(Trouble::NotMade { detail }))?;
+        let answer = async {
+            let sent = self.env.now();
+            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            let date = self.tell_time(&response, sent);
+            let status = response.status();
+            if status.is_success() {
+                self.credentials.accepted(signed.load);
+                return Ok(response);
+            }
+            let mut answer = wire::refusal(response).await;
+            answer.signed_before = match status.as_u16() {
+                401 | 403 => self.credentials.refused(signed.load),
+                // The answer to a request that was authenticated.
+                400..=499 => self.credentials.accepted(signed.load),
+                _ => true,
+            };
+            answer.clock_is_off = matches!(signed.proof, Proof::Key(_))
+                && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
+            Err(explain(Trouble::Answered(answer)))
+        };
+        let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
+        let sent = self.env.now();
+        let answered = clock::timeout(&*self.env.clock, limit, answer).await;
+        let response = answered.ok_or_else(|| late(limit))??;
+        // A large response has a limit by its size.
+        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
+        let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
+        let left = limit.saturating_sub(self.env.now().longest_since(sent));
+        let content = self.content(operation, blob, response);
+        clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
+    }
+
+    /// Returns `request` with its headers and the proof of who sends it.
+    fn signed(
+        &self,
+        mut request: Request,
+        proof: &Proof,
+        dated_us: u64,
+    ) -> Result<reqwest::RequestBuilder, String> {
+        let mut headers = std::mem::take(&mut request.headers);
+        headers.insert("x-ms-version", HeaderValue::from_static(wire::API));
+        headers.insert("x-ms-date", date(dated_us)?);
+        let mut query = "";
+        match proof {
+            Proof::None => {}
+            Proof::Sas(sas) => query = sas,
+            Proof::Bearer(token) => {
+                headers.insert(AUTHORIZATION, secret_header(token)?);
+            }
+            Proof::Key(key) => {
+                let path =
+                    self.place.base.splitn(4, '/').nth(3).map_or(String::new(), |path| format!("/{path}"));
+                let path = format!("{path}{}", request.path);
+                let signature = key.sign(&self.place.account, &path, &request, &headers);
+                headers.insert(AUTHORIZATION, secret_header(&signature)?);
+            }
+        }
+        let url = request.url(&self.place.base, query);
+        let builder = self.client.request(request.method, url).headers(headers);
+        Ok(match request.content {
+            Some(body) => builder.body(body),
+            None => builder,
+        })
+    }
+
+    /// The time for the date of a request: by the store's clock as soon as it is known, since a request that is dated by
+    /// a wrong one is refused.
+    fn now_us(&self) -> u64 {
+        let now = self.env.now();
+        self.clock.bounds(now).map_or(now.wall_us(), |bounds| bounds.lo_us)
+    }
+
+    /// Takes the store's time from a response that certainly comes from the store: an intermediary has another clock.
+    fn tell_time(&self, response: &Response, sent: Moment) -> Option<u64> {
+        let headers = response.headers();
+        let us = date_us(headers).filter(|_| headers.contains_key("x-ms-request-id"))?;
+        self.clock.observe(us, DATE_RESOLUTION, sent, self.env.now());
+        Some(us)
+    }
+
+    async fn content(
+        &self,
+        operation: Operation,
+        blob: &str,
+        response: Response,
+    ) -> Result<(HeaderMap, Bytes), Meaning> {
+        let reads = operation == Operation::Read;
+        let most = if reads { self.contents.most_bytes() } else { MOST_ANSWER_BYTES };
+        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
+        if reads && announced.is_some_and(|length| length > most) {
+            return Err(Meaning::Failed(self.contents.too_large(blob, announced)));
+        }
+        let headers = response.headers().clone();
+        match https::body(response, most).await {
+            Ok(Some(body)) => Ok((headers, body)),
+            Ok(None) if reads => Err(Meaning::Failed(self.contents.too_large(blob, None))),
+            Ok(None) => Err(Meaning::Failed(
+                Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
+            )),
+            Err(error) => Err(meaning(operation, blob, &self.place, trouble(error))),
+        }
+    }
+
+    /// Returns the version in a response.
+    fn version(&self, headers: &HeaderMap) -> Result<Version, Fault> {
+        wire::etag(headers).map(Version::new).ok_or_else(|| {
+            Fault::new(
+                ErrorKind::Unsupported,
+                "the store answered without an entity tag, so the blob has no version to compare",
+            )
+            .with_help(format!("check that {} is an endpoint of Azure Blob Storage", self.place.base))
+        })
+    }
+
+    async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
+        let request = wire::list(&self.place, prefix, token.as_deref());
+        let (_, body) = self.ask(Operation::List, prefix, request).await.map_err(failed)?;
+        let listing = wire::Listing::of(&body).ok_or_else(|| {
+            Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read")
+                .with_help("check that the endpoint is one of Azure Blob Storage")
+                .not_applied()
+        })?;
+        let (objects, next) = listing.into_page();
+        Ok(Page { objects, next })
+    }
+}
+
+/// A page has at most 5,000 names of 1,024 bytes, each with its properties.
+const MOST_ANSWER_BYTES: usize = 32 << 20;
+
+fn date(us: u64) -> Result<HeaderValue, String> {
+    let at = i64::try_from(us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+    at.and_then(|at| jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at).ok())
+        .and_then(|text| HeaderValue::from_str(&text).ok())
+        .ok_or_else(|| "this machine's wall clock shows no date".to_owned())
+}
+
+/// A value that `Debug` does not show.
+fn secret_header(text: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_str(text).map_err(|_| "the credentials are no header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn failed(meaning: Meaning) -> StoreError {
+    match meaning {
+        Meaning::Failed(error) => error,
+        // `meaning` returns these only for operations that handle them.
+        Meaning::Absent | Meaning::Conflict => {
+            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+        }
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

@@ -1,0 +1,366 @@
+//! The settings in a store URL and the environment: where requests go, and with which credentials.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::errors::Place;
+use crate::error::Error;
+use crate::lease::StoreOptions;
+use crate::stores::objects::{checked_object, checked_prefix};
+use crate::stores::transport::{Transport, checked_file, checked_url};
+use crate::url::StoreUrl;
+
+/// The variables of Azure's own command for the key of an account and for a shared access signature.
+const KEY: &str = "AZURE_STORAGE_KEY";
+const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+
+/// The account of every emulator, and its key, which Azure publishes.
+const EMULATED: &str = "devstoreaccount1";
+const EMULATED_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// The source of credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A key of the account.
+    Key(Secret),
+    /// A shared access signature.
+    Sas(Secret),
+    /// A token of Microsoft Entra ID.
+    Entra(Identity),
+    /// None: for containers that anyone may read, and for tests.
+    Anonymous,
+}
+
+/// Where a secret is.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Secret {
+    Text(String),
+    /// A file, which is read again after a refusal.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(_) => f.write_str("Text"),
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+/// Who requests a token of Microsoft Entra ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// The one that the environment describes.
+    Environment,
+    /// An application with a secret.
+    ClientSecret,
+    /// A pod with a federated token.
+    Workload,
+    /// This machine's or this service's managed identity.
+    Managed,
+    /// The user who ran `az login`.
+    Cli,
+}
+
+/// Where requests go, how, and with which credentials.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    pub(super) place: Place,
+    pub(super) transport: Transport,
+    pub(super) source: Source,
+}
+
+/// The settings in a store URL and the environment.
+#[derive(Clone, Debug)]
+pub(super) struct Location {
+    pub(super) access: Access,
+    /// Without `/` at either end; may be empty.
+    pub(super) prefix: String,
+}
+
+impl Location {
+    /// Parses `url`, and its settings for `options`. `environment` returns variables.
+    pub(super) fn from_url(
+        mut url: StoreUrl,
+        options: &mut StoreOptions,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        let (access, path) = Access::take(&mut url, environment)?;
+        let prefix = checked_prefix(&path, "azblob://account/container/team/locks")?;
+        url.take_common(options)?;
+        url.finish()?;
+        Ok(Self { access, prefix })
+    }
+
+    /// Parses `url` as that of an object. Returns its location, and its key there.
+    pub(super) fn of_object(
+        mut url: StoreUrl,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Self, String), Error> {
+        let (access, path) = Access::take(&mut url, environment)?;
+        let (prefix, key) = checked_object(&path, "azblob://account/container/path/counter.json")?;
+        url.finish()?;
+        Ok((Self { access, prefix }, key))
+    }
+}
+
+impl Access {
+    /// Takes out of `url` where requests go, how, and with which credentials. Also returns the path below the container.
+    fn take(
+        url: &mut StoreUrl,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Self, String), Error> {
+        if url.user().is_some() || url.password().is_some() {
+            return Err(Error::invalid("credentials do not belong in an Azure store URL").with_help(
+                "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or name a file: ?key_file=/path or ?sas_file=/path",
+            ));
+        }
+        let account = checked_account(url.authority().unwrap_or(""))?;
+        let path = url.path().strip_prefix('/').unwrap_or(url.path());
+        let (container, path) = path.split_once('/').unwrap_or((path, ""));
+        let (container, path) = (checked_container(container)?, path.to_owned());
+        let base = match url.take("endpoint") {
+            Some(endpoint) => base_at(&checked_endpoint(endpoint)?, &account),
+            None => format!("https://{account}.blob.core.windows.net"),
+        };
+        let transport = Transport::take(url)?;
+        let source = source(url, &account, environment)?;
+        let place = Place { account, container, base };
+        let sends_secrets = matches!(source, Source::Sas(_) | Source::Entra(_));
+        if sends_secrets && !transport.keeps_secrets(&place.base) {
+            return Err(Error::invalid(format!(
+                "the endpoint {:?} would be sent credentials unencrypted",
+                place.base
+            ))
+            .with_help("use https://, or a key of the account, which signs requests and is not sent"));
+        }
+        Ok((Self { place, transport, source }, path))
+    }
+}
+
+/// The URL below which the containers are. At an address, the account is part of the path, as in Azurite; at a name, the
+/// name contains the account, as at Azure.
+fn base_at(endpoint: &str, account: &str) -> String {
+    let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
+    let is_address = host.starts_with('[')
+        || host.starts_with("localhost")
+        || host.bytes().all(|b| b.is_ascii_digit() || b == b'.' || b == b':');
+    if is_address { format!("{endpoint}/{account}") } else { endpoint.to_owned() }
+}
+
+fn source(
+    url: &mut StoreUrl,
+    account: &str,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Source, Error> {
+    let mut named = Vec::new();
+    for (option, make) in [("key_file", Source::Key as fn(Secret) -> Source), ("sas_file", Source::Sas)] {
+        if let Some(path) = url.take(option) {
+            named.push(make(Secret::File(checked_file(option, path)?)));
+        }
+    }
+    if let Some(text) = url.take("credentials") {
+        named.push(match text.as_str() {
+            "anonymous" => Source::Anonymous,
+            "entra" => Source::Entra(Identity::Environment),
+            "client_secret" => Source::Entra(Identity::ClientSecret),
+            "workload" => Source::Entra(Identity::Workload),
+            "managed" => Source::Entra(Identity::Managed),
+            "cli" => Source::Entra(Identity::Cli),
+            // The value may be a key, so it is not repeated.
+            _ => {
+                return Err(Error::invalid("the option `credentials` has an unknown value").with_help(
+                    "it is `entra`, `client_secret`, `workload`, `managed`, `cli` or `anonymous`; a key and a shared \
+                     access signature are named by ?key_file= and ?sas_file=",
+                ));
+            }
+        });
+    }
+    if named.len() > 1 {
+        return Err(Error::invalid("the store URL names several sources of credentials")
+            .with_help("keep one of the options `credentials`, `key_file` and `sas_file`"));
+    }
+    if let Some(named) = named.pop() {
+        return Ok(named);
+    }
+    let variable = |name: &str| environment(name).filter(|text| !text.is_empty()).map(Secret::Text);
+    Ok(match (variable(KEY), variable(SAS)) {
+        (Some(key), _) => Source::Key(key),
+        (None, Some(sas)) => Source::Sas(sas),
+        (None, None) if account == EMULATED => Source::Key(Secret::Text(EMULATED_KEY.to_owned())),
+        (None, None) => Source::Entra(Identity::Environment),
+    })
+}
+
+fn checked_account(account: &str) -> Result<String, Error> {
+    let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    // A secondary endpoint shows outdated contents.
+    if let Some(primary) = account.strip_suffix("-secondary") {
+        return Err(Error::invalid(format!("{account:?} is the secondary endpoint of an account"))
+            .with_help(format!("locks need the primary one: azblob://{primary}/...")));
+    }
+    if (3..=24).contains(&account.len()) && account.bytes().all(fine) {
+        return Ok(account.to_owned());
+    }
+    let error = Error::invalid(if account.is_empty() {
+        "the Azure store URL names no storage account".to_owned()
+    } else {
+        format!("{account:?} is no name of a storage account")
+    });
+    Err(error.with_help(
+        "an Azure store is azblob://account/container/prefix; an account's name has 3 to 24 lower-case letters and digits",
+    ))
+}
+
+fn checked_container(container: &str) -> Result<String, Error> {
+    let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let fine = (3..=63).contains(&container.len())
+        && container.bytes().all(|b| letter(b) || b == b'-')
+        && container.split('-').all(|part| !part.is_empty());
+    if fine {
+        return Ok(container.to_owned());
+    }
+    let error = Error::invalid(if container.is_empty() {
+        "the Azure store URL names no container".to_owned()
+    } else {
+        format!("{container:?} is no name of a container")
+    });
+    Err(error.with_help(
+        "an Azure store is azblob://account/container/prefix; a container's name has 3 to 63 lower-case letters, digits \
+         and single `-`",
+    ))
+}
+
+fn checked_endpoint(endpoint: String) -> Result<String, Error> {
+    // The part before `@` may be a password, and the query may be a signature, so neither is displayed.
+    if endpoint.contains(['@', '?']) {
+        return Err(Error::invalid("the option `endpoint` contains a login or a query").with_help(
+            "credentials do not belong in an endpoint: use ?key_file=, ?sas_file= or the environment",
+        ));
+    }
+    let checked = checked_url(&endpoint, "the option `endpoint`").map_err(|error| {
+        error.with_help(
+            "an endpoint is like http://127.0.0.1:10000 or https://myaccount.blob.core.chinacloudapi.cn",
+        )
+    })?;
+    if checked.split_once("://").is_some_and(|(_, host)| host.contains('/')) {
+        return Err(Error::invalid(format!("the option `endpoint` is {checked:?}, which has a path"))
+            .with_help("name only the host: endpoint=http://127.0.0.1:10000"));
+    }
+    if checked.contains("-secondary.") {
+        return Err(Error::invalid(format!("{checked:?} is the secondary endpoint of an account"))
+            .with_help("locks need the primary one, because the secondary shows outdated contents"));
+    }
+    Ok(checked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn read_with(url: &str, variables: &[(&str, &str)]) -> Result<Location, Error> {
+        let environment =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, text)| (*text).to_owned());
+        Location::from_url(StoreUrl::parse(url)?, &mut StoreOptions::default(), environment)
+    }
+
+    fn read(url: &str) -> Result<Location, Error> {
+        read_with(url, &[])
+    }
+
+    #[test]
+    fn a_url_says_where_and_how() {
+        let location = read("azblob://acct1/locks/team/x/?key_file=/k&proxy=env&ca=/ca.pem").unwrap();
+        let Access { place, transport, source } = location.access;
+        assert_eq!((place.account.as_str(), place.container.as_str()), ("acct1", "locks"));
+        assert_eq!(place.base, "https://acct1.blob.core.windows.net");
+        assert_eq!(location.prefix, "team/x");
+        assert_eq!(source, Source::Key(Secret::File("/k".into())));
+        assert_eq!(transport.authorities, Some("/ca.pem".into()));
+        for (endpoint, base) in [
+            ("http://127.0.0.1:10000", "http://127.0.0.1:10000/acct1"),
+            ("http://[::1]:10000", "http://[::1]:10000/acct1"),
+            ("http://localhost:10000/", "http://localhost:10000/acct1"),
+            ("https://acct1.blob.core.chinacloudapi.cn", "https://acct1.blob.core.chinacloudapi.cn"),
+        ] {
+            let location = read(&format!("azblob://acct1/locks?endpoint={endpoint}")).unwrap();
+            assert_eq!((location.access.place.base.as_str(), location.prefix.as_str()), (base, ""));
+        }
+        let (object, key) =
+            Location::of_object(StoreUrl::parse("azblob://acct1/c00/a/b.json").unwrap(), |_| None).unwrap();
+        assert_eq!((object.prefix.as_str(), key.as_str()), ("a", "b.json"));
+    }
+
+    #[test]
+    fn credentials_come_from_the_url_or_the_environment() {
+        let url = "azblob://acct1/locks";
+        let text = |text: &str| Secret::Text(text.to_owned());
+        for (url, variables, source) in [
+            (url, &[][..], Source::Entra(Identity::Environment)),
+            (url, &[(KEY, "k"), (SAS, "s")], Source::Key(text("k"))),
+            (url, &[(KEY, ""), (SAS, "s")], Source::Sas(text("s"))),
+            ("azblob://acct1/locks?credentials=managed", &[(KEY, "k")], Source::Entra(Identity::Managed)),
+            ("azblob://acct1/locks?sas_file=/s", &[(KEY, "k")], Source::Sas(Secret::File("/s".into()))),
+            ("azblob://devstoreaccount1/locks", &[], Source::Key(text(EMULATED_KEY))),
+            ("azblob://devstoreaccount1/locks?credentials=anonymous", &[], Source::Anonymous),
+        ] {
+            assert_eq!(read_with(url, variables).unwrap().access.source, source, "{url} {variables:?}");
+        }
+        assert!(!format!("{:?}", read_with(url, &[(KEY, "hunter2")])).contains("hunter2"));
+    }
+
+    #[test]
+    fn tokens_and_signatures_are_not_sent_in_the_clear() {
+        let url = "azblob://acct1/locks?endpoint=http://example.com";
+        for option in ["&credentials=entra", "&sas_file=/s", ""] {
+            let error = read(&format!("{url}{option}")).unwrap_err();
+            assert!(error.to_string().contains("unencrypted"), "{error:?}");
+        }
+        read(&format!("{url}&key_file=/k")).unwrap();
+        read("azblob://acct1/locks?endpoint=http://127.0.0.1:9&sas_file=/s").unwrap();
+        assert!(read("azblob://acct1/locks?endpoint=http://127.0.0.1:9&sas_file=/s&proxy=env").is_err());
+    }
+
+    #[test]
+    fn a_bad_url_is_an_error_that_says_what_to_do() {
+        for (url, named) in [
+            ("azblob:", "no storage account"),
+            ("azblob://acct1", "no container"),
+            ("azblob://Acct/locks", "Acct"),
+            ("azblob://acct1-secondary/locks", "secondary"),
+            ("azblob://acct1/locks?endpoint=https://acct1-secondary.blob.core.windows.net", "secondary"),
+            ("azblob://acct1/a--b", "a--b"),
+            ("azblob://acct1/-ab", "-ab"),
+            ("azblob://acct1/ab", "\"ab\""),
+            ("azblob://acct1/locks/a//b", "segment"),
+            ("azblob://acct1/locks?endpoint=localhost:1", "localhost:1"),
+            ("azblob://acct1/locks?endpoint=http://127.0.0.1:1/acct1", "path"),
+            ("azblob://acct1/locks?key_file=k", "key_file"),
+            ("azblob://acct1/locks?key_file=/k&sas_file=/s", "several"),
+            ("azblob://acct1/locks?credentials=x", "credentials"),
+            ("azblob://acct1/locks?regoin=x", "regoin"),
+        ] {
+            let error = read(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
+            assert!(error.to_string().contains(named), "{url}: {error:?}");
+            assert!(!error.help().is_empty(), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_refused_and_not_repeated() {
+        for url in [
+            "azblob://id:hunter2@acct1/locks",
+            "azblob://acct1/locks?endpoint=http://u:hunter2@host",
+            "azblob://acct1/locks?endpoint=https%3A%2F%2Fhost%3Fsig%3Dhunter2",
+            "azblob://acct1/locks?credentials=hunter2",
+        ] {
+            let error = read(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+}

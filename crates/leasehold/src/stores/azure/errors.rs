@@ -1,0 +1,297 @@
+//! The meaning of a response of Azure, or of a missing one. A pure function, so that every row of it is tested.
+
+use std::fmt;
+
+use crate::error::{ErrorKind, Fault};
+use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::objects::{Meaning, Operation};
+
+/// The container that is addressed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) account: String,
+    pub(super) container: String,
+    /// The URL below which the account's containers are, without `/` at its end.
+    pub(super) base: String,
+}
+
+impl Place {
+    /// Whether the endpoint is known to honour preconditions, as Azure documents for its own.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.base.strip_prefix("https://").unwrap_or("");
+        let zones = [
+            ".blob.core.windows.net",
+            ".blob.core.chinacloudapi.cn",
+            ".blob.core.usgovcloudapi.net",
+            ".blob.storage.azure.net",
+        ];
+        zones.iter().any(|zone| host.ends_with(zone))
+    }
+}
+
+/// Returns the meaning of `trouble` for `operation` on the blob `key`.
+pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, place };
+    let answer = match case.asked().answer(trouble) {
+        Ok(answer) => answer,
+        Err(error) => return Meaning::Failed(error),
+    };
+    let code = answer.code.as_deref().unwrap_or("");
+    match (operation, answer.status, code) {
+        (Operation::Read | Operation::Head, 404, "BlobNotFound") => Meaning::Absent,
+        (Operation::Replace | Operation::Delete, 404, "BlobNotFound")
+        | (Operation::Create, 409, "BlobAlreadyExists")
+        | (Operation::Create | Operation::Replace | Operation::Delete, 412, "ConditionNotMet") => {
+            Meaning::Conflict
+        }
+        _ => case.answered(&answer),
+    }
+}
+
+struct Case<'a> {
+    operation: Operation,
+    key: &'a str,
+    place: &'a Place,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { account, container, .. } = self.place;
+        write!(f, "cannot {} azblob://{account}/{container}/{}", self.operation.verb(), self.key)
+    }
+}
+
+impl Case<'_> {
+    /// The request had no effect.
+    fn refused(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(fault.not_applied())
+    }
+
+    /// The request may have had its effect, if it can have one.
+    fn unknown(&self, fault: Fault) -> Meaning {
+        Meaning::Failed(self.asked().unknown(fault))
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        let changes = self.operation.changes();
+        Asked { what: self, endpoint: &self.place.base, changes, sign_in: SIGN_IN }
+    }
+
+    fn answered(&self, answer: &Answer) -> Meaning {
+        let code = answer.code.as_deref().unwrap_or("");
+        match (answer.status, code) {
+            // Azure refuses these before it begins: the limits of an account or of a partition.
+            (503, "ServerBusy") | (429, _) => self.refused(self.busy(answer)),
+            (409, "ContainerBeingDeleted" | "ContainerDisabled" | "AccountBeingCreated") => {
+                self.refused(self.busy(answer))
+            }
+            // After a timeout Azure does not say whether the operation went on.
+            (408 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
+            (401 | 403, _) if answer.clock_is_off => self.refused(self.clock_is_off(answer)),
+            (401 | 403, "AuthenticationFailed" | "InvalidAuthenticationInfo") if answer.signed_before => {
+                self.refused(self.expired(answer))
+            }
+            (401, _) | (403, "AuthenticationFailed" | "NoAuthenticationInformation") => {
+                self.refused(self.not_signed_in(answer))
+            }
+            (403, "AccountIsDisabled" | "KeyBasedAuthenticationNotPermitted") => {
+                self.refused(self.fault(ErrorKind::Denied, answer).with_help(
+                    "the account is disabled or accepts no keys: look at its settings, or sign in with Entra ID \
+                     (?credentials=entra)",
+                ))
+            }
+            (403, _) => self.refused(self.denied(answer)),
+            (404, _) if !code.is_empty() => self.refused(self.no_container(answer)),
+            (409, "BlobImmutableDueToPolicy") => self.refused(self.retained(answer)),
+            (412, "LeaseIdMissing" | "LeaseIdMismatchWithBlobOperation" | "LeaseLost") => {
+                self.refused(self.leased(answer))
+            }
+            (200..=299, _) => self.unknown(self.garbled(answer)),
+            _ => self.refused(self.unexpected(answer)),
+        }
+    }
+
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        self.asked().fault(kind, answer)
+    }
+
+    fn busy(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+    }
+
+    fn clock_is_off(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "this machine's wall clock is off by more than Azure accepts; the next request is dated by Azure's clock",
+        )
+    }
+
+    fn expired(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "Azure accepted these credentials before: they expired or were replaced; they are loaded again",
+        )
+    }
+
+    fn not_signed_in(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Denied, answer)
+            .with_help(format!("Azure does not accept these credentials: {}", SIGN_IN.missing))
+    }
+
+    fn denied(&self, answer: &Answer) -> Fault {
+        let Place { account, container, .. } = self.place;
+        self.fault(ErrorKind::Denied, answer).with_help(format!(
+            "allow it: with Entra ID, the role \"Storage Blob Data Contributor\" on the container {container:?} of \
+             {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and see whether the \
+             account's firewall admits this machine",
+        ))
+    }
+
+    fn no_container(&self, answer: &Answer) -> Fault {
+        let Place { account, container, .. } = self.place;
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "there is no container {container:?} at {}: check the store URL, or create it \
+             (az storage container create --account-name {account} --name {container})",
+            self.place.base
+        ))
+    }
+
+    fn retained(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unsupported, answer).with_help(
+            "the container keeps its blobs from being overwritten (an immutability policy or a legal hold), and a lock is \
+             overwritten with every renewal: use a container without",
+        )
+    }
+
+    fn leased(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer).with_help(
+            "another program holds an Azure lease on this blob, and leasehold does not use such leases: end that program, \
+             or break the lease (az storage blob lease break)",
+        )
+    }
+
+    fn garbled(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("the answer is not one of Azure Blob Storage: check the endpoint")
+    }
+
+    fn unexpected(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "if the answer does not say what is wrong: check that {} is an endpoint of Azure Blob Storage",
+            self.place.base
+        ))
+    }
+}
+
+const SIGN_IN: SignIn = SignIn {
+    missing: "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or name a file in the store URL (?key_file=/path or \
+              ?sas_file=/path), or give this machine a managed identity, or run `az login` and write ?credentials=cli",
+    refresh: "if this goes on: check the identity (managed identity, workload identity, client secret or `az login`)",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::answer::tests::answered;
+
+    const ALL: [Operation; 6] = [
+        Operation::Read,
+        Operation::Head,
+        Operation::Create,
+        Operation::Replace,
+        Operation::Delete,
+        Operation::List,
+    ];
+
+    fn place() -> Place {
+        Place { account: "acct1".into(), container: "locks".into(), base: "https://here".into() }
+    }
+
+    #[test]
+    fn every_answer_has_a_meaning_for_every_operation() {
+        let same = |meaning: &'static str| [meaning; 6];
+        let maybe = ["not unavailable", "not unavailable", "maybe unavailable", "maybe unavailable"];
+        let maybe = [maybe[0], maybe[1], maybe[2], maybe[3], "maybe unavailable", "not unavailable"];
+        for (status, code, expected) in [
+            (404, "BlobNotFound", ["absent", "absent", "not invalid", "conflict", "conflict", "not invalid"]),
+            (404, "ContainerNotFound", same("not invalid")),
+            (404, "", same("not invalid")),
+            (
+                409,
+                "BlobAlreadyExists",
+                ["not invalid", "not invalid", "conflict", "not invalid", "not invalid", "not invalid"],
+            ),
+            (
+                412,
+                "ConditionNotMet",
+                ["not invalid", "not invalid", "conflict", "conflict", "conflict", "not invalid"],
+            ),
+            (412, "", same("not invalid")),
+            (412, "LeaseIdMissing", same("not unavailable")),
+            (409, "BlobImmutableDueToPolicy", same("not unsupported")),
+            (409, "ContainerBeingDeleted", same("not unavailable")),
+            (503, "ServerBusy", same("not unavailable")),
+            (429, "", same("not unavailable")),
+            (503, "", maybe),
+            (500, "OperationTimedOut", maybe),
+            (500, "InternalError", maybe),
+            (502, "", maybe),
+            (401, "NoAuthenticationInformation", same("not denied")),
+            (403, "AuthenticationFailed", same("not denied")),
+            (403, "AuthorizationPermissionMismatch", same("not denied")),
+            (403, "", same("not denied")),
+            (400, "InvalidHeaderValue", same("not invalid")),
+            (301, "", same("not invalid")),
+        ] {
+            for (operation, expected) in ALL.into_iter().zip(expected) {
+                let meaning = meaning(operation, "x.lock", &place(), answered(status, code));
+                assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_failure_says_what_to_do() {
+        for (status, code, help) in [
+            (404, "ContainerNotFound", "az storage container create"),
+            (412, "LeaseIdMissing", "lease break"),
+            (409, "BlobImmutableDueToPolicy", "without"),
+            (403, "AuthenticationFailed", "AZURE_STORAGE_KEY"),
+            (403, "AuthorizationPermissionMismatch", "Storage Blob Data Contributor"),
+            (403, "KeyBasedAuthenticationNotPermitted", "entra"),
+            (400, "X", "endpoint"),
+            (204, "", "endpoint"),
+        ] {
+            let fault = meaning(Operation::Replace, "x.lock", &place(), answered(status, code)).fault();
+            assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
+            assert!(fault.message.contains("azblob://acct1/locks/x.lock"), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn refused_credentials_are_loaded_again_if_they_were_good() {
+        let of = |code: &str, change: fn(&mut Answer)| {
+            let mut answer = Answer { status: 403, code: Some(code.to_owned()), ..Answer::default() };
+            change(&mut answer);
+            meaning(Operation::Replace, "x", &place(), Trouble::Answered(answer)).short()
+        };
+        assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
+        assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");
+        assert_eq!(of("AuthenticationFailed", |answer| answer.clock_is_off = true), "not unavailable");
+        // A permission that is missing does not come back by itself.
+        let denied = of("AuthorizationPermissionMismatch", |answer| answer.signed_before = true);
+        assert_eq!(denied, "not denied");
+    }
+
+    #[test]
+    fn only_azures_own_endpoints_are_trusted() {
+        for (base, trusted) in [
+            ("https://a.blob.core.windows.net", true),
+            ("https://a.z01.blob.storage.azure.net", true),
+            ("https://a.blob.core.usgovcloudapi.net", true),
+            ("http://a.blob.core.windows.net", false),
+            ("https://a.blob.core.windows.net.example.com", false),
+            ("http://127.0.0.1:10000/devstoreaccount1", false),
+        ] {
+            assert_eq!(Place { base: base.into(), ..place() }.is_trusted(), trusted, "{base}");
+        }
+    }
+}

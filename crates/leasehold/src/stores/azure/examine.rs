@@ -1,0 +1,83 @@
+//! The doctor's checks of a container: settings that affect its blobs.
+
+use reqwest::header::HeaderMap;
+
+use super::{AzureRegister, failed, wire};
+use crate::diagnosis::{CheckStatus, Examined, Finding};
+use crate::error::ErrorKind;
+use crate::stores::objects::Operation;
+
+impl AzureRegister {
+    pub(super) async fn examined(&self) -> Examined {
+        let least = "the least that leasehold needs, on the container: with Entra ID, the role \"Storage Blob Data \
+                     Contributor\"; with a shared access signature, sp=rwdl";
+        let mut examined = Examined { least_permissions: vec![least.to_owned()], ..Examined::default() };
+        examined.push(self.container().await);
+        examined.push(self.soft_delete().await);
+        examined
+    }
+
+    async fn container(&self) -> Finding {
+        const CHECK: &str = "container";
+        match self.ask(Operation::Head, "", wire::container(&self.place)).await {
+            Ok((headers, _)) => retention(&headers),
+            Err(other) => match failed(other) {
+                error if error.fault().kind == ErrorKind::Invalid => {
+                    Finding::of_error(CHECK, CheckStatus::Failed, &error)
+                }
+                error if error.fault().kind == ErrorKind::Denied => Finding::not_applicable(
+                    CHECK,
+                    "not looked at: that needs the container's properties, which locks do not",
+                ),
+                error => Finding::not_applicable(CHECK, format!("not looked at: {error}")),
+            },
+        }
+    }
+
+    async fn soft_delete(&self) -> Finding {
+        const CHECK: &str = "soft delete";
+        let answer = self.ask(Operation::Read, "", wire::service()).await;
+        match answer.ok().and_then(|(_, body)| wire::Service::of(&body)) {
+            None => Finding::not_applicable(
+                CHECK,
+                "not looked at: that needs the account's properties, which locks do not",
+            ),
+            Some(service) if !service.delete_retention_policy.enabled => {
+                Finding::passed(CHECK, "no soft delete of blobs")
+            }
+            Some(_) => Finding::warning(CHECK, "soft delete keeps a copy of what every renewal overwrites")
+                .with_help("locks are safe; it costs storage: keep locks in an account without soft delete"),
+        }
+    }
+}
+
+fn retention(headers: &HeaderMap) -> Finding {
+    const CHECK: &str = "retention";
+    let set =
+        |name: &str| headers.get(name).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+    if set("x-ms-has-immutability-policy") || set("x-ms-has-legal-hold") {
+        return Finding::failed(
+            CHECK,
+            "the container has an immutability policy or a legal hold, which forbids overwriting",
+        )
+        .with_help("no lock could be renewed: use a container without one");
+    }
+    Finding::passed(CHECK, "no immutability policy and no legal hold")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_that_keeps_its_blobs_is_found() {
+        let of = |name: &'static str, value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().unwrap());
+            retention(&headers).verdict
+        };
+        assert_eq!(of("x-ms-has-legal-hold", "false"), CheckStatus::Passed);
+        assert_eq!(of("x-ms-has-legal-hold", "True"), CheckStatus::Failed);
+        assert_eq!(of("x-ms-has-immutability-policy", "true"), CheckStatus::Failed);
+    }
+}

@@ -1,0 +1,13 @@
+//! How the options of a URL are parsed.
+
+use super::config::Location;
+use crate::error::Result;
+use crate::lease::StoreOptions;
+use crate::url::StoreUrl;
+
+pub(in crate::stores) fn readings(url: &StoreUrl, options: &mut StoreOptions) -> Vec<Result<String>> {
+    vec![
+        Location::from_url(url.clone(), options, |_| None).map(|location| format!("{location:?}")),
+        Location::of_object(url.clone(), |_| None).map(|object| format!("{object:?}")),
+    ]
+}

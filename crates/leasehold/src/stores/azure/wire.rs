@@ -1,0 +1,386 @@
+//! Requests and responses of Azure's REST API, without their meaning.
+
+use bytes::Bytes;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::header::{
+    CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_TYPE, ETAG, HeaderMap,
+    HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
+};
+use reqwest::{Method, Response};
+use serde::Deserialize;
+
+use super::errors::Place;
+use crate::error::{ErrorKind, Fault};
+use crate::register::{Body, Metadata, Precondition};
+use crate::stores::answer::Answer;
+use crate::stores::https::{body, retry_after};
+
+/// The version of the REST API. Azure supports all of them; emulators support this one since 2023.
+pub(super) const API: &str = "2023-11-03";
+
+/// In a path, everything but these characters is percent-encoded.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// In a query, also the slash.
+const QUERY: &AsciiSet = &PATH.add(b'/');
+
+/// The maximum length of an error's text.
+const MOST_ERROR_BYTES: usize = 4_096;
+
+/// The prefix of the headers of a blob's own metadata.
+const META: &str = "x-ms-meta-";
+
+/// A request, without its sender.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    /// The path of the container or of a blob, below the base of its account, percent-encoded.
+    pub(super) path: String,
+    /// The parameters of the query, not encoded.
+    pub(super) query: Vec<(&'static str, String)>,
+    pub(super) headers: HeaderMap,
+    pub(super) content: Option<Bytes>,
+}
+
+impl Request {
+    fn of(method: Method, path: String) -> Self {
+        Self { method, path, query: Vec::new(), headers: HeaderMap::new(), content: None }
+    }
+
+    fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+
+    /// The URL at `base`, with `extra`, which is encoded, at the end of the query.
+    pub(super) fn url(&self, base: &str, extra: &str) -> String {
+        let encoded =
+            |(name, value): &(&str, String)| format!("{name}={}", utf8_percent_encode(value, QUERY));
+        let mut query: Vec<String> = self.query.iter().map(encoded).collect();
+        if !extra.is_empty() {
+            query.push(extra.to_owned());
+        }
+        let mark = if query.is_empty() { "" } else { "?" };
+        format!("{base}{}{mark}{}", self.path, query.join("&"))
+    }
+}
+
+fn container_path(place: &Place) -> String {
+    format!("/{}", place.container)
+}
+
+fn blob_path(place: &Place, blob: &str) -> String {
+    format!("/{}/{}", place.container, utf8_percent_encode(blob, PATH))
+}
+
+/// Reads the content, the version and the metadata of a blob.
+pub(super) fn read(place: &Place, blob: &str) -> Request {
+    Request::of(Method::GET, blob_path(place, blob))
+}
+
+/// Reads the version, the size and the metadata of a blob.
+pub(super) fn head(place: &Place, blob: &str) -> Request {
+    Request::of(Method::HEAD, blob_path(place, blob))
+}
+
+/// Writes `body` as a block blob, if the blob is as `expect` says.
+pub(super) fn write(
+    place: &Place,
+    blob: &str,
+    expect: Precondition<'_>,
+    body: Body,
+) -> Result<Request, Fault> {
+    let mut request = Request::of(Method::PUT, blob_path(place, blob));
+    let headers = &mut request.headers;
+    headers.insert("x-ms-blob-type", HeaderValue::from_static("BlockBlob"));
+    match expect {
+        Precondition::Absent => headers.insert(IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Version(version) => headers.insert(IF_MATCH, etag_value(version.as_str())?),
+    };
+    write_metadata(headers, body.metadata)?;
+    request.content = Some(body.bytes);
+    Ok(request)
+}
+
+/// Deletes the blob if its version is still `version`.
+pub(super) fn delete(place: &Place, blob: &str, version: &str) -> Result<Request, Fault> {
+    let mut request = Request::of(Method::DELETE, blob_path(place, blob));
+    request.headers.insert(IF_MATCH, etag_value(version)?);
+    Ok(request)
+}
+
+/// Lists a page of the names that start with `prefix`.
+pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
+    let request = Request::of(Method::GET, container_path(place)).with("restype", "container");
+    let request = request.with("comp", "list").with("prefix", prefix);
+    match page {
+        Some(page) => request.with("marker", page),
+        None => request,
+    }
+}
+
+/// Reads the settings of the container that affect its blobs.
+pub(super) fn container(place: &Place) -> Request {
+    Request::of(Method::HEAD, container_path(place)).with("restype", "container")
+}
+
+/// Reads the settings of the account that affect its blobs.
+pub(super) fn service() -> Request {
+    Request::of(Method::GET, "/".to_owned()).with("restype", "service").with("comp", "properties")
+}
+
+/// Returns an entity tag as the value of a precondition. Only one tag of a stored state is one: `*` matches every state.
+fn etag_value(version: &str) -> Result<HeaderValue, Fault> {
+    let value = is_etag(version).then(|| HeaderValue::from_str(version).ok()).flatten();
+    value.ok_or_else(|| {
+        Fault::new(ErrorKind::Invalid, format!("{version:?} is no version of a blob of Azure"))
+    })
+}
+
+/// Whether the text is one strong entity tag.
+pub(super) fn is_etag(text: &str) -> bool {
+    let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    inner.is_some_and(|inner| !inner.is_empty() && inner.bytes().all(|b| b.is_ascii_alphanumeric()))
+}
+
+/// Returns the entity tag in the headers of a response. `None` if there is none.
+pub(super) fn etag(headers: &HeaderMap) -> Option<String> {
+    headers.get(ETAG)?.to_str().ok().filter(|tag| is_etag(tag)).map(str::to_owned)
+}
+
+/// A content header of responses and the header of requests that sets it.
+const CONTENT: [(HeaderName, &str); 5] = [
+    (CONTENT_TYPE, "x-ms-blob-content-type"),
+    (CACHE_CONTROL, "x-ms-blob-cache-control"),
+    (CONTENT_ENCODING, "x-ms-blob-content-encoding"),
+    (CONTENT_DISPOSITION, "x-ms-blob-content-disposition"),
+    (CONTENT_LANGUAGE, "x-ms-blob-content-language"),
+];
+
+fn write_metadata(headers: &mut HeaderMap, metadata: Metadata) -> Result<(), Fault> {
+    let said = |text: &str| Some(text.to_owned());
+    let metadata = if metadata.is_empty() {
+        // A cache must not keep a publicly readable record.
+        Metadata { content_type: said("application/json"), cache_control: said("no-store"), ..metadata }
+    } else {
+        metadata
+    };
+    let values = [
+        metadata.content_type,
+        metadata.cache_control,
+        metadata.content_encoding,
+        metadata.content_disposition,
+        metadata.content_language,
+    ];
+    for ((_, name), value) in CONTENT.iter().zip(values) {
+        if let Some(value) = value {
+            headers.insert(*name, header_value(name, &value)?);
+        }
+    }
+    for (name, value) in metadata.user {
+        let header = HeaderName::try_from(format!("{META}{}", stored_name(&name)));
+        let header = header.map_err(|_| {
+            Fault::new(ErrorKind::Invalid, format!("{name:?} is no name for metadata of a blob"))
+        })?;
+        let value = header_value(&name, &value)?;
+        headers.insert(header, value);
+    }
+    Ok(())
+}
+
+fn header_value(name: &str, value: &str) -> Result<HeaderValue, Fault> {
+    HeaderValue::from_str(value).map_err(|_| {
+        Fault::new(
+            ErrorKind::Unsupported,
+            format!("the metadata {name:?} has a character that Azure's headers cannot carry"),
+        )
+        .with_help("use printable ASCII characters in a blob's metadata")
+    })
+}
+
+/// Azure accepts only names that are identifiers, so a hyphen in leasehold's own names is stored as an underscore.
+fn stored_name(name: &str) -> String {
+    if name.starts_with("leasehold-") { name.replace('-', "_") } else { name.to_owned() }
+}
+
+fn read_name(name: &str) -> String {
+    if name.starts_with("leasehold_") { name.replace('_', "-") } else { name.to_owned() }
+}
+
+/// Returns the metadata in the headers of a response.
+pub(super) fn metadata(headers: &HeaderMap) -> Result<Metadata, Fault> {
+    let text = |name: &str, value: &HeaderValue| {
+        value.to_str().map(str::to_owned).map_err(|_| {
+            Fault::new(ErrorKind::Unsupported, format!("the blob's metadata {name:?} cannot be read"))
+                .with_help("leasehold keeps metadata of printable ASCII characters only")
+        })
+    };
+    let mut content = CONTENT.iter().map(|(name, _)| {
+        let value = headers.get(name).filter(|value| !value.is_empty());
+        value.map(|value| text(name.as_str(), value)).transpose()
+    });
+    let mut next = || content.next().transpose().map(Option::flatten);
+    let mut metadata = Metadata {
+        content_type: next()?,
+        cache_control: next()?,
+        content_encoding: next()?,
+        content_disposition: next()?,
+        content_language: next()?,
+        ..Metadata::default()
+    };
+    for (name, value) in headers {
+        if let Some(name) = name.as_str().strip_prefix(META) {
+            metadata.user.insert(read_name(name), text(name, value)?);
+        }
+    }
+    Ok(metadata)
+}
+
+/// The response to a listing.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Listing {
+    #[serde(default)]
+    blobs: Blobs,
+    #[serde(default)]
+    next_marker: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Blobs {
+    #[serde(rename = "Blob", default)]
+    blobs: Vec<Blob>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Blob {
+    name: String,
+}
+
+impl Listing {
+    /// Parses the body of a response. `None` if it is no listing.
+    pub(super) fn of(body: &[u8]) -> Option<Self> {
+        quick_xml::de::from_str(xml(body)?).ok()
+    }
+
+    /// Returns the names, and the token of the next page.
+    pub(super) fn into_page(self) -> (Vec<String>, Option<String>) {
+        let names = self.blobs.blobs.into_iter().map(|blob| blob.name).collect();
+        (names, self.next_marker.filter(|marker| !marker.is_empty()))
+    }
+}
+
+/// The settings of an account.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Service {
+    pub(super) delete_retention_policy: Retention,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Retention {
+    pub(super) enabled: bool,
+}
+
+impl Service {
+    /// Parses the body of a response. `None` if it has no settings.
+    pub(super) fn of(body: &[u8]) -> Option<Self> {
+        quick_xml::de::from_str(xml(body)?).ok()
+    }
+}
+
+/// Azure begins its documents with a byte order mark.
+fn xml(body: &[u8]) -> Option<&str> {
+    std::str::from_utf8(body).ok().map(|text| text.trim_start_matches('\u{feff}'))
+}
+
+/// Parses a response other than success, including its body.
+pub(super) async fn refusal(response: Response) -> Answer {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Refusal {
+        code: Option<String>,
+        message: Option<String>,
+    }
+    let status = response.status().as_u16();
+    let retry_after = retry_after(response.headers());
+    let named = response.headers().get("x-ms-error-code");
+    let named = named.and_then(|code| code.to_str().ok()).map(str::to_owned);
+    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let (code, message) = match xml(&text).and_then(|text| quick_xml::de::from_str(text).ok()) {
+        Some(Refusal { code, message }) => (code, message),
+        None => {
+            (None, Some(String::from_utf8_lossy(&text).trim().to_owned()).filter(|text| !text.is_empty()))
+        }
+    };
+    Answer { status, code: named.or(code), message, retry_after, ..Answer::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place { account: "acct1".into(), container: "locks".into(), base: "http://h/acct1".into() }
+    }
+
+    #[test]
+    fn paths_and_queries_are_encoded() {
+        let url = read(&place(), "p/a%20ü?.lock").url("http://h/acct1", "sv=1");
+        assert_eq!(url, "http://h/acct1/locks/p/a%2520%C3%BC%3F.lock?sv=1");
+        let url = list(&place(), "p/ü", Some("a+b=")).url("http://h", "");
+        assert_eq!(url, "http://h/locks?restype=container&comp=list&prefix=p%2F%C3%BC&marker=a%2Bb%3D");
+    }
+
+    #[test]
+    fn only_an_entity_tag_is_a_version() {
+        for tag in ["\"0x8DB\"", "\"a\""] {
+            assert!(is_etag(tag), "{tag}");
+        }
+        for other in ["", "*", "\"*\"", "0x8DB", "W/\"a\"", "\"a\", \"b\"", "\"\"", "\"a\r\n\""] {
+            assert!(!is_etag(other), "{other}");
+            assert!(delete(&place(), "x", other).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn metadata_goes_into_headers_and_comes_back() {
+        let said = |text: &str| Some(text.to_owned());
+        let mut metadata = Metadata { content_type: said("text/html"), ..Metadata::default() };
+        metadata.content_language = said("de");
+        metadata.user.insert("leasehold-token".into(), "7".into());
+        metadata.user.insert("owner".into(), "ann".into());
+        let mut headers = HeaderMap::new();
+        write_metadata(&mut headers, metadata.clone()).unwrap();
+        assert_eq!(headers["x-ms-meta-leasehold_token"], "7");
+        assert_eq!(headers["x-ms-blob-content-type"], "text/html");
+        for (name, sent) in CONTENT {
+            if let Some(value) = headers.remove(sent) {
+                headers.insert(name, value);
+            }
+        }
+        assert_eq!(super::metadata(&headers).unwrap(), metadata);
+        metadata.user.insert("bad".into(), "a\nb".into());
+        assert!(write_metadata(&mut HeaderMap::new(), metadata).is_err());
+    }
+
+    #[test]
+    fn listings_are_read() {
+        let read = |text: &str| Listing::of(text.as_bytes()).map(Listing::into_page);
+        let page = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ContainerName=\"c\"><Prefix>p</Prefix>\
+                    <Blobs><Blob><Name>a.lock</Name><Properties><Etag>0x1</Etag></Properties></Blob>\
+                    <Blob><Name>b &amp; c</Name></Blob></Blobs><NextMarker>m</NextMarker></EnumerationResults>";
+        assert_eq!(read(page), Some((vec!["a.lock".into(), "b & c".into()], Some("m".into()))));
+        let empty = "<EnumerationResults><Blobs /><NextMarker /></EnumerationResults>";
+        assert_eq!(read(empty), Some((vec![], None)));
+        for other in ["", "{}", "<html>", "\u{0}"] {
+            assert!(
+                Listing::of(other.as_bytes()).is_none_or(|page| page.into_page().0.is_empty()),
+                "{other}"
+            );
+        }
+        assert!(Listing::of(&[0xff]).is_none());
+    }
+}

@@ -1,0 +1,146 @@
+//! Requests of stores on HTTPS: the client, its limits, and what every response says.
+
+use std::error::Error as StdError;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
+use reqwest::{Certificate, Response, redirect};
+
+use super::answer::Trouble;
+use super::transport::{Proxy, Transport};
+use crate::error::{Error, ErrorKind};
+
+/// A `Date` header is rounded down to whole seconds.
+pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
+
+/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// A lost SYN is sent again after one second and after three.
+const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
+
+/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just being closed would be
+/// lost.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Creates a client that sends each request once.
+pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
+    let mut builder = reqwest::Client::builder()
+        // A retry inside would turn an applied write whose answer was lost into a conflict.
+        .retry(reqwest::retry::never())
+        // leasehold must not repeat a redirected write.
+        .redirect(redirect::Policy::none())
+        .connect_timeout(CONNECT_LIMIT)
+        .pool_idle_timeout(IDLE_LIMIT)
+        .tcp_nodelay(true)
+        .http1_only()
+        .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
+    builder = match &transport.proxy {
+        // Plain requests to this machine, including access tokens, must not leave it.
+        Proxy::None => builder.no_proxy(),
+        Proxy::Environment => builder,
+        Proxy::At(url) => {
+            let proxy = reqwest::Proxy::all(url).map_err(|error| {
+                Error::invalid(format!("the proxy {url:?} cannot be used: {error}"))
+                    .with_help("a proxy is like http://proxy.example.com:3128")
+            })?;
+            builder.proxy(proxy)
+        }
+    };
+    if let Some(path) = &transport.authorities {
+        builder = builder.tls_certs_merge(authorities(path)?);
+    }
+    builder.build().map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be made: {error}"))
+            .with_help("check that the machine has root certificates (Debian: the package ca-certificates)")
+            .with_source(error)
+    })
+}
+
+/// Reads the certificates in the PEM file at `path`.
+fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
+    let shown = path.display();
+    let invalid = |flaw: String| {
+        Error::invalid(format!("the file {shown} of the option `ca` {flaw}"))
+            .with_help("name a PEM file of certificate authorities: ?ca=/path/to/ca.pem")
+    };
+    let pem = std::fs::read(path).map_err(|error| invalid(format!("cannot be read: {error}")))?;
+    match Certificate::from_pem_bundle(&pem) {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        // The parser's error could repeat a key that is in the file.
+        _ => Err(invalid("has no certificate that can be read".to_owned())),
+    }
+}
+
+/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
+/// current time.
+pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
+    // With `Age` the response comes from a cache, and its date from the past.
+    if headers.contains_key("age") {
+        return None;
+    }
+    let date =
+        jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
+    u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
+}
+
+/// Reads the body of a response, up to `most` bytes. `None` if it is longer.
+pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > most {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body.freeze()))
+}
+
+/// Returns how long the store asks to wait.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    // The form with a date is for pages under maintenance; no store throttles with it.
+    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// Returns why a request has no response.
+pub(super) fn trouble(error: reqwest::Error) -> Trouble {
+    // Without the URL, because messages name the object themselves.
+    let error = error.without_url();
+    let detail = chain(&error);
+    if error.is_builder() {
+        Trouble::NotMade { detail }
+    } else if error.is_connect() {
+        Trouble::NotConnected { detail }
+    } else {
+        Trouble::NoAnswer { detail }
+    }
+}
+
+/// An error and its causes in one line.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<String> = causes.map(|cause| cause.to_string().replace('\n', " ")).collect();
+    texts.join(": ").chars().take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
+        assert_eq!(date_us(&headers(&[date, ("age", "0")])), None);
+        assert_eq!(date_us(&headers(&[])), None);
+        for bad in ["", "yesterday", "1994-11-06T08:49:37Z", "Tue, 06 Nov 1894 08:49:37 GMT"] {
+            assert_eq!(date_us(&headers(&[("date", bad)])), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The protocols that a store URL can select: records, or objects whose existence is the lock.
+
+use std::sync::Arc;
+
+use super::Keys;
+use crate::error::Error;
+use crate::lease::{LeaseStore, StoreOptions};
+use crate::protocol::RegisterLeases;
+use crate::register::Register;
+use crate::url::StoreUrl;
+
+/// The form of a lock's objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::stores) enum Protocol {
+    /// A record that stays: `<name>.lock`, free or held.
+    Lease,
+    /// The lock is held while an object with its name exists, as in simple lock clients.
+    Existence,
+}
+
+impl Protocol {
+    /// Takes the option `protocol` out of `url`.
+    pub(in crate::stores) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
+        match url.take("protocol").as_deref() {
+            None | Some("lease") => Ok(Self::Lease),
+            Some("existence") => Ok(Self::Existence),
+            Some(other) => Err(Error::invalid(format!("there is no protocol {other:?}")).with_help(
+                "the protocols are `lease`, which is the default, and `existence`, for sharing locks with clients that \
+                 create an object and delete it",
+            )),
+        }
+    }
+
+    /// Creates leases by this protocol on `register`.
+    pub(in crate::stores) fn leases(
+        self,
+        register: Arc<dyn Register>,
+        options: StoreOptions,
+    ) -> Arc<dyn LeaseStore> {
+        Arc::new(match self {
+            Self::Lease => RegisterLeases::new(register, options),
+            Self::Existence => RegisterLeases::by_existence(register, options),
+        })
+    }
+
+    /// The keys of objects below `prefix`.
+    pub(in crate::stores) fn keys(self, prefix: &str) -> Keys {
+        match self {
+            Self::Lease => Keys::below(prefix),
+            // Other clients do not know leasehold's encoding.
+            Self::Existence => Keys::verbatim(prefix),
+        }
+    }
+}

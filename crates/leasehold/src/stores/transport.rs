@@ -1,0 +1,82 @@
+//! How stores on HTTPS are reached: the proxy and the authorities that a store URL names.
+
+use std::path::PathBuf;
+
+use crate::error::Error;
+use crate::url::StoreUrl;
+
+/// The proxy for requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Proxy {
+    #[default]
+    None,
+    /// That of the environment: `HTTPS_PROXY` and similar variables.
+    Environment,
+    /// The proxy at this URL.
+    At(String),
+}
+
+/// How to reach the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Transport {
+    pub(super) proxy: Proxy,
+    /// A PEM file of certificate authorities that are trusted in addition to those of the system.
+    pub(super) authorities: Option<PathBuf>,
+}
+
+impl Transport {
+    /// Takes the options `proxy` and `ca` out of `url`.
+    pub(super) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
+        Ok(Self {
+            proxy: url.take("proxy").map(checked_proxy).transpose()?.unwrap_or_default(),
+            authorities: url.take("ca").map(|path| checked_file("ca", path)).transpose()?,
+        })
+    }
+
+    /// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine and is not sent
+    /// through a proxy.
+    pub(super) fn keeps_secrets(&self, endpoint: &str) -> bool {
+        let Some(host) = endpoint.strip_prefix("http://") else { return true };
+        let host = host.split('/').next().unwrap_or(host);
+        let host = host.rsplit_once(':').map_or(host, |(host, _port)| host);
+        self.proxy == Proxy::None && matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+    }
+}
+
+pub(super) fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
+    if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
+        return Ok(PathBuf::from(path));
+    }
+    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is no absolute path"))
+        .with_help(format!("write ?{option}=/path/to/file.pem")))
+}
+
+fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
+    if proxy == "env" {
+        return Ok(Proxy::Environment);
+    }
+    // Not repeated: the part before `@` is a login.
+    if proxy.contains('@') {
+        return Err(Error::invalid("the option `proxy` contains a login")
+            .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
+    }
+    checked_url(&proxy, "the option `proxy`").map(Proxy::At).map_err(|error| {
+        error.with_help("a proxy is like http://proxy.example.com:3128, or `env` for HTTPS_PROXY")
+    })
+}
+
+/// Checks the URL of a host. Returns it without `/` at its end.
+pub(super) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
+    let url = url.trim_end_matches('/');
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let Some(host) = host else {
+        return Err(Error::invalid(format!("{source} is {url:?}, without http:// or https://")));
+    };
+    let fine = host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
+        && host.bytes().all(|b| b.is_ascii_graphic() && !b"?#\\\"<>^`{|}".contains(&b));
+    if fine {
+        Ok(url.to_owned())
+    } else {
+        Err(Error::invalid(format!("{source} is {url:?}, which is no URL of a host")))
+    }
+}
