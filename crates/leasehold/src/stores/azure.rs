@@ -246,10 +246,12 @@ impl AzureRegister {
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
-            answer.signed_before = match status.as_u16() {
-                401 | 403 => self.credentials.refused(signed.load),
+            answer.signed_before = match (status.as_u16(), answer.code.as_deref()) {
+                (401, _) | (403, Some("AuthenticationFailed") | None) => {
+                    self.credentials.refused(signed.load)
+                }
                 // The answer to a request that was authenticated.
-                400..=499 => self.credentials.accepted(signed.load),
+                (400..=499, _) => self.credentials.accepted(signed.load),
                 _ => true,
             };
             answer.clock_is_off = matches!(signed.proof, Proof::Key(_))
@@ -296,7 +298,8 @@ impl AzureRegister {
         let url = request.url(&self.place.base, query);
         let builder = self.client.request(request.method, url).headers(headers);
         Ok(match request.content {
-            Some(body) => builder.body(body),
+            // The HTTP library omits the length of an empty body, which Azure requires.
+            Some(body) => builder.header(CONTENT_LENGTH, body.len()).body(body),
             None => builder,
         })
     }

@@ -13,6 +13,7 @@ use azure_identity::{
     AzureCliCredential, ClientSecretCredential, ManagedIdentityCredential, ManagedIdentityCredentialOptions,
     UserAssignedId, WorkloadIdentityCredential,
 };
+use futures_util::future::{self, BoxFuture, FutureExt, Shared};
 
 use super::config::{Identity, Secret, Source};
 use super::sign::Key;
@@ -60,13 +61,38 @@ pub(super) struct Credentials {
     state: Mutex<State>,
 }
 
+/// A load in progress, which any number of requests await.
+type Load = Shared<BoxFuture<'static, Result<Loaded, String>>>;
+
 #[derive(Default)]
 struct State {
     loaded: Option<Loaded>,
+    loading: Option<Load>,
     /// How often something was loaded.
     loads: u64,
     /// The latest load that the store has accepted.
     accepted: Option<u64>,
+}
+
+impl State {
+    /// Takes the result of a load that has ended. Returns why it failed.
+    fn collect(&mut self) -> Option<String> {
+        let ended = self.loading.as_ref().and_then(|load| load.peek().cloned())?;
+        self.loading = None;
+        match ended {
+            Ok(loaded) => {
+                self.loads += 1;
+                self.loaded = Some(loaded);
+                None
+            }
+            Err(detail) => Some(detail),
+        }
+    }
+
+    fn signed(&self, now_us: u64) -> Option<Signed> {
+        let loaded = self.loaded.as_ref().filter(|loaded| loaded.until_us > now_us)?;
+        Some(Signed { proof: loaded.proof.clone(), load: self.loads })
+    }
 }
 
 #[derive(Clone)]
@@ -81,27 +107,31 @@ impl Credentials {
         Self { source, env, environment, state: Mutex::default() }
     }
 
-    /// Returns what the next request carries. Cancel safe.
+    /// Returns what the next request carries. All requests await one load, and none does while the earlier proof is
+    /// valid. Cancel safe: a load that was begun continues.
     pub(super) async fn proof(&self) -> Result<Signed, NotLoaded> {
         let now_us = self.env.now().wall_us();
-        let (known, load) = self.change(|state| (state.loaded.clone(), state.loads));
-        if let Some(Loaded { proof, until_us }) = &known
-            && until_us.saturating_sub(clock::micros(BEFORE_END)) > now_us
-        {
-            return Ok(Signed { proof: proof.clone(), load });
+        let soon_us = now_us.saturating_add(clock::micros(BEFORE_END));
+        let (signed, load) = self.change(|state| {
+            state.collect();
+            let lasts = state.loaded.as_ref().is_some_and(|loaded| loaded.until_us > soon_us);
+            let load = (!lasts).then(|| state.loading.get_or_insert_with(|| self.load()).clone());
+            (state.signed(now_us), load)
+        });
+        if let Some(signed) = signed {
+            return Ok(signed);
         }
-        match self.load().await {
-            Ok(loaded) => Ok(self.change(|state| {
-                state.loads += 1;
-                state.loaded = Some(loaded.clone());
-                Signed { proof: loaded.proof, load: state.loads }
-            })),
-            // The last minutes of a token are there for another try.
-            Err(_) if known.as_ref().is_some_and(|known| known.until_us > now_us) => {
-                Ok(Signed { proof: known.map_or(Proof::None, |known| known.proof), load })
-            }
-            Err(detail) => Err(self.change(|state| NotLoaded { detail, before: state.accepted.is_some() })),
-        }
+        let failed = match load {
+            Some(load) => load.await.err(),
+            None => None,
+        };
+        self.change(|state| {
+            let detail = state.collect().or(failed);
+            state.signed(now_us).ok_or_else(|| NotLoaded {
+                detail: detail.unwrap_or_else(|| "they ended at once".to_owned()),
+                before: state.accepted.is_some(),
+            })
+        })
     }
 
     /// Records that the store has accepted what came from `load`. Always returns true: it was good.
@@ -121,43 +151,33 @@ impl Credentials {
         })
     }
 
-    async fn load(&self) -> Result<Loaded, String> {
-        let lasting = |proof| Ok(Loaded { proof, until_us: u64::MAX });
-        match &self.source {
-            Source::Anonymous => lasting(Proof::None),
-            Source::Key(secret) => match Key::parse(&text(secret)?) {
-                Some(key) => lasting(Proof::Key(Arc::new(key))),
-                None => Err(format!(
-                    "{} is no key of an account: it is not in base64",
-                    place(secret, "AZURE_STORAGE_KEY")
-                )),
-            },
-            Source::Sas(secret) => {
-                let text = text(secret)?;
-                let query = text.trim().trim_start_matches('?');
-                if query.contains("sig=") && query.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
-                    lasting(Proof::Sas(query.into()))
-                } else {
-                    Err(format!("{} is no shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
-                }
-            }
-            Source::Entra(identity) => self.token(*identity).await,
-        }
+    /// Starts a load. Only tokens take time.
+    fn load(&self) -> Load {
+        let loaded = match &self.source {
+            Source::Entra(identity) => return self.token(*identity),
+            Source::Anonymous => Ok(Proof::None),
+            Source::Key(secret) => key(secret),
+            Source::Sas(secret) => signature(secret),
+        };
+        let loaded = loaded.map(|proof| Loaded { proof, until_us: u64::MAX });
+        let load = future::ready(loaded).boxed().shared();
+        // Ready at once for `collect`.
+        let _ = load.clone().now_or_never();
+        load
     }
 
-    async fn token(&self, identity: Identity) -> Result<Loaded, String> {
-        let credential = credential(identity, self.environment)?;
-        let load = tokio::spawn(async move { credential.get_token(&[SCOPE], None).await });
-        match clock::timeout(&*self.env.clock, LOAD_LIMIT, load).await {
-            None => Err(format!("no token within {LOAD_LIMIT:?}")),
-            Some(Err(_)) => Err("the runtime ended".to_owned()),
-            Some(Ok(Err(error))) => Err(in_one_line(&error)),
-            Some(Ok(Ok(token))) => {
-                let until = u64::try_from(token.expires_on.unix_timestamp()).unwrap_or(0);
-                let bearer = format!("Bearer {}", token.token.secret());
-                Ok(Loaded { proof: Proof::Bearer(bearer.into()), until_us: until.saturating_mul(1_000_000) })
-            }
-        }
+    fn token(&self, identity: Identity) -> Load {
+        let (env, environment) = (self.env.clone(), self.environment);
+        let task = tokio::spawn(async move {
+            let credential = credential(identity, environment)?;
+            let token = clock::timeout(&*env.clock, LOAD_LIMIT, credential.get_token(&[SCOPE], None)).await;
+            let token = token.ok_or_else(|| format!("no token within {LOAD_LIMIT:?}"))?;
+            let token = token.map_err(|error| in_one_line(&error))?;
+            let until = u64::try_from(token.expires_on.unix_timestamp()).unwrap_or(0);
+            let bearer = format!("Bearer {}", token.token.secret());
+            Ok(Loaded { proof: Proof::Bearer(bearer.into()), until_us: until.saturating_mul(1_000_000) })
+        });
+        task.map(|ended| ended.unwrap_or_else(|_| Err("the runtime ended".to_owned()))).boxed().shared()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -170,6 +190,21 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("source", &self.source).finish_non_exhaustive()
     }
+}
+
+fn key(secret: &Secret) -> Result<Proof, String> {
+    Key::parse(&text(secret)?).map(|key| Proof::Key(Arc::new(key))).ok_or_else(|| {
+        format!("{} is no key of an account: it is not in base64", place(secret, "AZURE_STORAGE_KEY"))
+    })
+}
+
+fn signature(secret: &Secret) -> Result<Proof, String> {
+    let text = text(secret)?;
+    let query = text.trim().trim_start_matches('?');
+    if query.contains("sig=") && query.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
+        return Ok(Proof::Sas(query.into()));
+    }
+    Err(format!("{} is no shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
 }
 
 fn text(secret: &Secret) -> Result<String, String> {
@@ -221,4 +256,67 @@ fn in_one_line(error: &(dyn StdError + 'static)) -> String {
         .map(|cause| cause.to_string().chars().filter(|c| !crate::types::is_unprintable(*c)).collect())
         .collect();
     texts.join(": ").chars().take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Lets a test decide what the managed identity's endpoint says: there is none, so a load fails, or never ends.
+    fn credentials(source: Source) -> Credentials {
+        Credentials::new(source, Env::system(), |_| None)
+    }
+
+    fn token(until_us: u64) -> Result<Loaded, String> {
+        static N: AtomicU64 = AtomicU64::new(0);
+        let n = N.fetch_add(1, Ordering::Relaxed);
+        Ok(Loaded { proof: Proof::Bearer(format!("Bearer {n}").into()), until_us })
+    }
+
+    fn pending() -> Load {
+        future::pending().boxed().shared()
+    }
+
+    /// Renewals do not wait while a token is replaced, and only one load runs.
+    #[tokio::test]
+    async fn a_token_is_used_until_its_end_while_the_next_one_loads() {
+        let credentials = credentials(Source::Entra(Identity::ClientSecret));
+        let now_us = credentials.env.now().wall_us();
+        credentials.change(|state| {
+            state.loaded = token(now_us + 60_000_000).ok();
+            state.loads = 1;
+            state.loading = Some(pending());
+        });
+        assert_eq!(credentials.proof().await.unwrap().load, 1);
+        let next = future::ready(token(now_us + 3_600_000_000)).boxed().shared();
+        let _ = next.clone().now_or_never();
+        credentials.change(|state| state.loading = Some(next));
+        assert_eq!(credentials.proof().await.unwrap().load, 2);
+        assert!(credentials.change(|state| state.loading.is_none()), "the new token lasts");
+    }
+
+    #[tokio::test]
+    async fn what_the_environment_lacks_is_named() {
+        let credentials = credentials(Source::Entra(Identity::ClientSecret));
+        let error = credentials.proof().await.err().unwrap();
+        let expected = NotLoaded { detail: "AZURE_CLIENT_SECRET is not set".into(), before: false };
+        assert_eq!(error, expected);
+        // The next request tries again.
+        assert!(credentials.change(|state| state.loading.is_none()));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_an_older_load_does_not_discard_a_newer_one() {
+        let credentials = credentials(Source::Anonymous);
+        let first = credentials.proof().await.unwrap().load;
+        credentials.accepted(first);
+        assert!(credentials.refused(first));
+        let second = credentials.proof().await.unwrap().load;
+        assert!(second > first && !credentials.refused(second));
+        let third = credentials.proof().await.unwrap().load;
+        credentials.refused(first);
+        assert_eq!(credentials.proof().await.unwrap().load, third);
+    }
 }

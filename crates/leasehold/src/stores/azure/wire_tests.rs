@@ -67,6 +67,11 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     }
     assert_eq!(create.body, value());
 
+    // Azure refuses a write that does not tell its length.
+    register.write("x.lock", Precondition::Absent, Bytes::new().into()).await.unwrap();
+    let [empty] = &server.requests()[..] else { panic!() };
+    assert!(empty.has("content-length: 0"), "{empty:?}");
+
     register.write("x.lock", Precondition::Version(&v1()), value().into()).await.unwrap();
     let [replace] = &server.requests()[..] else { panic!() };
     assert!(replace.has("if-match: \"0x8db\"") && !replace.head.contains("if-none-match"), "{replace:?}");
