@@ -147,7 +147,8 @@ start_dynamodb_racy() {
 start_azurite() {
     local port
     port=$(free_port) || return 1
-    start azurite "$port" make_container "$(azurite)" --blobHost 127.0.0.1 --blobPort "$port" --inMemoryPersistence \
+    start azurite "$port" make_container env NODE_OPTIONS="--require \"$PWD/$SERVER_FILES/azurite/no_collection.js\"" \
+        "$(azurite)" --blobHost 127.0.0.1 --blobPort "$port" --inMemoryPersistence \
         --silent --disableTelemetry || return 1
     export LEASEHOLD_TEST_AZURE="azblob://devstoreaccount1/$STORE/tests?$(endpoint "$port")"
 }

@@ -1,0 +1,11 @@
+// Loaded before Azurite. Ten minutes after its start, Azurite looks for the contents that no blob refers to, and answers
+// nothing until it has deleted them, one after the other. After the thousands of writes of the tests that takes minutes.
+// It has no option for the interval.
+const { realpathSync } = require("fs");
+const { createRequire } = require("module");
+
+const constants = createRequire(realpathSync(process.argv[1]))("./utils/constants");
+if (typeof constants.DEFAULT_GC_INTERVAL_MS !== "number") {
+    throw new Error("this version of Azurite has another name for the interval of its collections");
+}
+constants.DEFAULT_GC_INTERVAL_MS = 2 ** 31 - 1;
