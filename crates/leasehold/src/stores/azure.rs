@@ -27,8 +27,8 @@ use self::credentials::{Credentials, Proof};
 use self::errors::{Place, meaning};
 use self::wire::Request;
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, REQUEST_LIMIT, date_us, trouble};
-use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
+use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
+use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -231,7 +231,7 @@ impl AzureRegister {
             self.credentials.proof().await.map_err(|error| {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
             })?;
-        let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, Bytes::len));
+        let uploaded = request.content.as_ref().map_or(0, Bytes::len);
         let dated_us = self.now_us();
         let builder = self
             .signed(request, &signed.proof, dated_us)
@@ -258,16 +258,11 @@ impl AzureRegister {
                 && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
             Err(explain(Trouble::Answered(answer)))
         };
-        let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
-        let sent = self.env.now();
-        let answered = clock::timeout(&*self.env.clock, limit, answer).await;
-        let response = answered.ok_or_else(|| late(limit))??;
-        // A large response has a limit by its size.
-        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
-        let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
-        let left = limit.saturating_sub(self.env.now().longest_since(sent));
-        let content = self.content(operation, blob, response);
-        clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
+        let expected = match operation {
+            Operation::Read => Expected::Contents(self.contents, blob),
+            _ => Expected::Answer(MOST_ANSWER_BYTES),
+        };
+        https::exchange(&self.env, uploaded, answer, expected, explain).await
     }
 
     /// Returns `request` with its headers and the proof of who sends it.
@@ -319,29 +314,6 @@ impl AzureRegister {
         Some(us)
     }
 
-    async fn content(
-        &self,
-        operation: Operation,
-        blob: &str,
-        response: Response,
-    ) -> Result<(HeaderMap, Bytes), Meaning> {
-        let reads = operation == Operation::Read;
-        let most = if reads { self.contents.most_bytes() } else { MOST_ANSWER_BYTES };
-        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
-        if reads && announced.is_some_and(|length| length > most) {
-            return Err(Meaning::Failed(self.contents.too_large(blob, announced)));
-        }
-        let headers = response.headers().clone();
-        match https::body(response, most).await {
-            Ok(Some(body)) => Ok((headers, body)),
-            Ok(None) if reads => Err(Meaning::Failed(self.contents.too_large(blob, None))),
-            Ok(None) => Err(Meaning::Failed(
-                Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
-            )),
-            Err(error) => Err(meaning(operation, blob, &self.place, trouble(error))),
-        }
-    }
-
     /// Returns the version in a response.
     fn version(&self, headers: &HeaderMap) -> Result<Version, Fault> {
         wire::etag(headers).map(Version::new).ok_or_else(|| {
@@ -381,16 +353,6 @@ fn secret_header(text: &str) -> Result<HeaderValue, String> {
     let mut value = HeaderValue::from_str(text).map_err(|_| "the credentials are no header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-fn failed(meaning: Meaning) -> StoreError {
-    match meaning {
-        Meaning::Failed(error) => error,
-        // `meaning` returns these only for operations that handle them.
-        Meaning::Absent | Meaning::Conflict => {
-            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
-        }
-    }
 }
 
 fn environment(name: &str) -> Option<String> {

@@ -26,9 +26,9 @@ use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{Place, is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, REQUEST_LIMIT, trouble};
-use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
-use crate::clock::{self, StoreClock, StoreTime};
+use super::https::{self, DATE_RESOLUTION, Expected, trouble};
+use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
+use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -284,7 +284,7 @@ impl GcsRegister {
             self.credentials.headers().await.map_err(|error| {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
             })?;
-        let limit = request_limit(REQUEST_LIMIT, request.content.as_ref().map_or(0, |(_, body)| body.len()));
+        let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let mut headers = signed.headers;
         if self.place.user_project.is_some() {
             // Otherwise the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT would be used.
@@ -318,16 +318,12 @@ impl GcsRegister {
             }
             Err(explain(Trouble::Answered(answer)))
         };
-        let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
-        let sent = self.env.now();
-        let answered = clock::timeout(&*self.env.clock, limit, answer).await;
-        let response = answered.ok_or_else(|| late(limit))??;
-        // A large response has a limit by its size.
-        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
-        let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
-        let left = limit.saturating_sub(self.env.now().longest_since(sent));
-        let content = self.content(operation, object, response);
-        clock::timeout(&*self.env.clock, left, content).await.ok_or_else(|| late(limit))?
+        let expected = match operation {
+            Operation::Read => Expected::Contents(self.contents, object),
+            _ => Expected::Answer(MOST_ANSWER_BYTES),
+        };
+        let (headers, body) = https::exchange(&self.env, uploaded, answer, expected, explain).await?;
+        Ok((wire::generation(&headers).map(str::to_owned), body))
     }
 
     /// Sends a request, and records what the head of the response says about the time.
@@ -346,29 +342,6 @@ impl GcsRegister {
         let is_emulator = !self.place.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
             self.clock.observe(date.us, DATE_RESOLUTION, date.sent, date.received);
-        }
-    }
-
-    async fn content(
-        &self,
-        operation: Operation,
-        object: &str,
-        response: Response,
-    ) -> Result<(Option<String>, Bytes), Meaning> {
-        let reads = operation == Operation::Read;
-        let most = if reads { self.contents.most_bytes() } else { MOST_ANSWER_BYTES };
-        let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
-        if reads && announced.is_some_and(|length| length > most) {
-            return Err(Meaning::Failed(self.contents.too_large(object, announced)));
-        }
-        let generation = wire::generation(response.headers()).map(str::to_owned);
-        match https::body(response, most).await {
-            Ok(Some(body)) => Ok((generation, body)),
-            Ok(None) if reads => Err(Meaning::Failed(self.contents.too_large(object, None))),
-            Ok(None) => Err(Meaning::Failed(
-                Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied(),
-            )),
-            Err(error) => Err(meaning(operation, object, &self.place, trouble(error))),
         }
     }
 
@@ -440,16 +413,6 @@ fn known_generation(version: &Version) -> Result<&str, StoreError> {
 /// Whether the text is a generation of an object that exists.
 fn is_generation(text: &str) -> bool {
     text.parse::<u64>().is_ok_and(|generation| generation > 0)
-}
-
-fn failed(meaning: Meaning) -> StoreError {
-    match meaning {
-        Meaning::Failed(error) => error,
-        // `meaning` returns these only for operations that handle them.
-        Meaning::Absent | Meaning::Conflict => {
-            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
-        }
-    }
 }
 
 fn environment(name: &str) -> Option<String> {

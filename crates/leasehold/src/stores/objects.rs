@@ -73,6 +73,17 @@ pub(super) enum Meaning {
     Failed(StoreError),
 }
 
+/// The error of a request whose answer cannot mean anything else.
+pub(super) fn failed(meaning: Meaning) -> StoreError {
+    match meaning {
+        Meaning::Failed(error) => error,
+        // Each store's `meaning` returns these only for operations that handle them.
+        Meaning::Absent | Meaning::Conflict => {
+            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+        }
+    }
+}
+
 #[cfg(test)]
 impl Meaning {
     /// `absent`, `conflict`, or `not`/`maybe` applied with the kind of the fault.

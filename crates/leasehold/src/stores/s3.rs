@@ -34,7 +34,7 @@ use super::aws::config::REQUEST_LIMIT;
 use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::{Contents, Keys, Meaning, Operation, Page, listing, request_limit};
+use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing, request_limit};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -333,14 +333,4 @@ fn unfinished() -> StoreError {
     Fault::new(ErrorKind::Corrupt, "the store's listing has more pages, but does not say where they begin")
         .with_help("check that the endpoint is an S3 endpoint")
         .not_applied()
-}
-
-fn failed(meaning: Meaning) -> StoreError {
-    match meaning {
-        Meaning::Failed(error) => error,
-        // `meaning` returns these only for operations that handle them.
-        Meaning::Absent | Meaning::Conflict => {
-            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
-        }
-    }
 }

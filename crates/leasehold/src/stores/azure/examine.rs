@@ -2,10 +2,10 @@
 
 use reqwest::header::HeaderMap;
 
-use super::{AzureRegister, failed, wire};
+use super::{AzureRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::Operation;
+use crate::stores::objects::{Operation, failed};
 
 impl AzureRegister {
     pub(super) async fn examined(&self) -> Examined {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{GcsRegister, failed, wire};
+use super::{GcsRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::Meaning;
 use crate::stores::objects::Operation;
+use crate::stores::objects::{Meaning, failed};
 
 /// Google accepts about one write a second for an object, so a lease must be long enough to send a renewal again.
 const LEAST_TTL: (Duration, &str) = (
