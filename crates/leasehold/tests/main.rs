@@ -1,6 +1,8 @@
 //! The library's integration tests, in one binary: a module for each subject.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[cfg(feature = "blocking")]
+mod blocking;
 mod common;
 mod election;
 mod existence;

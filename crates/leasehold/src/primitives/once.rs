@@ -307,14 +307,20 @@ impl OncePer {
             }
             output = body(&guard) => output,
         };
+        self.conclude(guard, output.is_ok()).await?;
+        Ok(Once::Ran(output))
+    }
+
+    /// Records a run that has ended, or releases the lock for another attempt.
+    pub(crate) async fn conclude(&self, guard: Guard, succeeded: bool) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
-        if output.is_ok() || self.cooldown_after_failure {
+        if succeeded || self.cooldown_after_failure {
             self.lay_to_rest(guard).await?;
         } else if let Err(error) = guard.release().await {
             tracing::warn!(%error, "the lock of a job that failed was not released");
         }
-        Ok(Once::Ran(output))
+        Ok(())
     }
 
     async fn lay_to_rest(&self, guard: Guard) -> Result<()> {
