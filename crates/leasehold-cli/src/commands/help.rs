@@ -151,7 +151,7 @@ fn stores() -> String {
         if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
             let _ = writeln!(
                 text,
-                "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",
+                "  {:<40} not in this build: it needs the cargo feature {feature}",
                 ""
             );
         }
