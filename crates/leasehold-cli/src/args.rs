@@ -176,7 +176,7 @@ pub(crate) struct HolderArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "No process keeps running: the lease ends after --ttl unless you renew the ticket.
+#[command(after_help = "No process renews the lease: the lease ends after --ttl unless you renew the ticket.
 A ticket is a secret: anyone who has it can renew and release the lock.
 
 Examples:

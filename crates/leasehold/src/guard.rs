@@ -91,9 +91,8 @@ impl Guard {
         if self.hold.capabilities.tokens {
             return Ok(self.hold.identity.token);
         }
-        let message = format!("locks in {} carry no fencing tokens", self.hold.capabilities.store);
-        Err(Error::unsupported(message)
-            .with_help("see the store's page for which of its protocols have tokens"))
+        let message = format!("locks in {} have no fencing tokens", self.hold.capabilities.store);
+        Err(Error::unsupported(message).with_help("docs/stores lists the protocols with tokens"))
     }
 
     /// For how long the lock is certain to be held without another renewal. Zero if it was lost. Local, no I/O.
@@ -160,9 +159,11 @@ impl Guard {
     /// ```
     pub async fn release_with_cooldown(self, period: Duration) -> Result<Released> {
         if !self.hold.capabilities.cooldowns {
-            let message = format!("locks in {} have no cooldown", self.hold.capabilities.store);
+            let message = format!("locks in {} have no cooldowns", self.hold.capabilities.store);
             self.release().await?;
-            return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
+            return Err(
+                Error::unsupported(message).with_help("release without a cooldown, or use another store")
+            );
         }
         if let Err(error) = self.single("has no cooldown") {
             self.release().await?;
@@ -255,7 +256,7 @@ impl Guard {
             return Ok(());
         }
         Err(Error::unsupported(format!("an exclusive hold of `{}` {what}", self.name()))
-            .with_help("it is made of several locks; plain locks, permits and shared holds can"))
+            .with_help("it consists of several locks; use a plain lock, a permit or a shared hold"))
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {

@@ -91,15 +91,15 @@ impl Lock {
         self
     }
 
-    /// Sets what the holder advertises. If the value is too long, the acquisition fails: a truncated URL would be
-    /// wrong.
+    /// Sets the value that the holder advertises. If the value is too long, the acquisition fails: a truncated URL would
+    /// be wrong.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.holder.value = Some(value);
         self
     }
 
-    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. For
-    /// resources that check no fencing token and may still receive a late write.
+    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. Use this
+    /// if the resource does not check fencing tokens and may receive a late write.
     #[must_use]
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
@@ -131,7 +131,7 @@ impl Lock {
         self
     }
 
-    /// Calls `tell` whenever a waiting acquisition learns who has the lock, for progress displays and logs.
+    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock, for progress displays and logs.
     #[must_use]
     pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
@@ -190,7 +190,7 @@ impl Lock {
                     format!("lock `{}` is being acquired by another task of this process", claim.name),
                     HolderInfo::default(),
                 )
-                .with_help("who has it is not known: the store has not answered that task yet"),
+                .with_help("the holder is unknown: the store has not answered that task yet"),
             }),
         }
     }
@@ -285,7 +285,7 @@ impl Lock {
         Self { name: name.to_string(), ..self.clone() }
     }
 
-    /// Adds a callback for each time a waiting acquisition learns who has the lock.
+    /// Adds a callback for each time a waiting acquisition learns which process holds the lock.
     pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();
         self.clone().on_wait(move |held| {
@@ -311,14 +311,17 @@ impl Lock {
 
     fn claim(&self) -> Result<Claim> {
         if self.lock_delay > Ttl::MAX {
-            return Err(Error::invalid(format!("a lock delay of {:?} is longer than 24h", self.lock_delay)));
+            return Err(Error::invalid(format!(
+                "lock delay {:?} is out of range (maximum 24h)",
+                self.lock_delay
+            )));
         }
         let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
         if characters > MAX_VALUE {
             let message =
                 format!("the value to advertise has {characters} characters, and at most {MAX_VALUE} fit");
             return Err(
-                Error::invalid(message).with_help("advertise an address, and serve the rest from there")
+                Error::invalid(message).with_help("advertise an address and serve larger data from there")
             );
         }
         let ttl = Ttl::new(self.ttl)?;
@@ -378,7 +381,7 @@ fn kept(text: &str) -> String {
 }
 
 impl Locker {
-    /// The lock named `name`. Sends no request; the acquisition reports a bad name.
+    /// The lock named `name`. Sends no request; the acquisition reports an invalid name.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use super::guard::Guard;
-use super::locker::iterate;
-use super::thread::wait;
+use super::thread::{iterate, wait};
 use crate::error::Result;
 use crate::lease::{Loss, Released, Token};
 use crate::primitives::Leader;

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{BoxStream, StreamExt};
-
 use super::election::Election;
 use super::guard::Guard;
 use super::lock::Lock;
 use super::permits::{RwLock, Semaphore};
-use super::thread::wait;
+use super::thread::{iterate, wait};
 use crate::doctor::{Examination, Report};
 use crate::error::Result;
 use crate::lease::{
@@ -179,11 +177,4 @@ impl Locker {
     pub fn url(&self) -> Option<&str> {
         self.0.url()
     }
-}
-
-/// The items of `stream`.
-pub(super) fn iterate<T>(mut stream: BoxStream<'_, Result<T>>) -> impl Iterator<Item = Result<T>> {
-    std::iter::from_fn(move || {
-        wait(async { Ok(stream.next().await) }).unwrap_or_else(|error| Some(Err(error)))
-    })
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread, ThreadId};
 
+use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::{Builder, Handle};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +37,13 @@ pub(super) fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
         }
         thread::park();
     }
+}
+
+/// The items of `stream`.
+pub(super) fn iterate<T>(mut stream: BoxStream<'_, Result<T>>) -> impl Iterator<Item = Result<T>> {
+    std::iter::from_fn(move || {
+        wait(async { Ok(stream.next().await) }).unwrap_or_else(|error| Some(Err(error)))
+    })
 }
 
 struct Unpark(Thread);
