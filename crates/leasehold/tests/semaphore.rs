@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World};
-use leasehold::clock::{Clock, timeout};
+use leasehold::clock::timeout;
 use leasehold::lease::LeaseStore;
 use leasehold::{ErrorKind, Guard, LockName, Locker, Semaphore, State};
 use leasehold_testkit::fault::{Kind, Outcome};
@@ -310,81 +310,4 @@ async fn bad_numbers_and_names_are_refused_before_anything_is_sent() {
         assert!(error.to_string().contains(says) && !error.help().is_empty(), "{error:?}");
     }
     assert_eq!(client.network.counts().total(), 0);
-}
-
-/// Process `n` of `clients`, which holds a permit for `hold` and then ends.
-fn waiting(
-    client: Client,
-    permits: usize,
-    hold: Duration,
-    granted: tokio::sync::mpsc::UnboundedSender<u64>,
-    n: u64,
-) -> tokio::task::JoinHandle<Client> {
-    let semaphore = semaphore(&client, permits);
-    tokio::spawn(async move {
-        let guard = semaphore.acquire().await.unwrap();
-        granted.send(n).unwrap();
-        client.env.sleep(hold).await;
-        guard.release().await.unwrap();
-        client
-    })
-}
-
-#[tokio::test(start_paused = true)]
-async fn zz_figures() {
-    for (permits, hold_ms, processes) in [(3, 2_000, 16), (8, 5_000, 32), (8, 60_000, 32), (3, 60_000, 16)] {
-        for barge in [true, false] {
-            let world = World::new();
-            let began = world.clock.now();
-            let mut tasks = tokio::task::JoinSet::new();
-            for n in 0..processes {
-                let client = world.dated(n + 1);
-                client.network.every(Kind::Read, Outcome::Delayed(Duration::from_millis(30)));
-                client.network.every(Kind::Write, Outcome::Delayed(Duration::from_millis(30)));
-                let lock = Locker::new(client.leases.clone()).lock("x").ttl(TTL);
-                let semaphore = if barge { lock.barge() } else { lock }.semaphore(permits);
-                tasks.spawn(async move {
-                    for _ in 0..10 {
-                        let guard = semaphore.acquire().await.unwrap();
-                        client.env.sleep(Duration::from_millis(hold_ms)).await;
-                        guard.release().await.unwrap();
-                    }
-                    client
-                });
-            }
-            let (mut reads, mut writes) = (0, 0);
-            while let Some(client) = tasks.join_next().await {
-                let counts = client.unwrap().network.counts();
-                (reads, writes) = (reads + counts.reads, writes + counts.writes);
-            }
-            let took = world.clock.now().longest_since(began).as_secs_f64();
-            let grants = (processes * 10) as f64;
-            let ideal = grants * hold_ms as f64 / 1000.0 / permits as f64;
-            println!(
-                "{permits} permits {hold_ms} ms {processes} processes barge={barge}: {took:.0} s (ideal {ideal:.0}), reads {:.1} writes {:.1} per grant",
-                reads as f64 / grants,
-                writes as f64 / grants
-            );
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn processes_are_granted_permits_in_the_order_of_their_arrival() {
-    let world = World::new();
-    let holder = world.dated(1);
-    let mut held = all(&semaphore(&holder, 3), 3).await;
-    let (granted, mut order) = tokio::sync::mpsc::unbounded_channel();
-    let mut tasks = Vec::new();
-    for n in 0..8 {
-        tasks.push(waiting(world.dated(10 + n), 3, SECOND, granted.clone(), n));
-        holder.env.sleep(SECOND * 3).await;
-    }
-    held.pop().unwrap().release().await.unwrap();
-    for n in 0..8 {
-        assert_eq!(order.recv().await, Some(n));
-    }
-    for task in tasks {
-        task.await.unwrap();
-    }
 }

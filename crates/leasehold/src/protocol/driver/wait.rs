@@ -50,7 +50,8 @@ impl Watch for RegisterLeases {
             is_first = false;
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
             env.sleep(pause).await;
-            let (sight, had_trouble, has_joined) = self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
+            let (sight, had_trouble, has_joined) =
+                self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
