@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Holder, HolderInfo, StoreTrouble, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, PermitQueue, StoreTrouble, Ttl};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait};
 use crate::runtime::hand_off::Terms;
@@ -49,6 +49,8 @@ pub struct Lock {
     hands_on: bool,
     /// Whether acquisitions ignore the line of waiters.
     barges: bool,
+    /// The queue of this lock, if it is one of several permits.
+    permit_queue: Option<PermitQueue>,
     /// Why the store does not answer the current acquisition.
     trouble: StoreTrouble,
 }
@@ -65,6 +67,7 @@ impl Lock {
             on_wait: None,
             hands_on: true,
             barges: false,
+            permit_queue: None,
             locker,
         }
     }
@@ -275,6 +278,33 @@ impl Lock {
         self
     }
 
+    /// This lock as a permit whose waiters have a `queue`.
+    pub(crate) fn queued(self, queue: Option<PermitQueue>) -> Self {
+        Self { permit_queue: queue, ..self }
+    }
+
+    pub(crate) fn queue_of_permits(&self) -> Option<&PermitQueue> {
+        self.permit_queue.as_ref()
+    }
+
+    /// The lock of the [`PermitQueue`] called `name`. Its ttl is short, because its holder waits: if that process dies, the
+    /// others need not wait for long.
+    pub(crate) fn for_queue(&self, name: &LockName) -> Self {
+        let (ttl, lock_delay) = (self.ttl.min(LONGEST_PAUSE), Duration::ZERO);
+        Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_handed_on() }
+    }
+
+    /// Whether `held` names this process, or no holder.
+    pub(crate) fn is_of_this_process(&self, held: &HolderInfo) -> bool {
+        let identity = |holder: &Holder| (holder.name.clone(), holder.host.clone(), holder.pid);
+        held.holder.as_ref().is_none_or(|holder| identity(holder) == identity(&self.holder))
+    }
+
+    /// Whether acquisitions ignore the line of waiters.
+    pub(crate) fn barges(&self) -> bool {
+        self.barges
+    }
+
     /// The callback for waiting acquisitions.
     pub(crate) fn on_waiting(&self) -> Option<&OnWait> {
         self.on_wait.as_deref()
@@ -331,6 +361,7 @@ impl Lock {
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         claim.barges = self.barges;
+        claim.queue = self.permit_queue.clone();
         Ok(claim)
     }
 

@@ -17,6 +17,7 @@ mod lines;
 mod many;
 mod once;
 mod outage;
+mod permit_queue;
 mod protocol;
 mod rw_lock;
 mod semaphore;
