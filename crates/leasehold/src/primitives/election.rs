@@ -137,6 +137,17 @@ impl Election {
         self.lock.acquire().await.map(Leadership)
     }
 
+    /// Waits until this candidate leads, for at most `limit`.
+    ///
+    /// Cancel safe, as [`campaign`](Self::campaign).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) after the time limit, with [the leader](crate::Error::holder);
+    /// otherwise as [`campaign`](Self::campaign).
+    pub async fn campaign_within(&self, limit: Duration) -> Result<Leadership> {
+        self.lock.acquire_within(limit).await.map(Leadership)
+    }
+
     /// Leads if there is no other leader now.
     ///
     /// Cancel safe, as [`campaign`](Self::campaign).
