@@ -200,8 +200,10 @@ export class Agent {
   /** Rule 1: reads all that has arrived, also what the event loop has not delivered yet. */
   drain(): void {
     const file = this.#process.outputFile;
-    if (this.#state === "dead" || file === null) return;
-    for (;;) {
+    // Of what was read, lines may be left, if user code comes here while one is taken.
+    this.#read();
+    if (file === null) return;
+    while (this.#alive()) {
       const chunk = Buffer.allocUnsafe(CHUNK);
       let length;
       try {
@@ -215,7 +217,6 @@ export class Agent {
       if (length === 0) return this.#die("ended");
       this.#lines.push(chunk.subarray(0, length));
       this.#read();
-      if (!this.#alive()) return;
     }
   }
 
