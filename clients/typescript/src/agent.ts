@@ -282,15 +282,12 @@ export class Agent {
 
   /** News about a hold. That of an unknown hold is ignored: this process gave it up (rule 3). */
   #news(event: string, message: Message): void {
-    const hold = this.#holds.get(number(message["hold"]));
     if (event === "renewed") {
-      hold?.renewed(message);
+      this.#holds.get(number(message["hold"]))?.renewed(message);
     } else if (event === "lost") {
-      const [reason, text] = [string(message["reason"]), optional(message, "message", string)];
-      hold?.lose(reason, text ?? `the lock ${JSON.stringify(hold.lock)} was lost`);
-    } else {
-      throw new Garbage(`unknown news: ${excerpt(event)}`);
+      this.#holds.get(number(message["hold"]))?.lose(string(message["reason"]), string(message["message"]));
     }
+    // News of a kind that a later agent has is ignored.
   }
 
   // --- deadlines --------------------------------------------------------------------------------------------------

@@ -61,6 +61,9 @@ export class OtherClocks implements Clocks {
 
 export const clocks: Clocks = process.platform === "linux" ? new LinuxClocks() : new OtherClocks();
 
+/** How far the clocks of host and agent may seem to differ. */
+const TOLERANCE = 50_000;
+
 /** Until when a lock is held. */
 export class Deadline {
   readonly #start: Moment;
@@ -77,8 +80,11 @@ export class Deadline {
   static from(message: Message, of: Clocks = clocks): Deadline {
     const [boot, wall, span] = [number(message["boot_us"]), number(message["wall_us"]), number(message["span_us"])];
     if (span < 0) throw new Garbage("a negative span");
-    if (of.sharedBoot) return new Deadline({ boot, wall }, span, of);
     const now = of.read();
+    if (of.sharedBoot) {
+      if (now !== null && boot > now.boot + TOLERANCE) throw new Garbage("a deadline that begins in the future");
+      return new Deadline({ boot, wall }, span, of);
+    }
     // An unreadable clock: `remaining` is then 0, too.
     if (now === null) return new Deadline({ boot: -Infinity, wall }, span, of);
     return new Deadline({ boot: now.boot - Math.max(0, now.wall - wall), wall }, span, of);
@@ -91,14 +97,11 @@ export class Deadline {
     return Math.max(0, this.#span - elapsed - this.#clocks.resolution);
   }
 
-  /** Whether this deadline is later than another. */
-  isAfter(other: Deadline): boolean {
-    return this.#start.boot + this.#span > other.#start.boot + other.#span;
+  /** Whether its span began before that of another. */
+  isOlderThan(other: Deadline): boolean {
+    return this.#start.boot < other.#start.boot;
   }
 }
-
-/** How far the clocks of host and agent may seem to differ. */
-const TOLERANCE = 50_000;
 
 /**
  * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's answer,

@@ -47,10 +47,13 @@ export class Hold {
     return this.#state === "held" ? this.#deadline.remaining(now) : 0;
   }
 
-  /** The agent has renewed the lease. A hold that was given up stays so, and no deadline moves backwards. */
+  /**
+   * The agent has renewed the lease. A hold that was given up stays so (rule 3), and a stale renewal changes nothing (rule
+   * 5). Whether the deadline that was known has passed does not matter here: it is judged when everything was read.
+   */
   renewed(message: Message): void {
     const deadline = Deadline.from(message);
-    if (this.#state === "held" && deadline.isAfter(this.#deadline)) this.#deadline = deadline;
+    if (this.#state === "held" && !deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
   }
 
   /** The deadline has passed: the hold is given up for good, before the agent says so. */

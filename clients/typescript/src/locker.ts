@@ -71,19 +71,19 @@ export class Locker implements AsyncDisposable {
   readonly #store: string | undefined;
   #closed = false;
 
-  private constructor(store: string | undefined, pool: Pool) {
-    this.#store = store;
-    this.#pool = pool;
+  /**
+   * A store: a URL such as `sqlite:/var/lib/app/locks.db` or `s3://bucket/locks`, or an alias of `config.toml`. Without
+   * one, the default store of the command. Does nothing yet: the first request starts the agent and checks the URL.
+   */
+  constructor(store?: string, options: LockerOptions = {}) {
+    this.#store = absolute(store);
+    this.#pool = Pool.of(locate(options.command));
+    if (options.idle !== undefined) this.#pool.idleMs = milliseconds("idle", options.idle);
   }
 
-  /**
-   * Opens a store: a URL such as `sqlite:/var/lib/app/locks.db` or `s3://bucket/locks`, or an alias of `config.toml`.
-   * Without one, the default store of the command. Starts the agent, and checks the URL. Sends nothing to the store.
-   */
+  /** A store whose agent is started and whose URL is checked. Otherwise as the constructor. Sends nothing to the store. */
   static async open(store?: string, options: LockerOptions = {}): Promise<Locker> {
-    const pool = Pool.of(locate(options.command));
-    if (options.idle !== undefined) pool.idleMs = milliseconds("idle", options.idle);
-    const locker = new Locker(store, pool);
+    const locker = new Locker(store, options);
     await locker.capabilities();
     return locker;
   }
@@ -271,6 +271,14 @@ export class Locker implements AsyncDisposable {
     if (this.#closed) throw closed();
     return agent.call(op, fields, { ...options, owner: this });
   }
+}
+
+/** The path of a `sqlite:` URL is that of this process, whose folder may not be the one in which the agent was started. */
+function absolute(store: string | undefined): string | undefined {
+  const path = /^sqlite:([^/?:].*)$/is.exec(store ?? "")?.[1];
+  if (path === undefined) return store;
+  const folder = process.cwd().replaceAll("%", "%25").replaceAll("?", "%3F");
+  return `sqlite:${folder === "/" ? "" : folder}/${path}`;
 }
 
 function closed(): Error {

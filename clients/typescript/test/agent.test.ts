@@ -86,12 +86,12 @@ test("host and agent are stopped together: the host gives the lock up when it co
 
 test("a stopped host reads the renewals when it continues", async (t) => {
   const url = store(t);
-  const host = new Host(t, "hold", url, "1s");
+  const host = new Host(t, "hold", url, "2s");
   await host.said();
   const locker = await Locker.open(url);
   t.after(() => locker.close());
   process.kill(host.pid, "SIGSTOP");
-  await assert.rejects(locker.acquire("x", { wait: "2500ms" }), LockHeldError);
+  await assert.rejects(locker.acquire("x", { wait: "4s" }), LockHeldError);
   const said = host.said();
   host.child.send("held?");
   process.kill(host.pid, "SIGCONT");
@@ -100,8 +100,8 @@ test("a stopped host reads the renewals when it continues", async (t) => {
 
 test("an event loop that is blocked for two ttls keeps its lock", async (t) => {
   const [locker] = await separate(t, store(t));
-  const guard = await locker.acquire("x", { ttl: "1s" });
-  for (let end = performance.now() + 2_000; performance.now() < end; );
+  const guard = await locker.acquire("x", { ttl: "2s" });
+  for (let end = performance.now() + 4_000; performance.now() < end; );
   guard.check();
   await new Promise((resolve) => setImmediate(resolve));
   guard.check();

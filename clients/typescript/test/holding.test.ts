@@ -88,7 +88,8 @@ for (const clock of ["boot_us", "wall_us"] as const) {
 
 test("a renewal moves the deadline forwards, and a stale one does not move it back", async (t) => {
   const { agent, guard } = await guarded(Fake.in(t), 10_000);
-  agent.send({ hold: 1, ev: "renewed", ...until(2 * MINUTE) }, { hold: 1, ev: "renewed", ...until(1_000) });
+  const stale = { ...until(5_000), boot_us: now().boot_us - 1_000_000 };
+  agent.send({ hold: 1, ev: "renewed", ...until(2 * MINUTE) }, { hold: 1, ev: "renewed", ...stale });
   agent.blockUntilWritten();
   assert.ok(guard.remaining > MINUTE, String(guard.remaining));
 });
@@ -174,10 +175,13 @@ for (const [what, bytes] of [
   ["a line that is not UTF-8", Uint8Array.of(0x22, 0xff, 0x22, 10)],
   ["a line that is too long", `${" ".repeat(5_000)}\n`],
   ["a line that is too long and not ended", " ".repeat(5_000)],
-  ["an unknown event", '{"hold":1,"ev":"surprise"}\n'],
+  ["a message without an event", '{"hold":1}\n'],
+  ["a loss without a reason", '{"hold":1,"ev":"lost","message":"m"}\n'],
+  ["an unknown answer", '{"id":3,"ev":"surprise"}\n'],
   ["an answer to no request", '{"id":99,"ev":"done"}\n'],
   ["an error without a request", '{"id":null,"ev":"error","kind":"invalid","message":"the agent ends"}\n'],
   ["a deadline that is no number", '{"hold":1,"ev":"renewed","boot_us":"1","wall_us":2,"span_us":3}\n'],
+  ["a deadline in the future", `{"hold":1,"ev":"renewed","boot_us":9000000000000000,"wall_us":2,"span_us":3}\n`],
   ["a deadline that is not exact", '{"hold":1,"ev":"renewed","boot_us":1e300,"wall_us":2,"span_us":3}\n'],
 ] as const) {
   test(`${what} is the end of the agent`, async (t) => {
@@ -206,7 +210,9 @@ test("lines may come in pieces, several at a time, and with unknown fields", asy
     agent.send(Uint8Array.of(byte));
     if (byte % 16 === 0) agent.blockUntilWritten();
   }
-  agent.send("\n" + JSON.stringify({ hold: 9, ev: "lost", reason: "expired", message: "of another" }) + "\n");
+  agent.send('\n{"hold":1,"ev":"news of a later agent"}\n');
+  agent.send(JSON.stringify({ hold: 9, ev: "lost", reason: "expired", message: "of another" }) + "\n");
+  agent.blockUntilWritten();
   const guard = await acquiring;
   assert.equal(guard.lock, "zürich");
   guard.check();
