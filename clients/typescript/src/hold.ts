@@ -48,12 +48,12 @@ export class Hold {
   }
 
   /**
-   * The agent has renewed the lease. A hold that was given up stays so (rule 3), and a stale renewal changes nothing (rule
-   * 5). Whether the deadline that was known has passed does not matter here: it is judged when everything was read.
+   * The agent has renewed the lease. A stale renewal changes nothing (rule 5). Whether the deadline that was known has
+   * passed does not matter here: it is judged when everything was read. A hold that was given up stays so (rule 3).
    */
   renewed(message: Message): void {
     const deadline = Deadline.from(message);
-    if (this.#state === "held" && !deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
+    if (!deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
   }
 
   /** The deadline has passed: the hold is given up for good, before the agent says so. */
