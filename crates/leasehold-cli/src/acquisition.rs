@@ -219,7 +219,7 @@ impl Request {
         let silent = |message| Failure::new(FAILED, "unavailable", message);
         if matches!(self.mode, Mode::Permit(_)) {
             return silent(format!(
-                "lock `{}`: the store did not report in time whether a permit is free",
+                "lock `{}`: the store did not answer in time, so it is unknown whether a permit is free",
                 self.name
             ));
         }

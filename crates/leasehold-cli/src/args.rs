@@ -105,6 +105,12 @@ pub(crate) enum Subcommand {
     Update(UpdateArgs),
     /// Write an object unless a higher token has already written it
     Put(PutArgs),
+    /// Hold locks for a client in another language, over stdin and stdout
+    #[command(
+        after_help = "Not for people: a client library starts it and speaks JSON lines with it. The protocol is in \
+docs/agent.md. It ends when its stdin is closed."
+    )]
+    Agent,
     /// Create what the store needs: a folder or a table
     Init,
     /// Check whether the store is safe for locks, and explain how to fix what is not
@@ -176,7 +182,7 @@ pub(crate) struct HolderArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "No process keeps running: the lease ends after --ttl unless you renew the ticket.
+#[command(after_help = "No process renews the lease: the lease ends after --ttl unless you renew the ticket.
 A ticket is a secret: anyone who has it can renew and release the lock.
 
 Examples:

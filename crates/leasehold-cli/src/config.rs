@@ -16,14 +16,14 @@ use crate::exit::{FAILED, Failure};
 const DEFAULT_STORE: &str = "sqlite:";
 
 /// The settings from the environment and the configuration file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     path: PathBuf,
     file: File,
 }
 
 /// `config.toml`. An unknown key is an error, so that a misspelled key is not ignored.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     store: Option<String>,
@@ -40,7 +40,7 @@ struct File {
     stores: BTreeMap<String, Alias>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Alias {
     url: String,

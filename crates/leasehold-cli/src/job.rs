@@ -254,7 +254,10 @@ impl Job {
             previous_guardian.end();
         }
         let mut ended = self.supervise(&guard, prepared.take(), locker, signals, &**clock).await;
-        *previous_guardian = ended.as_mut().ok().and_then(|ended| ended.guardian.take());
+        *previous_guardian = match &mut ended {
+            Ok(Some(ended)) => ended.guardian.take(),
+            Ok(None) | Err(_) => None,
+        };
         // A signal that ended the command must not interrupt the release.
         signals.discard_pending();
         // Check before the release ends the guard: work done after the deadline must not look protected.
@@ -262,13 +265,14 @@ impl Job {
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
         let unrecorded = self.end_lease(context, guard, &mut loss, session, (completion, cooldown)).await;
-        let code = self.conclude(context, ended?, loss)?;
+        let code = self.conclude(context, ended?, loss);
         Ok(match unrecorded {
             Some(error) => self.unrecorded(context, &error, code),
             None => code,
         })
     }
 
+    /// Runs the command. Returns `None` if the lock was lost before the command started.
     async fn supervise(
         &self,
         guard: &Guard,
@@ -276,7 +280,7 @@ impl Job {
         locker: &Locker,
         signals: &mut Signals,
         clock: &dyn Clock,
-    ) -> Result<Ended, Failure> {
+    ) -> Result<Option<Ended>, Failure> {
         let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
             // Unset for a store without tokens, so that a script that needs one fails and does not use the token of
@@ -291,8 +295,10 @@ impl Job {
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
         // Adding the processes may have taken longer than the lease.
-        guard.check()?;
-        prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await
+        if guard.check().is_err() {
+            return Ok(None);
+        }
+        prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await.map(Some)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The `leasehold` command: argument parsing, output and process supervision around the library. It has no lock logic.
 
 mod acquisition;
+mod agent;
 mod args;
 mod child;
 mod commands;

@@ -110,6 +110,40 @@ impl Deadline {
         Self { from, span }
     }
 
+    /// When the span begins: before the first send of the request that was granted.
+    pub const fn start(self) -> Moment {
+        self.from
+    }
+
+    /// The time from [`start`](Self::start) to the deadline.
+    pub const fn span(self) -> Duration {
+        self.span
+    }
+
+    /// The deadline that has passed as soon as one of the two has.
+    pub(crate) fn earliest(self, other: Self) -> Self {
+        let span = self.span.min(other.span);
+        // Both moments at which `deadline` ends, one for each clock, and `span` before them.
+        let start = |deadline: Self| {
+            let longer = deadline.span.saturating_sub(span);
+            let wall_ns = i64::try_from(longer.as_nanos()).unwrap_or(i64::MAX);
+            let boot_ns = u64::try_from(longer.as_nanos()).unwrap_or(u64::MAX);
+            let from = deadline.from;
+            Moment {
+                boot_ns: from.boot_ns.saturating_add(boot_ns),
+                wall_ns: from.wall_ns.saturating_add(wall_ns),
+            }
+        };
+        let (one, two) = (start(self), start(other));
+        let from = Moment { boot_ns: one.boot_ns.min(two.boot_ns), wall_ns: one.wall_ns.min(two.wall_ns) };
+        Self { from, span }
+    }
+
+    /// Whether the span begins no earlier than `moment`.
+    pub(crate) fn starts_since(self, moment: Moment) -> bool {
+        self.from.boot_ns >= moment.boot_ns
+    }
+
     /// This deadline, moved forward by `by`.
     pub(crate) const fn sooner(self, by: Duration) -> Self {
         Self { span: self.span.saturating_sub(by), ..self }
@@ -395,6 +429,19 @@ mod tests {
         let back = moment(110, 5_000 - 3_590);
         assert_eq!(back.longest_since(start), SECOND * 10);
         assert_eq!(back.shortest_since(start), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_earliest_of_two_deadlines_passes_with_either() {
+        let one = Deadline::new(moment(100, 5_000), SECOND * 30);
+        let two = Deadline::new(moment(110, 5_004), SECOND * 25);
+        for both in [one.earliest(two), two.earliest(one)] {
+            // On the boot clock, `one` ends first, at 130. On the wall clock `two` does, at 5,029.
+            assert!(!both.passed(moment(129, 5_028)));
+            assert!(both.passed(moment(130, 5_028)));
+            assert!(both.passed(moment(129, 5_029)));
+        }
+        assert_eq!(one.earliest(one), one);
     }
 
     #[test]

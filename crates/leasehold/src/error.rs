@@ -135,7 +135,9 @@ impl Error {
     pub(crate) fn held_as(message: impl Into<String>, held: HolderInfo) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
         if held.foreign.is_some() {
-            error = error.with_help("leasehold never takes over what it did not write; find out who did");
+            error = error.with_help(
+                "leasehold never takes over a lock of another client; find out which client wrote it",
+            );
         } else if let Some(left) = held.lapses_within.map(whole_seconds) {
             error = error.with_help(if held.in_cooldown {
                 format!("the cooldown ends in <= {left}s")
@@ -222,7 +224,7 @@ impl Error {
         self.0.maybe_applied
     }
 
-    /// Whether the request lost to other clients, on a store that answers.
+    /// Whether other clients changed the record at every attempt, although the store was available.
     pub(crate) fn is_contended(&self) -> bool {
         self.0.contended
     }
@@ -312,7 +314,7 @@ impl Fault {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// A fault of a write that lost to other clients until its time was over. The store answers, so a waiter does not count
+    /// A fault of a write that met conflicts until its time limit. The store answers, so a waiter does not count
     /// this time as an outage.
     pub(crate) fn contended(message: impl Into<String>) -> Self {
         Self { contended: true, ..Self::unavailable(message) }

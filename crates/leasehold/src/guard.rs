@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::{join_all, select_all, try_join_all};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
 use crate::runtime::renewer::{Command, Hold, Opened, RenewerHandle, bind, keep};
@@ -91,9 +92,8 @@ impl Guard {
         if self.hold.capabilities.tokens {
             return Ok(self.hold.identity.token);
         }
-        let message = format!("locks in {} carry no fencing tokens", self.hold.capabilities.store);
-        Err(Error::unsupported(message)
-            .with_help("see the store's page for which of its protocols have tokens"))
+        let message = format!("locks in {} have no fencing tokens", self.hold.capabilities.store);
+        Err(Error::unsupported(message).with_help("docs/stores lists the protocols with tokens"))
     }
 
     /// For how long the lock is certain to be held without another renewal. Zero if it was lost. Local, no I/O.
@@ -110,6 +110,71 @@ impl Guard {
     pub fn check(&self) -> Result<()> {
         let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
+    }
+
+    /// The deadline: until then, the lock is certain to be held without another renewal. Local, no I/O. For a program
+    /// that checks the deadline in another process of this machine, as [`check`](Self::check) does it here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let guard = leasehold::Locker::open("mem:").await?.lock("report").acquire().await?;
+    /// assert!(guard.deadline()?.span() > Duration::from_secs(29)); // a little less than the ttl
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn deadline(&self) -> Result<Deadline> {
+        self.check()?;
+        let deadlines = self.each().map(|guard| guard.hold.lease.deadline());
+        let earliest = deadlines.reduce(|one, two| Some(one?.earliest(two?))).flatten();
+        earliest.ok_or_else(|| Error::lost(self.hold.identity.loss(LossReason::Ended)))
+    }
+
+    /// Completes when the deadline is another one than `known`: a renewal has moved it. Returns the new deadline. Never
+    /// completes if the lock is lost: await [`lost`](Self::lost) too. Cancel safe.
+    pub async fn renewed(&self, known: Deadline) -> Deadline {
+        loop {
+            // A renewal after this line is not missed.
+            let renewed = select_all(self.each().map(|guard| Box::pin(guard.hold.lease.renewed())));
+            match self.deadline() {
+                Ok(deadline) if deadline != known => return deadline,
+                _ => renewed.await,
+            };
+        }
+    }
+
+    /// Renews the lease now, and returns the new deadline. The lock was then certainly held after this call, even where
+    /// [`check`](Self::check) can be wrong: after a pause during which both clocks of the machine stood still.
+    ///
+    /// While the store does not answer, this waits for the next attempts, until the lock is lost. The future does not
+    /// borrow the guard. Cancel safe: dropping the future leaves the lock as it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock was lost or released. That is final.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let guard = leasehold::Locker::open("mem:").await?.lock("report").acquire().await?;
+    /// guard.renew().await?;
+    /// # Ok::<_, leasehold::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn renew(&self) -> impl Future<Output = Result<Deadline>> + Send + use<> {
+        let asked = self.hold.lease.now();
+        let renewals = self.each().map(|guard| {
+            let (lease, identity) = (guard.hold.lease.clone(), guard.hold.identity.clone());
+            lease.ask_for_renewal();
+            // The answer to a renewal that was sent before this call does not count.
+            async move { lease.renewed_since(asked).await.map_err(|()| Error::lost(lease.loss_of(&identity))) }
+        });
+        let renewals = try_join_all(renewals.collect::<Vec<_>>());
+        async move {
+            let deadlines = renewals.await?.into_iter().reduce(Deadline::earliest);
+            deadlines.ok_or_else(|| Error::invalid("a guard without a lock"))
+        }
     }
 
     /// Completes when the lock is lost, no later than its deadline. Cancel safe.
@@ -160,9 +225,11 @@ impl Guard {
     /// ```
     pub async fn release_with_cooldown(self, period: Duration) -> Result<Released> {
         if !self.hold.capabilities.cooldowns {
-            let message = format!("locks in {} have no cooldown", self.hold.capabilities.store);
+            let message = format!("locks in {} have no cooldowns", self.hold.capabilities.store);
             self.release().await?;
-            return Err(Error::unsupported(message).with_help("see the store's page for what it can"));
+            return Err(
+                Error::unsupported(message).with_help("release without a cooldown, or use another store")
+            );
         }
         if let Err(error) = self.single("has no cooldown") {
             self.release().await?;
@@ -255,7 +322,7 @@ impl Guard {
             return Ok(());
         }
         Err(Error::unsupported(format!("an exclusive hold of `{}` {what}", self.name()))
-            .with_help("it is made of several locks; plain locks, permits and shared holds can"))
+            .with_help("it consists of several locks; use a plain lock, a permit or a shared hold"))
     }
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, Place, grace, pause};
+pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, grace, pause};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::Deadline;
@@ -196,6 +196,8 @@ pub struct Claim {
     pub(crate) looks: bool,
     /// Where it stands in the line.
     pub(crate) place: Place,
+    /// For a permit whose waiters have a [queue](PermitQueue).
+    pub(crate) queue: Option<PermitQueue>,
 }
 
 impl Claim {
@@ -218,6 +220,7 @@ impl Claim {
             barges: false,
             looks: false,
             place: Place::default(),
+            queue: None,
         }
     }
 }
@@ -412,6 +415,8 @@ pub struct Capabilities {
     pub line: Option<&'static str>,
     /// Whether processes that wait for any of several permits get them in the order of their arrival.
     pub permits_in_order: bool,
+    /// Whether this needs a [`PermitQueue`]. Otherwise a waiter has a place in the line of each permit.
+    pub(crate) queues_permits: bool,
     /// Whether another process can take over at once if the holder's process dies on the same machine.
     pub sees_dead_processes: bool,
     /// Whether waiters are notified of a release and do not poll.
@@ -432,6 +437,7 @@ impl Capabilities {
             tokens: true,
             line: None,
             permits_in_order: false,
+            queues_permits: false,
             sees_dead_processes: false,
             watches: false,
             cooldowns: true,

@@ -48,8 +48,11 @@
 //! - To add a store, implement [`lease::LeaseStore`], or the smaller trait [`Register`]. [`RegisterLeases`] runs the
 //!   lease protocol on a register.
 //!
-//! Everything needs a tokio runtime with time enabled.
+//! Everything needs a tokio runtime with time enabled. Programs without async use the module `blocking`, of the feature
+//! of that name.
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 pub mod clock;
 mod diagnosis;
 pub mod doctor;

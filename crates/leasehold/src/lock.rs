@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Holder, HolderInfo, StoreTrouble, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, PermitQueue, StoreTrouble, Ttl};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait};
 use crate::runtime::hand_off::Terms;
@@ -49,6 +49,8 @@ pub struct Lock {
     hands_on: bool,
     /// Whether acquisitions ignore the line of waiters.
     barges: bool,
+    /// The queue of this lock, if it is one of several permits.
+    permit_queue: Option<PermitQueue>,
     /// Why the store does not answer the current acquisition.
     trouble: StoreTrouble,
 }
@@ -65,6 +67,7 @@ impl Lock {
             on_wait: None,
             hands_on: true,
             barges: false,
+            permit_queue: None,
             locker,
         }
     }
@@ -91,15 +94,15 @@ impl Lock {
         self
     }
 
-    /// Sets what the holder advertises. If the value is too long, the acquisition fails: a truncated URL would be
-    /// wrong.
+    /// Sets the value that the holder advertises. If the value is too long, the acquisition fails: a truncated URL would
+    /// be wrong.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.holder.value = Some(value);
         self
     }
 
-    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. For
-    /// resources that check no fencing token and may still receive a late write.
+    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. Use this
+    /// if the resource does not check fencing tokens and may receive a late write.
     #[must_use]
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
@@ -131,7 +134,7 @@ impl Lock {
         self
     }
 
-    /// Calls `tell` whenever a waiting acquisition learns who has the lock, for progress displays and logs.
+    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock, for progress displays and logs.
     #[must_use]
     pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
@@ -190,7 +193,7 @@ impl Lock {
                     format!("lock `{}` is being acquired by another task of this process", claim.name),
                     HolderInfo::default(),
                 )
-                .with_help("who has it is not known: the store has not answered that task yet"),
+                .with_help("the holder is unknown: the store has not answered that task yet"),
             }),
         }
     }
@@ -275,6 +278,33 @@ impl Lock {
         self
     }
 
+    /// This lock as a permit whose waiters have a `queue`.
+    pub(crate) fn queued(self, queue: Option<PermitQueue>) -> Self {
+        Self { permit_queue: queue, ..self }
+    }
+
+    pub(crate) fn queue_of_permits(&self) -> Option<&PermitQueue> {
+        self.permit_queue.as_ref()
+    }
+
+    /// The lock of the [`PermitQueue`] called `name`. Its ttl is short, because its holder waits: if that process dies, the
+    /// others need not wait for long.
+    pub(crate) fn for_queue(&self, name: &LockName) -> Self {
+        let (ttl, lock_delay) = (self.ttl.min(LONGEST_PAUSE), Duration::ZERO);
+        Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_handed_on() }
+    }
+
+    /// Whether `held` names this process, or no holder.
+    pub(crate) fn is_of_this_process(&self, held: &HolderInfo) -> bool {
+        let identity = |holder: &Holder| (holder.name.clone(), holder.host.clone(), holder.pid);
+        held.holder.as_ref().is_none_or(|holder| identity(holder) == identity(&self.holder))
+    }
+
+    /// Whether acquisitions ignore the line of waiters.
+    pub(crate) fn barges(&self) -> bool {
+        self.barges
+    }
+
     /// The callback for waiting acquisitions.
     pub(crate) fn on_waiting(&self) -> Option<&OnWait> {
         self.on_wait.as_deref()
@@ -285,7 +315,7 @@ impl Lock {
         Self { name: name.to_string(), ..self.clone() }
     }
 
-    /// Adds a callback for each time a waiting acquisition learns who has the lock.
+    /// Adds a callback for each time a waiting acquisition learns which process holds the lock.
     pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();
         self.clone().on_wait(move |held| {
@@ -311,14 +341,17 @@ impl Lock {
 
     fn claim(&self) -> Result<Claim> {
         if self.lock_delay > Ttl::MAX {
-            return Err(Error::invalid(format!("a lock delay of {:?} is longer than 24h", self.lock_delay)));
+            return Err(Error::invalid(format!(
+                "lock delay {:?} is out of range (maximum 24h)",
+                self.lock_delay
+            )));
         }
         let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
         if characters > MAX_VALUE {
             let message =
                 format!("the value to advertise has {characters} characters, and at most {MAX_VALUE} fit");
             return Err(
-                Error::invalid(message).with_help("advertise an address, and serve the rest from there")
+                Error::invalid(message).with_help("advertise an address and serve larger data from there")
             );
         }
         let ttl = Ttl::new(self.ttl)?;
@@ -328,6 +361,7 @@ impl Lock {
         claim.trouble = self.trouble.clone();
         claim.detached = self.holder.pid == 0;
         claim.barges = self.barges;
+        claim.queue = self.permit_queue.clone();
         Ok(claim)
     }
 
@@ -378,7 +412,7 @@ fn kept(text: &str) -> String {
 }
 
 impl Locker {
-    /// The lock named `name`. Sends no request; the acquisition reports a bad name.
+    /// The lock named `name`. Sends no request; the acquisition reports an invalid name.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }

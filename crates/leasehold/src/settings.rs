@@ -1,6 +1,6 @@
 //! The setters of a lock's settings, for what is built from locks.
 
-/// Defines the setters of a lock's settings for a type that keeps them in its field `lock`.
+/// Defines the setters of a lock's settings for a type with a field `lock`.
 macro_rules! settings {
     () => {
         /// Sets the leases' time to live, as [`Lock::ttl`](crate::Lock::ttl).
@@ -10,7 +10,7 @@ macro_rules! settings {
             self
         }
 
-        /// Sets what an acquisition is for, as [`Lock::note`](crate::Lock::note).
+        /// Describes the purpose of the acquisitions, as [`Lock::note`](crate::Lock::note).
         #[must_use]
         pub fn note(mut self, note: impl Into<String>) -> Self {
             self.lock = self.lock.note(note);

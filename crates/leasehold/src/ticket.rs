@@ -25,7 +25,8 @@ const MAX_BYTES: usize = 8 * 1024;
 /// Anyone who has the text can renew and release the lock, so treat it as a password. `Debug` does not show it.
 /// `Display` does, because that is its purpose.
 ///
-/// A ticket names the store of its lock, and anyone can write a ticket. A ticket therefore never chooses the store.
+/// A ticket names the store of its lock, and anyone can write a ticket. Therefore leasehold never opens a store only
+/// because a ticket names it.
 /// Open the store of your own configuration and pass the ticket to that [`Locker`](crate::Locker), which refuses
 /// tickets of other stores. If you have several stores, [`check_store`](Self::check_store) finds the right one.
 ///
@@ -130,7 +131,12 @@ impl FromStr for Ticket {
         let json = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| flaw("it is damaged"))?;
         let ticket: Self = serde_json::from_slice(&json).map_err(|_| flaw("it is damaged"))?;
         Ttl::from_millis(ticket.ttl_ms).map_err(|_| flaw("its ttl is out of range"))?;
-        ticket.store.as_deref().map(StoreUrl::parse).transpose().map_err(|_| flaw("its store is no URL"))?;
+        ticket
+            .store
+            .as_deref()
+            .map(StoreUrl::parse)
+            .transpose()
+            .map_err(|_| flaw("its store is not a URL"))?;
         Ok(ticket)
     }
 }

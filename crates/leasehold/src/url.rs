@@ -66,7 +66,7 @@ impl StoreUrl {
         let (scheme, rest) =
             url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
                 // Text without a scheme may be anything, even a password, so the error does not repeat it.
-                Error::invalid("a store is given as a URL, and this one has no scheme").with_help(
+                Error::invalid("the store URL has no scheme").with_help(
                     "like sqlite:/var/lib/locks.db or s3://bucket/prefix; see `leasehold help stores`",
                 )
             })?;
@@ -86,7 +86,7 @@ impl StoreUrl {
             && (path.contains('@') || query.is_some_and(|query| query.contains('@')))
         {
             return Err(Error::invalid(
-                "the store URL has an `@` after a `/` or `?`, as with a password that has these in it",
+                "the store URL has an `@` after a `/` or `?`, perhaps its password contains these characters",
             )
             .with_help("percent-encode the password: %2F for `/`, %3F for `?`, %40 for `@`"));
         }
@@ -104,7 +104,7 @@ impl StoreUrl {
         for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             if options.insert(decoded(key)?, decoded(value)?).is_some() {
-                return Err(Error::invalid(format!("the option `{key}` stands twice in the store URL")));
+                return Err(Error::invalid(format!("the store URL has the option `{key}` twice")));
             }
         }
         let scheme = match scheme.to_ascii_lowercase() {
@@ -113,7 +113,7 @@ impl StoreUrl {
             scheme if scheme == "rediss" || scheme == "valkeys" => {
                 if options.get("tls").is_some_and(|tls| tls != "on") {
                     return Err(Error::invalid(format!(
-                        "`{scheme}:` means TLS, and the store URL has another `tls`"
+                        "`{scheme}:` implies TLS, but the store URL sets another value of `tls`"
                     ))
                     .with_help("write redis:// for a connection without TLS"));
                 }

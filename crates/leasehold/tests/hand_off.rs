@@ -406,3 +406,34 @@ async fn a_passed_on_lock_has_a_cooldown_and_becomes_a_ticket() {
     assert_eq!(second.release_with_cooldown(SECOND * 60).await.unwrap(), Released::Released);
     assert!(lock(&client).try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
 }
+
+/// Without another process, the only pauses are the requests with which a cohort period ends and the next one begins.
+#[tokio::test(start_paused = true)]
+async fn a_hundred_tasks_without_other_processes_do_not_pause() {
+    const TASKS: u32 = 100;
+    for hold in [SECOND / 10, 2 * SECOND] {
+        let world = World::paced();
+        let client = world.dated(1);
+        let lock = Locker::new(client.leases.clone()).lock("x").ttl(TTL);
+        // The first grant of a name takes longer.
+        lock.acquire().await.unwrap().release().await.unwrap();
+        client.network.reset_counts();
+        let began = client.env.now();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..TASKS {
+            let (lock, env) = (lock.clone(), client.env.clone());
+            tasks.spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                env.sleep(hold).await;
+                guard.release().await.unwrap();
+            });
+        }
+        tasks.join_all().await;
+        let (pauses, counts) =
+            (client.env.now().longest_since(began).saturating_sub(TASKS * hold), client.network.counts());
+        println!("{TASKS} tasks, {hold:?} each: {pauses:?} in addition, {counts:?}");
+        // Each request takes 30 ms.
+        assert!(pauses <= Duration::from_millis(35) * counts.total() as u32, "{pauses:?}, {counts:?}");
+        assert!(counts.total() <= 2 * TASKS as usize + 2, "{counts:?}");
+    }
+}

@@ -1,6 +1,8 @@
 //! The library's integration tests, in one binary: a module for each subject.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[cfg(feature = "blocking")]
+mod blocking;
 mod common;
 mod election;
 mod existence;
@@ -15,6 +17,7 @@ mod lines;
 mod many;
 mod once;
 mod outage;
+mod permit_queue;
 mod protocol;
 mod rw_lock;
 mod semaphore;

@@ -3,32 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{TTL, World, contender_span, granted, name};
+use crate::common::{POLL_INTERVAL, Paced, TTL, World, contender_span, granted, name};
 use leasehold::clock::{TestClock, timeout};
 use leasehold::env::Env;
-use leasehold::lease::{Claim, LeaseStore, PollInterval, StoreOptions, Ttl, Watch};
-use leasehold::register::{Register, RegisterCapabilities};
+use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Watch};
+use leasehold::register::Register;
 use leasehold::{Holder, Locker, RegisterLeases};
 use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
-use leasehold_testkit::layer::{Layer, Layered};
+use leasehold_testkit::layer::Layered;
 use leasehold_testkit::machine::Machine;
 
-const POLL_INTERVAL: PollInterval =
-    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A register with the poll interval of one behind a network.
-#[derive(Debug)]
-struct Paced(FaultyRegister);
-
-impl Layer for Paced {
-    fn inner(&self) -> &dyn Register {
-        &self.0
-    }
-    fn capabilities(&self) -> RegisterCapabilities {
-        RegisterCapabilities { poll_interval: POLL_INTERVAL, ..self.0.capabilities() }
-    }
-}
 
 struct Process {
     leases: Arc<RegisterLeases>,

@@ -20,7 +20,7 @@ impl Cgroup {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let groups = fs::read_to_string("/proc/self/cgroup")?;
         let ours = folder(&mounts, &groups)
-            .ok_or_else(|| io::Error::other("no hierarchy of version 2 is mounted that we are in"))?;
+            .ok_or_else(|| io::Error::other("this process is not in a mounted cgroup v2 hierarchy"))?;
         let made = Self(ours.join(format!("leasehold-{run}")));
         fs::create_dir(&made.0).map_err(|error| at(&made.0, &error))?;
         // `cgroup.kill` exists since Linux 5.14.

@@ -149,11 +149,7 @@ fn stores() -> String {
         let _ = writeln!(text, "  {:<40} {}", store.example, store.name);
         let _ = writeln!(text, "  {:<40} {}", "", store.can);
         if let Some(feature) = store.feature.filter(|_| !store.is_built_in()) {
-            let _ = writeln!(
-                text,
-                "  {:<40} not in this build: cargo install leasehold-cli --features {feature}",
-                ""
-            );
+            let _ = writeln!(text, "  {:<40} not in this build: it needs the cargo feature {feature}", "");
         }
     }
     text.push_str(

@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 mod acquire;
+mod agent;
 mod break_;
 mod completions;
 mod doctor;
@@ -70,6 +71,7 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
         Subcommand::Sweep(args) => on(small_runtime(), sweep::sweep(context, args)),
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
+        Subcommand::Agent => on(run_runtime(), agent::agent(context)),
         Subcommand::Init => on(small_runtime(), init::init(context)),
         Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
         Subcommand::Completions(args) => completions::completions(&args),

@@ -26,13 +26,13 @@ pub(crate) enum Completion {
 
 impl Completion {
     /// The cooldown after a command that ended like this.
-    pub(super) fn cooldown(self, ended: &Result<Ended, Failure>) -> Option<Duration> {
+    pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>) -> Option<Duration> {
         match (self, ended) {
-            (Self::Cooldown { period, count_failures }, Ok(ended)) => {
+            (Self::Cooldown { period, count_failures }, Ok(Some(ended))) => {
                 let counts = ended.status.success() || count_failures;
                 Some(period).filter(|_| counts && !ended.stopped)
             }
-            (Self::Release | Self::KeepHeld, _) | (_, Err(_)) => None,
+            (Self::Release | Self::KeepHeld, _) | (_, Ok(None) | Err(_)) => None,
         }
     }
 }
@@ -105,17 +105,15 @@ impl Job {
         FAILED
     }
 
-    /// Records in the report how the command ended, and returns the exit code.
-    pub(super) fn conclude(
-        &mut self,
-        context: &Context,
-        ended: Ended,
-        loss: Option<Error>,
-    ) -> Result<u8, Failure> {
+    /// Records in the report how the command ended, and returns the exit code. `ended` is `None` if the lock was lost
+    /// before the command started.
+    pub(super) fn conclude(&mut self, context: &Context, ended: Option<Ended>, loss: Option<Error>) -> u8 {
         let report = &mut self.report;
-        report.command_exit_code = ended.status.code();
-        report.command_signal = child::ending_signal(ended.status);
-        if !ended.stopped && loss.is_none() {
+        if let Some(ended) = &ended {
+            report.command_exit_code = ended.status.code();
+            report.command_signal = child::ending_signal(ended.status);
+        }
+        if let Some(ended) = ended.as_ref().filter(|ended| !ended.stopped && loss.is_none()) {
             if ended.left_behind && !context.output.quiet {
                 context
                     .output
@@ -123,7 +121,7 @@ impl Job {
             }
             report.outcome = if ended.status.code().is_some() { "exited" } else { "signaled" }.to_owned();
             report.exit_code = of_child(ended.status);
-            return Ok(report.exit_code);
+            return report.exit_code;
         }
         let message = loss.as_ref().map_or_else(
             || {
@@ -141,12 +139,12 @@ impl Job {
         report.outcome = "lost".to_owned();
         report.exit_code = LOST;
         report.message = Some(message.clone());
-        context.output.failure(&Failure::new(LOST, "lost", message).with_help(if ended.stopped {
-            "the command was stopped; its last work may be incomplete"
-        } else {
-            "the last work of the command may have run without the lock"
+        context.output.failure(&Failure::new(LOST, "lost", message).with_help(match ended {
+            None => "the command was not run",
+            Some(ended) if ended.stopped => "the command was stopped; its last work may be incomplete",
+            Some(_) => "the last work of the command may have run without the lock",
         }));
-        Ok(LOST)
+        LOST
     }
 }
 

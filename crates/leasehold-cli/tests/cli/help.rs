@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Sandbox};
 
-const SUBCOMMANDS: [&str; 19] = [
+const SUBCOMMANDS: [&str; 20] = [
     "run",
     "once",
     "elect",
@@ -17,6 +17,7 @@ const SUBCOMMANDS: [&str; 19] = [
     "sweep",
     "update",
     "put",
+    "agent",
     "init",
     "doctor",
     "completions",

@@ -1,10 +1,10 @@
 //! Semaphores: a limited number of permits, each of which is a lock.
 
 use futures_util::future::{join, join_all};
-use leasehold::ErrorKind;
+use leasehold::{ErrorKind, State};
 
 use super::Harness;
-use super::client::{LONG, name};
+use super::client::{Client, LONG, name};
 use super::locks::locker;
 
 /// Different clients can hold all permits at once, and no more.
@@ -86,14 +86,12 @@ pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
             granted.send(n).unwrap();
             guard.release().await.unwrap();
         }));
-        for permit in ["s/permit-1", "s/permit-2"].map(name) {
-            let joined = async {
-                while one.store.inspect(&permit).await.unwrap().waiters.len() <= n {
-                    one.env().sleep(one.store.capabilities().poll_interval.min).await;
-                }
-            };
-            one.within("a place in the line", joined).await;
-        }
+        let joined = async {
+            while in_line(&one).await <= n {
+                one.env().sleep(one.store.capabilities().poll_interval.min).await;
+            }
+        };
+        one.within("a place in the line", joined).await;
     }
     first.unwrap().release().await.unwrap();
     for n in 0..WAITERS {
@@ -101,4 +99,16 @@ pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
     }
     second.unwrap().release().await.unwrap();
     one.within("the waiters", join_all(waiters)).await;
+}
+
+/// How many processes wait for a permit of `s`: those that hold the lock of the queue or wait for it, or, on stores
+/// without such a queue, those in the line of each permit.
+async fn in_line(client: &Client) -> usize {
+    let queue = client.store.inspect(&name("s/permit-queue")).await.unwrap();
+    let queued = usize::from(matches!(queue.state, State::Held(_))) + queue.waiters.len();
+    let mut waiting = usize::MAX;
+    for permit in ["s/permit-1", "s/permit-2"].map(name) {
+        waiting = waiting.min(client.store.inspect(&permit).await.unwrap().waiters.len());
+    }
+    queued.max(waiting)
 }

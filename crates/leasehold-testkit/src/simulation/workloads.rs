@@ -67,9 +67,13 @@ impl Client {
     }
 
     /// For how long the dead waiters in the lines delay the next one, by what they wrote there. Each line delays from the
-    /// moment when its lock is free, so the longest delay counts. Permits of a semaphore have no line on these stores.
+    /// moment when its lock is free, so the longest delay counts. Those who wait for one of several permits are in the line
+    /// of their queue, and those who wait for a single one in its line.
     async fn dead_waiters(&self) -> Duration {
         let mut longest = self.dead_waiters_of(LOCK).await;
+        for line in ["permit-1", "permit-queue", "shared-queue"] {
+            longest = longest.max(self.dead_waiters_of(&format!("{LOCK}/{line}")).await);
+        }
         if self.plan().workload == Workload::RwLock {
             for n in 1..=RwLock::MAX_SHARED {
                 longest = longest.max(self.dead_waiters_of(&format!("{LOCK}/shared-{n}")).await);

@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Id, Ttl};
+use crate::clock::Moment;
+use crate::types::{InvalidValue, LockName};
 
 /// The maximum number of waiters in a line. Those beyond it join when there is room.
 pub(crate) const MOST_WAITERS: usize = 64;
@@ -48,6 +50,27 @@ struct Known {
     conflicts: u32,
     /// Whether the lock's record was read since the claim asked for the lock.
     polled: bool,
+}
+
+/// The queue for several permits: a lock that the process that gets the next permit holds, and for which all others wait
+/// in its line.
+#[derive(Clone, Debug)]
+pub(crate) struct PermitQueue {
+    pub(crate) name: LockName,
+    /// Since when the process of this claim has held the queue's lock, if it does.
+    pub(crate) first_since: Option<Moment>,
+}
+
+impl PermitQueue {
+    /// The queue for the permits of a `kind` below `name`.
+    pub(crate) fn new(name: &LockName, kind: &str) -> Result<Self, InvalidValue> {
+        Ok(Self { name: LockName::new(format!("{name}/{kind}-queue"))?, first_since: None })
+    }
+
+    /// Whether the process of this claim gets the next permit.
+    pub(crate) fn is_first(&self) -> bool {
+        self.first_since.is_some()
+    }
 }
 
 /// A waiter before a claim.

@@ -74,7 +74,7 @@ impl Election {
         Self { lock: lock.not_handed_on().barge() }
     }
 
-    /// Sets what this candidate advertises while it leads, such as the address at which it serves.
+    /// Sets the value that this candidate advertises while it leads, such as the address at which it serves.
     ///
     /// At most [`MAX_VALUE`](Self::MAX_VALUE) characters, which [`campaign`](Self::campaign) checks. Anyone who can
     /// read the store can read the value.
@@ -90,7 +90,7 @@ impl Election {
         Self { lock: self.lock.ttl(ttl) }
     }
 
-    /// Sets what this candidate leads for, to show to people. At most 200 characters are kept.
+    /// Describes the purpose of this candidate. Inspection shows it. At most 200 characters are kept.
     #[must_use]
     pub fn note(self, note: impl Into<String>) -> Self {
         Self { lock: self.lock.note(note) }
@@ -135,6 +135,17 @@ impl Election {
     ///   campaign ends. A service should then campaign again.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.lock.acquire().await.map(Leadership)
+    }
+
+    /// Waits until this candidate leads, for at most `limit`.
+    ///
+    /// Cancel safe, as [`campaign`](Self::campaign).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Held`](crate::ErrorKind::Held) after the time limit, with [the leader](crate::Error::holder);
+    /// otherwise as [`campaign`](Self::campaign).
+    pub async fn campaign_within(&self, limit: Duration) -> Result<Leadership> {
+        self.lock.acquire_within(limit).await.map(Leadership)
     }
 
     /// Leads if there is no other leader now.

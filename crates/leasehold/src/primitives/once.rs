@@ -274,19 +274,17 @@ impl OncePer {
     fn check(&self) -> Result<()> {
         if self.period.is_zero() || self.period > Self::LONGEST {
             return Err(Error::invalid(format!(
-                "a period of {:?} is not one of at most 366 days",
+                "period {:?} is out of range (more than 0, at most 366 days)",
                 self.period
             ))
-            .with_help("it is the shortest time from one run to the next, more than zero"));
+            .with_help("the period is the minimum time between the grants of two runs"));
         }
         let capabilities = self.lock.locker().capabilities();
         if !capabilities.cooldowns {
-            let message = format!(
-                "locks in {} have no cooldown, so nothing would tell that a job already ran",
-                capabilities.store
-            );
+            let message =
+                format!("locks in {} have no cooldown, so a run cannot be recorded", capabilities.store);
             return Err(Error::unsupported(message)
-                .with_help("nothing was run; use another store, or this one without protocol=existence"));
+                .with_help("nothing was run; use another store, or remove protocol=existence from the URL"));
         }
         Ok(())
     }
@@ -303,25 +301,31 @@ impl OncePer {
         let output = tokio::select! {
             biased;
             loss = guard.lost() => {
-                return Err(Error::lost(loss).with_help("it was stopped in the middle; it may run again at once"));
+                return Err(Error::lost(loss).with_help("the job was stopped before its end; it may run again at once"));
             }
             output = body(&guard) => output,
         };
+        self.conclude(guard, output.is_ok()).await?;
+        Ok(Once::Ran(output))
+    }
+
+    /// Records a run that has ended, or releases the lock for another attempt.
+    pub(crate) async fn conclude(&self, guard: Guard, succeeded: bool) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
-        if output.is_ok() || self.cooldown_after_failure {
+        if succeeded || self.cooldown_after_failure {
             self.lay_to_rest(guard).await?;
         } else if let Err(error) = guard.release().await {
             tracing::warn!(%error, "the lock of a job that failed was not released");
         }
-        Ok(Once::Ran(output))
+        Ok(())
     }
 
     async fn lay_to_rest(&self, guard: Guard) -> Result<()> {
         let name = guard.name().clone();
         let (kind, why) = match guard.release_with_cooldown(self.period).await {
             Ok(Released::Released) => return Ok(()),
-            Ok(Released::AlreadyLost) => (ErrorKind::Lost, "the lock was lost before".to_owned()),
+            Ok(Released::AlreadyLost) => (ErrorKind::Lost, "the lock had already been lost".to_owned()),
             Err(error) => (error.kind(), error.to_string()),
         };
         let message = format!("`{name}` ran, but the run could not be recorded in the store: {why}");
@@ -329,7 +333,7 @@ impl OncePer {
     }
 }
 
-const MAY_RUN_AGAIN: &str = "it ran to its end, and may run again within its period";
+const MAY_RUN_AGAIN: &str = "the job has ended, but may run again within its period";
 
 fn due(acquired: Result<Guard>) -> Result<Due> {
     match acquired {

@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use tokio::sync::Notify;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{HolderInfo, LossReason, State};
+use crate::lease::{HolderInfo, LossReason, PermitQueue, State};
 use crate::lock::Lock;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, Queue, Turn};
@@ -46,9 +47,12 @@ impl Permits {
         let name = lock.checked()?;
         let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
         let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
-        let lock = lock.clone();
-        let lock = if lock.locker().capabilities().permits_in_order { lock } else { lock.barge() };
-        Ok(Self { lock, name, permits, plural, gated: false })
+        let (lock, capabilities) = (lock.clone(), lock.locker().capabilities());
+        let lock = if capabilities.permits_in_order { lock } else { lock.barge() };
+        // The waiters for a single permit are in its line.
+        let queues = capabilities.queues_permits && count > 1 && !lock.barges();
+        let queue = queues.then(|| PermitQueue::new(&name, kind)).transpose()?;
+        Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
     }
 
     /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
@@ -120,33 +124,16 @@ impl Permits {
     async fn acquire_seeing(&self, entry: Entry<Hold>, seen: &Seen) -> Result<Guard> {
         let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
         let mut outage = self.lock.outage();
-        let mut tried = false;
+        let mut attempt = Attempt { permits: self.clone(), tried: false, may_queue: true, first: None };
         loop {
-            match self.acquire_in_turn(&turn, seen, tried, &mut outage).await {
+            match attempt.advance(&turn, seen, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
                 // The gate may be held by now, and its holder then has all permits. Waiting for the gate alone is
                 // cheaper.
-                Ok(None) => {
-                    tried = true;
-                    outage.end();
-                }
+                Ok(None) => outage.end(),
                 Err(error) => outage.pause_after(error).await?,
             }
         }
-    }
-
-    async fn acquire_in_turn(
-        &self,
-        turn: &Turn<Hold>,
-        seen: &Seen,
-        tried: bool,
-        outage: &mut Outage,
-    ) -> Result<Option<Guard>> {
-        let waited = self.pass_gate(turn, seen, outage).await?;
-        if tried && !waited {
-            return self.first_of_all(turn, seen).await.map(Some);
-        }
-        self.round(seen).await
     }
 
     /// The queue of this process for these permits. Another number of permits has another queue.
@@ -205,6 +192,32 @@ impl Permits {
         select_all(waiting).await.0
     }
 
+    /// Whether tasks of this process hold all permits, or wait for them.
+    fn are_of_this_process(&self) -> bool {
+        let queues = self.lock.locker().queues();
+        self.permits.iter().all(|permit| queues.of(permit).is_taken())
+    }
+
+    /// Waits for a permit that another task of this process passes on. Returns `None` once another process holds a permit
+    /// or waits for one.
+    async fn first_of_this_process(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Option<Guard>> {
+        let refused = Arc::new(Notify::new());
+        let lock = {
+            let (refused, lock) = (refused.clone(), self.lock.clone());
+            self.lock.noting(move |held| {
+                if held.reserved || !lock.is_of_this_process(held) {
+                    refused.notify_one();
+                }
+            })
+        };
+        let permits = Self { lock, ..self.clone() };
+        tokio::select! {
+            biased;
+            guard = permits.first_of_all(turn, seen) => guard.map(Some),
+            () = refused.notified() => Ok(None),
+        }
+    }
+
     /// The error if all permits are held: by the holders in `seen`, or, if that is empty, by `held` among others.
     fn refused(&self, seen: &Seen, held: HolderInfo) -> Error {
         if let Some(held) = seen.of(&self.name) {
@@ -220,6 +233,67 @@ impl Permits {
             None if self.gated => Error::held(&self.name, held),
             None => Error::held_as(format!("{message}, among others by {held}"), held),
         }
+    }
+}
+
+/// An acquisition that waits, if it has to.
+struct Attempt {
+    permits: Permits,
+    /// Whether each permit was tried since this waited last.
+    tried: bool,
+    may_queue: bool,
+    /// The lock of the [`PermitQueue`], once this process is the first in it.
+    first: Option<Guard>,
+}
+
+impl Attempt {
+    /// Returns a permit, or `None` after a step on the way to one.
+    async fn advance(
+        &mut self,
+        turn: &Turn<Hold>,
+        seen: &Seen,
+        outage: &mut Outage,
+    ) -> Result<Option<Guard>> {
+        let waited = self.permits.pass_gate(turn, seen, outage).await?;
+        if waited || !self.tried {
+            self.tried = true;
+            return self.permits.round(seen).await;
+        }
+        let Some(queue) = self.permits.lock.queue_of_permits().filter(|_| self.may_queue) else {
+            return self.permits.first_of_all(turn, seen).await.map(Some);
+        };
+        if self.permits.are_of_this_process()
+            && let Some(guard) = self.permits.first_of_this_process(turn, seen).await?
+        {
+            return Ok(Some(guard));
+        }
+        let queue = queue.clone();
+        self.line_up(queue, turn, seen).await;
+        Ok(None)
+    }
+
+    /// Waits until this process is the first in the queue for the permits. When this is dropped, after a grant, the next
+    /// process becomes the first. Without a queue, permits are granted in any order.
+    async fn line_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
+        turn.tell(seen.soonest().unwrap_or_default());
+        let (seen, tells) = (seen.clone(), self.permits.lock.clone());
+        let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {
+            let holder = seen.soonest().unwrap_or_else(|| first.clone());
+            tells.tell(&HolderInfo { ahead: first.ahead.map(|ahead| ahead + 1), ..holder });
+        });
+        let store = self.permits.lock.locker().store().clone();
+        let asked = store.env().now();
+        let first = lock.acquire().await;
+        let now = store.env().now();
+        if let Err(error) = &first {
+            tracing::warn!(lock = %queue.name, %error, "waits for permits in no order");
+        }
+        // Permits may have been released in the meantime.
+        self.tried = now.longest_since(asked) < store.capabilities().poll_interval.min;
+        self.may_queue = false;
+        self.first = first.ok();
+        let first_since = Some(now);
+        self.permits.lock = self.permits.lock.clone().queued(Some(PermitQueue { first_since, ..queue }));
     }
 }
 

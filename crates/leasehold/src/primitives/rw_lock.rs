@@ -23,7 +23,7 @@ use crate::settings::settings;
 ///
 /// - A shared holder holds any one permit.
 /// - The exclusive holder holds the gate and all permits. If any of the nine locks is lost, the whole hold is lost. Its
-///   [`Guard`] is valid only as long as its weakest part.
+///   [`Guard`] is valid only while all nine locks are held.
 ///
 /// # Do not combine the plain lock of the same name with shared holders
 ///

@@ -192,6 +192,11 @@ impl<T> Queue<T> {
         self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
+    /// Whether a task has the turn.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.line().taken
+    }
+
     /// The holder of the lock, if a task of this process knows it.
     pub(crate) fn seen(&self) -> Option<HolderInfo> {
         self.seen.borrow().clone()

@@ -288,6 +288,7 @@ impl Renewer {
                 command = &mut *commands => return Over::Asked(command.ok()),
                 () = self.lease.over.cancelled() => return self.cancelled(commands).await,
                 () = self.opened.store.ended(&self.grant), if !alarmed => alarmed = true,
+                () = self.lease.asked.notified() => alarmed = false,
                 () = env.sleep(self.renewal.remaining(env.now())) => alarmed = false,
             }
             if let Some(over) = Box::pin(self.renew(commands)).await {

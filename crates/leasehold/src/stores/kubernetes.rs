@@ -240,6 +240,7 @@ impl Records for Kubernetes {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("Kubernetes", POLL_INTERVAL);
         capabilities.line = Some("the Lease `lh--line.NAME`");
+        (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
         capabilities
     }
 }

@@ -5,15 +5,37 @@ use std::time::Duration;
 
 use leasehold::clock::TestClock;
 use leasehold::env::Env;
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Renewal, StoreOptions, Ttl};
-use leasehold::register::{Precondition, Register};
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, PollInterval, Renewal, StoreOptions, Ttl,
+};
+use leasehold::register::{Precondition, Register, RegisterCapabilities};
 use leasehold::stores::memory::MemoryRegister;
 use leasehold::{Holder, LockName, Loss, RegisterLeases, State};
-use leasehold_testkit::fault::FaultyRegister;
+use leasehold_testkit::fault::{FaultyRegister, Kind, Outcome};
+use leasehold_testkit::layer::{Layer, Layered};
 use leasehold_testkit::machine::Machine;
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 pub(crate) const KEY: &str = "x.lock";
+
+/// The poll interval of S3.
+pub(crate) const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
+
+const ROUND_TRIP: Duration = Duration::from_millis(30);
+
+/// A register with the poll interval of one behind a network.
+#[derive(Debug)]
+pub(crate) struct Paced(pub(crate) FaultyRegister);
+
+impl Layer for Paced {
+    fn inner(&self) -> &dyn Register {
+        &self.0
+    }
+    fn capabilities(&self) -> RegisterCapabilities {
+        RegisterCapabilities { poll_interval: POLL_INTERVAL, ..self.0.capabilities() }
+    }
+}
 
 /// The store that the machines of a test share.
 pub(crate) struct World {
@@ -21,6 +43,8 @@ pub(crate) struct World {
     pub(crate) clock: Arc<TestClock>,
     /// Whether a lock is held while its object exists.
     pub(crate) by_existence: bool,
+    /// Whether clients poll like those of S3, and are a round trip away.
+    pub(crate) paced: bool,
 }
 
 /// A machine with its own network and clock.
@@ -35,12 +59,17 @@ impl World {
     pub(crate) fn new() -> Self {
         let clock = Arc::new(TestClock::default());
         let register = Arc::new(MemoryRegister::new(Env::seeded(clock.clone(), 0)));
-        Self { register, clock, by_existence: false }
+        Self { register, clock, by_existence: false, paced: false }
     }
 
     /// A world with the existence protocol: a lock is held while its object exists.
     pub(crate) fn by_existence() -> Self {
         Self { by_existence: true, ..Self::new() }
+    }
+
+    /// A world with the poll interval and the round trips of S3.
+    pub(crate) fn paced() -> Self {
+        Self { paced: true, ..Self::new() }
     }
 
     /// A machine that detects lapses only by observation.
@@ -60,7 +89,15 @@ impl World {
         let mut options = StoreOptions::default();
         options.env = env.clone();
         options.store_clock = store_clock;
-        let machine = Machine::new(Arc::new(network.clone()), env.clone());
+        let register: Arc<dyn Register> = match self.paced {
+            true => Arc::new(Layered(Paced(network.clone()))),
+            false => Arc::new(network.clone()),
+        };
+        if self.paced {
+            network.every(Kind::Read, Outcome::Delayed(ROUND_TRIP));
+            network.every(Kind::Write, Outcome::Delayed(ROUND_TRIP));
+        }
+        let machine = Machine::new(register, env.clone());
         let leases = if self.by_existence { RegisterLeases::by_existence } else { RegisterLeases::new };
         Client { leases: Arc::new(leases(Arc::new(machine), options)), network, clock, env }
     }

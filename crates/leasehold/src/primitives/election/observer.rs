@@ -136,7 +136,7 @@ impl Told {
     /// The error to report, if it is lasting and new.
     fn trouble(&mut self, name: &LockName, error: StoreError) -> Option<Error> {
         if error.is_transient() {
-            tracing::warn!(election = %name, %error, "who leads was not found out");
+            tracing::warn!(election = %name, %error, "cannot read the leader");
             return None;
         }
         let text = error.to_string();

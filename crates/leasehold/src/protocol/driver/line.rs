@@ -11,7 +11,7 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Before, Claim, HolderInfo, Id, Ttl, grace, pause};
+use crate::lease::{self, Before, Claim, HolderInfo, Id, PermitQueue, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
@@ -38,7 +38,7 @@ impl Front {
 impl RegisterLeases {
     /// Whether `claim` takes a place in the line while it waits.
     pub(super) fn joins(&self, claim: &Claim) -> bool {
-        self.records.has_lines() && claim.waits && !claim.barges
+        self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
     /// How many waiters are before `claim` in the line of a lock, as it was seen. `None` if it is not in the line.
@@ -59,15 +59,60 @@ impl RegisterLeases {
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
         let cannot_tell = !claim.waits && !rules::knows_age(record, self.store_time(), self.rules);
-        let is_empty = !record.awaited && !claim.looks && !claim.place.is_taken(claim.id, record.served);
+        let is_first = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
+        let is_empty =
+            !record.awaited && !claim.looks && !is_first && !claim.place.is_taken(claim.id, record.served);
         if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
             return Ok(as_it_was);
         }
-        let line = match self.line(&claim.name).await {
+        match &claim.queue {
+            None => self.front_of_line(claim, &claim.name, record, unchanged_for).await,
+            Some(PermitQueue { name, first_since: Some(_) }) => {
+                let others_wait = self.known.recall(name).is_some_and(|queue| queue.record.awaited);
+                Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
+            }
+            Some(PermitQueue { name, .. }) => {
+                // If the queue is not empty, the permit stays marked: only the first in the queue takes it.
+                self.front_of_queue(claim, name).await.map(|()| Front { awaited: false, ..as_it_was })
+            }
+        }
+    }
+
+    /// Decides whether the queue of several permits, the lock `queue`, lets `claim` take a permit: if no process holds
+    /// it, and `claim` could take it.
+    async fn front_of_queue(&self, claim: &Claim, queue: &LockName) -> Result<(), HolderInfo> {
+        let sight = match self.look(queue, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await {
+            Ok(sight) => sight,
+            Err(error) => {
+                tracing::debug!(lock = %queue, %error, "the queue for permits cannot be read");
+                return Ok(());
+            }
+        };
+        let unchanged_for = sight.unchanged_for(sight.at);
+        let state = rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules);
+        match (state, &sight.observation) {
+            (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, ..first }),
+            (_, Some(Observation { record, .. })) if record.awaited => {
+                self.front_of_line(claim, queue, record, unchanged_for).await.map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` says that it may be granted.
+    async fn front_of_line(
+        &self,
+        claim: &Claim,
+        name: &LockName,
+        record: &Record,
+        unchanged_for: Duration,
+    ) -> Result<Front, HolderInfo> {
+        let as_it_was = Front::of(record);
+        let line = match self.line(name).await {
             Ok(Some((line, _))) => line,
             Ok(None) => return Ok(Front { awaited: false, ..as_it_was }),
             Err(error) => {
-                tracing::debug!(lock = %claim.name, %error, "the line of waiters cannot be read");
+                tracing::debug!(lock = %name, %error, "the line of waiters cannot be read");
                 return Ok(as_it_was);
             }
         };
@@ -100,12 +145,13 @@ impl RegisterLeases {
         if record.state == RecordState::Free {
             return false;
         }
-        let is_new = !claim.place.is_taken(claim.id, record.served);
+        let is_new = self.joins(claim) && !claim.place.is_taken(claim.id, record.served);
         let kept = async {
             if is_new {
                 self.join(claim, record).await?;
             }
-            if claim.place.is_taken(claim.id, record.served) && !record.awaited {
+            let has_place = claim.place.is_taken(claim.id, record.served) || self.is_passed_over(claim);
+            if has_place && !record.awaited {
                 self.mark_awaited(&claim.name, record, version).await?;
             }
             Ok::<_, StoreError>(())
@@ -118,6 +164,14 @@ impl RegisterLeases {
             tracing::debug!(lock = %claim.name, %error, "no place in the line of waiters");
         }
         is_new && claim.place.is_taken(claim.id, record.served)
+    }
+
+    /// Whether `claim`, which is first in the queue for several permits, has waited for so long that processes which do
+    /// not wait must notice it. Most waits are shorter, and cost no writes to the permits' records.
+    fn is_passed_over(&self, claim: &Claim) -> bool {
+        let first_since = claim.queue.as_ref().and_then(|queue| queue.first_since);
+        let longest = self.records.capabilities().poll_interval.max;
+        first_since.is_some_and(|since| self.now().longest_since(since) >= longest)
     }
 
     /// Adds `claim` to the end of the line. If other waiters write it at the same time, the claim joins after a later

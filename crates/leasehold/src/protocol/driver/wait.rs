@@ -11,7 +11,7 @@ use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Claim, HolderInfo, Ttl, Watch};
+use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
 use crate::runtime::pacing::{Pacing, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
@@ -20,7 +20,8 @@ use crate::types::LockName;
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let joins = self.joins(claim);
-        if !joins && !seen.reserved {
+        let leads = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
+        if !joins && !leads && !seen.reserved {
             return self.changed(&claim.name, seen).await;
         }
         let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
@@ -39,7 +40,7 @@ impl Watch for RegisterLeases {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
             };
-            pacing.set_next(ahead == 0 && claim.place.is_taken(claim.id, served));
+            pacing.set_next(leads || ahead == 0 && claim.place.is_taken(claim.id, served));
             let age = self.held_for(observation.as_ref());
             let pause = match seen.reserved {
                 true => poll_interval.shortest(&env.random),
@@ -50,12 +51,14 @@ impl Watch for RegisterLeases {
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
-            match ahead {
-                0 => self.pause(&claim.name, pause, &mut freed).await,
+            if ahead == 0 && !seen.reserved {
+                self.pause(&claim.name, pause, &mut freed).await;
+            } else {
                 // Others come first: a release does not concern it.
-                _ => env.sleep(pause).await,
+                env.sleep(pause).await;
             }
-            let (sight, had_trouble, has_joined) = self.poll(&claim.name, joins.then_some(claim)).await?;
+            let (sight, had_trouble, has_joined) =
+                self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {

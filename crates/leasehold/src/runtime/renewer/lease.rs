@@ -4,9 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Deadline;
+use crate::clock::{Deadline, Moment};
 use crate::env::Env;
 use crate::lease::{Loss, LossReason};
 
@@ -17,6 +19,10 @@ pub(crate) struct Lease {
     state: Mutex<State>,
     /// Cancelled as soon as the lease is no longer held, for any reason.
     pub(super) over: CancellationToken,
+    /// Notified when the lease was renewed.
+    renewed: Notify,
+    /// Notified when the renewer is to renew at once.
+    pub(super) asked: Notify,
 }
 
 #[derive(Debug)]
@@ -34,7 +40,7 @@ pub(super) enum State {
 impl Lease {
     pub(super) fn new(env: Env, deadline: Deadline) -> Self {
         let state = Mutex::new(State::Held { deadline, last_error: None });
-        Self { env, state, over: CancellationToken::new() }
+        Self { env, state, over: CancellationToken::new(), renewed: Notify::new(), asked: Notify::new() }
     }
 
     pub(super) fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
@@ -48,6 +54,50 @@ impl Lease {
             State::Held { deadline, .. } => deadline.remaining(now),
             State::Lost(_) | State::Ended => Duration::ZERO,
         })
+    }
+
+    /// The deadline; `None` if the lease is known to be over.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        self.state(|state| match state {
+            State::Held { deadline, .. } => Some(*deadline),
+            State::Lost(_) | State::Ended => None,
+        })
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.env.now()
+    }
+
+    /// Completes at the next renewal after this call.
+    pub(crate) fn renewed(&self) -> Notified<'_> {
+        self.renewed.notified()
+    }
+
+    /// The deadline of a renewal that was sent at `moment` or later; an error if the lease is over.
+    pub(crate) async fn renewed_since(&self, moment: Moment) -> Result<Deadline, ()> {
+        loop {
+            // A renewal after this line is not missed.
+            let renewed = self.renewed();
+            match self.deadline() {
+                Some(deadline) if deadline.starts_since(moment) => return Ok(deadline),
+                Some(_) => tokio::select! {
+                    () = renewed => {}
+                    // The watchdog cancels it at the deadline.
+                    () = self.over.cancelled() => {}
+                },
+                None => return Err(()),
+            }
+        }
+    }
+
+    /// How a lease that is over ended.
+    pub(crate) fn loss_of(&self, grant: &Identity) -> Loss {
+        self.loss(grant).unwrap_or_else(|| grant.loss(LossReason::Ended))
+    }
+
+    /// Asks the renewer for one renewal. If one is under way, another one follows.
+    pub(crate) fn ask_for_renewal(&self) {
+        self.asked.notify_one();
     }
 
     /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
@@ -128,6 +178,7 @@ impl Lease {
             }
             _ => {}
         });
+        self.renewed.notify_waiters();
     }
 
     pub(super) fn note(&self, error: &impl ToString) {

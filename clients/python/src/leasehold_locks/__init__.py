@@ -1,0 +1,60 @@
+"""Distributed locks on the storage you already have: SQLite, S3, GCS, Azure, DynamoDB, PostgreSQL, Redis, etcd.
+
+>>> from leasehold_locks import Locker
+>>> locker = Locker("sqlite:locks.db")
+>>> with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
+...     g.check()
+...     print("held with token", g.token)
+
+:mod:`leasehold_locks.aio` has the same for asyncio.
+"""
+
+from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError
+from ._locker import Election, Guard, Holding, Lock, Locker, Object, Once, OnceDecorator, RwLock, open_object
+from ._types import (
+    AlreadyRan,
+    Capabilities,
+    Duration,
+    Finding,
+    Holder,
+    HolderInfo,
+    Leader,
+    PastGrant,
+    Ran,
+    Report,
+    Status,
+    Waiter,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgentError",
+    "AlreadyRan",
+    "Capabilities",
+    "Duration",
+    "Election",
+    "Finding",
+    "ForkedError",
+    "Guard",
+    "Holder",
+    "HolderInfo",
+    "Holding",
+    "Leader",
+    "LeaseholdError",
+    "Lock",
+    "LockHeld",
+    "LockLost",
+    "Locker",
+    "Object",
+    "Once",
+    "OnceDecorator",
+    "PastGrant",
+    "Ran",
+    "Report",
+    "RwLock",
+    "Status",
+    "StoreError",
+    "Waiter",
+    "open_object",
+]

@@ -1,0 +1,386 @@
+"""The agent: the child process ``leasehold agent``, which acquires, renews and releases locks for this process.
+
+One agent serves a process. It is started when it is first needed. The protocol is in docs/agent.md. A thread reads the
+agent's messages and notices deadlines. All state of an agent is guarded by one lock, under which nothing blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import _clock, _command, _fork
+from ._clock import TOLERANCE_US, Moment
+from ._command import FIND
+from ._errors import AgentError, ForkedError, LeaseholdError, LockLost, of_message
+from ._hold import Hold, Message, Pending
+from ._wire import Bell, Garbage, deadline_of, integer, poll
+
+_PROTOCOL = 1
+_CLIENT = "leasehold-python/0.1.0"
+#: How long the agent may take to start, in seconds.
+_START_TIMEOUT = 10.0
+#: How long an idle agent is kept, in seconds.
+_IDLE = 60.0
+#: The longest pause between two looks at the deadlines, in seconds: timers stand still while the machine sleeps.
+_TICK = 1.0
+#: The longest line of an agent, in bytes.
+_MAX_LINE = 1 << 20
+#: How much may wait for an agent that does not read, in bytes.
+_MAX_UNSENT = 16 << 20
+#: How long a process waits at its end for its agent to release its locks, in seconds.
+_EXIT_TIMEOUT = 5.0
+
+_INTERIM = {"waiting", "names", "content"}
+
+
+class Agent:
+    """A running agent."""
+
+    def __init__(self, command: str) -> None:
+        self.lock = threading.RLock()
+        self._host = _fork.process()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._holds: dict[int, Hold] = {}
+        self._dropped: deque[Hold] = deque()
+        self._unread = bytearray()
+        self._unsent = bytearray()
+        self._draining = False
+        self._death: AgentError | None = None
+        self._used = time.monotonic()
+        self._next_look = time.monotonic() + _TICK
+        self._process = _command.start(command)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to = self._process.stdin.fileno()
+        self._from = self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+        self._bell = Bell()
+        try:
+            self._greet(command)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._close()
+            raise
+        self._reader = threading.Thread(target=self._run, name="leasehold-agent", daemon=True)
+        self._reader.start()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def _greet(self, command: str) -> None:
+        """Says hello, and compares the clocks."""
+        before = _clock.now()
+        self._send({"id": 0, "op": "hello", "protocol": _PROTOCOL, "pid": self._host[0], "client": _CLIENT})
+        line = self._first_line(command)
+        after = _clock.now()
+        try:
+            hello = json.loads(line)
+            if hello["ev"] == "error":
+                raise of_message(hello)
+            if hello["ev"] != "hello" or hello["protocol"] != _PROTOCOL:
+                raise Garbage
+            clocks = Moment(integer(hello, "boot_us"), integer(hello, "wall_us"))
+        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+            raise AgentError(f"{command} is not leasehold's command, or one of another version", [FIND]) from None
+        if not all(
+            early - TOLERANCE_US <= between <= late + TOLERANCE_US
+            for early, between, late in zip(before, clocks, after)
+        ):
+            raise AgentError(
+                "the agent and this process have different clocks, so deadlines would be wrong",
+                [
+                    "do not use faketime, time namespaces or a virtualized /proc/uptime for only one of the two",
+                    "if the clock was just set, try again",
+                ],
+            )
+
+    def _first_line(self, command: str) -> bytes:
+        end = time.monotonic() + _START_TIMEOUT
+        while b"\n" not in self._unread:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise AgentError(f"{command} does not answer as an agent", [FIND])
+            if poll([(self._from, select.POLLIN)], left):
+                chunk = os.read(self._from, 1 << 16)
+                if not chunk:
+                    code = self._process.wait()
+                    raise AgentError(f"{command} ended with exit code {code} instead of serving", [FIND])
+                self._unread += chunk
+                if len(self._unread) > _MAX_LINE:
+                    raise AgentError(f"{command} is not leasehold's command", [FIND])
+        line, _, rest = bytes(self._unread).partition(b"\n")
+        self._unread = bytearray(rest)
+        return line
+
+    def is_forked(self) -> bool:
+        return self._host != _fork.process()
+
+    def forbid_forked(self) -> None:
+        if self.is_forked():
+            raise ForkedError(
+                "this lock was acquired by another process, before a fork",
+                ["acquire it again in this process; a Locker works in both"],
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._death is None and not self.is_forked()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def abandon_in_child(self) -> None:
+        """After a fork, in the child: the agent belongs to the parent. Takes no lock: another thread may have had it."""
+        self._death = AgentError("the agent belongs to the parent process")
+        self._process.returncode = 0
+        self._close()
+
+    def _die(self, reason: str, kill: bool = True) -> None:
+        """All holds are lost, and all requests fail. Called under the lock."""
+        if self._death is not None:
+            return
+        death = self._death = AgentError(reason)
+        if kill:
+            with contextlib.suppress(OSError):
+                self._process.kill()
+        for hold in list(self._holds.values()):
+            hold.lose(LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            request.deliver(death)
+        self._bell.ring()
+
+    def kill(self, reason: str) -> None:
+        with self.lock:
+            self._die(reason)
+
+    def stop(self) -> None:
+        """Ends the agent, which releases all locks, and waits for its end."""
+        with self.lock:
+            for hold in list(self._holds.values()):
+                hold.end()
+            self._die("this process ends", kill=False)
+        self._reader.join(_EXIT_TIMEOUT)
+
+    # --- what is sent -------------------------------------------------------------------------------------------------
+
+    def request(self, fields: Message, deliver: Callable[[Message | LeaseholdError], None]) -> Pending:
+        """Sends a request. ``deliver`` is called with each of its messages, or with an error. It must not block."""
+        with self.lock:
+            if self._death is not None:
+                raise AgentError(str(self._death.args[0]))
+            pending = Pending(self, next(self._ids), str(fields["op"]), deliver)
+            self._pending[pending.id] = pending
+            self._used = time.monotonic()
+            self._send({"id": pending.id, **fields})
+            return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """Cancels a request without waiting. Called under the lock."""
+        if pending.id in self._pending and self._death is None:
+            self._post({"op": "cancel", "request": pending.id})
+
+    def release(self, hold: Hold) -> None:
+        """Releases a hold without waiting."""
+        with self.lock:
+            if hold.end():
+                self.send_release(hold)
+
+    def send_release(self, hold: Hold) -> None:
+        """Tells the agent that this process gave the hold up. Called under the lock."""
+        if self._death is None:
+            self._post({"op": "release", "hold": hold.number})
+
+    def drop(self, hold: Hold) -> None:
+        """Releases a hold, from a finalizer: takes no lock."""
+        if not self.is_forked() and self._death is None:
+            self._dropped.append(hold)
+            self._bell.ring()
+
+    def _post(self, fields: Message) -> None:
+        """Sends a request whose answer is ignored. Called under the lock."""
+        pending = Pending(self, next(self._ids), str(fields["op"]), lambda _: None)
+        self._pending[pending.id] = pending
+        self._send({"id": pending.id, **fields})
+
+    def _send(self, message: Message) -> None:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self._unsent += line
+        self._flush()
+        if len(self._unsent) > _MAX_UNSENT:
+            self._die("the agent does not read its requests")
+        elif self._unsent:
+            self._bell.ring()
+
+    def _flush(self) -> None:
+        while self._unsent and self._death is None:
+            try:
+                del self._unsent[: os.write(self._to, self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError:
+                # What it wrote before its end may still be read; the end of the file follows.
+                self._unsent.clear()
+
+    # --- what is read -------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Reads all messages that have arrived. Called under the lock."""
+        # A signal handler or a finalizer can get here while this thread is inside.
+        if self._draining or self._death is not None:
+            return
+        self._draining = True
+        try:
+            while self._death is None:
+                try:
+                    chunk = os.read(self._from, 1 << 16)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    chunk = b""
+                if not chunk:
+                    return self._die("the agent has ended")
+                self._unread += chunk
+                self._take_lines()
+        finally:
+            self._draining = False
+
+    def _take_lines(self) -> None:
+        *lines, rest = self._unread.split(b"\n")
+        self._unread = rest
+        try:
+            for line in lines:
+                if len(line) > _MAX_LINE:
+                    raise Garbage
+                self._take(json.loads(line))
+            if len(rest) > _MAX_LINE:
+                raise Garbage
+        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+            self._die("the agent sent a message that is not of its protocol")
+
+    def _take(self, message: Any) -> None:
+        if not isinstance(message, dict) or not isinstance(message.get("ev"), str):
+            raise Garbage
+        if "id" in message:
+            self._take_answer(message)
+        elif message["ev"] == "renewed":
+            deadline = deadline_of(message)
+            hold = self._holds.get(integer(message, "hold"))
+            if hold is not None:
+                hold.renewed(deadline)
+        elif message["ev"] == "lost":
+            hold = self._holds.get(integer(message, "hold"))
+            if hold is not None:
+                hold.lose(LockLost(str(message.get("message")), str(message.get("reason"))))
+
+    def _take_answer(self, message: Message) -> None:
+        if message["id"] is None:
+            return self._die(f"the agent does not understand this client: {message.get('message')}")
+        event = message["ev"]
+        pending = self._pending.get(integer(message, "id"))
+        if pending is None:
+            raise Garbage
+        if event in _INTERIM or (event == "leader" and pending.op == "observe"):
+            return pending.deliver(message)
+        if event == "held":
+            pending.hold = self._begin(message)
+        elif event == "renewed":
+            hold = self._holds.get(integer(message, "hold"))
+            if hold is not None:
+                hold.renewed(deadline_of(message))
+        del self._pending[pending.id]
+        self._used = time.monotonic()
+        if pending.abandoned and pending.hold is not None:
+            self.release(pending.hold)
+        pending.deliver(of_message(message) if event == "error" else message)
+
+    def _begin(self, message: Message) -> Hold:
+        token = message.get("token")
+        if not (token is None or (isinstance(token, str) and token.isascii() and token.isdigit())):
+            raise Garbage
+        number = integer(message, "hold")
+        if number in self._holds:
+            raise Garbage
+        deadline = deadline_of(message)
+        hold = Hold(self, number, str(message["lock"]), None if token is None else int(token), deadline)
+        self._holds[number] = hold
+        self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
+        return hold
+
+    def forget(self, hold: Hold) -> None:
+        self._holds.pop(hold.number, None)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _look_within(self, seconds: float) -> None:
+        """Makes the thread look at the deadlines at that time at the latest."""
+        look = time.monotonic() + max(0.0, min(seconds, _TICK))
+        if look < self._next_look:
+            self._next_look = look
+            if threading.current_thread() is not self._reader:
+                self._bell.ring()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self.lock:
+                    if self._death is not None:
+                        break
+                    timeout = self._timeout()
+                    wanted = [(self._from, select.POLLIN), (self._bell.fileno(), select.POLLIN)]
+                    if self._unsent:
+                        wanted.append((self._to, select.POLLOUT))
+                poll(wanted, timeout)
+                self._bell.quiet()
+                with self.lock:
+                    self._turn()
+        finally:
+            self._bury()
+
+    def _turn(self) -> None:
+        while self._dropped:
+            self.release(self._dropped.popleft())
+        self._flush()
+        self.drain()
+        if self._holds and time.monotonic() >= self._next_look:
+            now = _clock.now()
+            lefts = [hold._expire(now) for hold in list(self._holds.values())]
+            self._next_look = time.monotonic() + max(0.0, min(_TICK, min(lefts) / 1_000_000))
+        if self._is_idle() and time.monotonic() - self._used >= _IDLE:
+            self._die("the agent was idle", kill=False)
+
+    def _is_idle(self) -> bool:
+        return not (self._holds or self._pending or self._unsent)
+
+    def _timeout(self) -> float | None:
+        now = time.monotonic()
+        if self._holds:
+            return max(0.0, min(_TICK, self._next_look - now))
+        if self._is_idle():
+            return max(0.0, self._used + _IDLE - now)
+        return None
+
+    def _bury(self) -> None:
+        """Waits for the end of the process, which ends when its stdin is closed."""
+        if self.is_forked():
+            return
+        self._close()
+        try:
+            self._process.wait(_EXIT_TIMEOUT + 5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

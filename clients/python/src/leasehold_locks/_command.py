@@ -1,0 +1,37 @@
+"""The leasehold command, and how it is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+
+from ._errors import AgentError
+
+FIND = "set LEASEHOLD_COMMAND to the path of the leasehold command, or install the wheel that contains it"
+
+
+def find() -> str:
+    """The leasehold command: of the environment, of this package, or of PATH."""
+    given = os.environ.get("LEASEHOLD_COMMAND")
+    if given:
+        return given
+    for scheme in (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")):
+        command = os.path.join(sysconfig.get_path("scripts", scheme), "leasehold")
+        if os.access(command, os.X_OK):
+            return command
+    found = shutil.which("leasehold")
+    if found is None:
+        raise AgentError("the leasehold command was not found", [FIND])
+    return found
+
+
+def start(command: str) -> subprocess.Popen[bytes]:
+    """Starts the command as an agent."""
+    try:
+        return subprocess.Popen(
+            [command, "agent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+    except OSError as error:
+        raise AgentError(f"cannot start {command}: {error.strerror}", [FIND]) from error

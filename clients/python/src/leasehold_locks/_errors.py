@@ -1,0 +1,96 @@
+"""The errors of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._types import Holder, HolderInfo
+
+__all__ = ["AgentError", "ForkedError", "LeaseholdError", "LockHeld", "LockLost", "StoreError"]
+
+
+class LeaseholdError(Exception):
+    """The base of all errors of this package."""
+
+    #: What to do about the error, one line each.
+    help: list[str]
+
+    def __init__(self, message: str, help: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.help = list(help or [])
+
+    def __str__(self) -> str:
+        return "\n  help: ".join([str(self.args[0]), *self.help])
+
+
+class LockHeld(LeaseholdError, TimeoutError):
+    """Another holder has the lock, and still had it when the time limit was over."""
+
+    #: What is known about the holder.
+    held_by: HolderInfo
+
+    def __init__(self, message: str, held_by: HolderInfo, help: list[str] | None = None) -> None:
+        super().__init__(message, help)
+        self.held_by = held_by
+
+    @property
+    def holder(self) -> Holder | None:
+        """The process that has the lock; ``None`` if it is unknown."""
+        return self.held_by.holder
+
+
+class LockLost(LeaseholdError):
+    """The lock was lost. Stop the work that it protected. A loss is final: acquire the lock again."""
+
+    #: ``expired``, ``taken_over``, ``ended``, ``deleted``, ``renewed_elsewhere``, ``agent``, ``refused``, ``over``.
+    reason: str
+    #: For a fenced write that was refused: the higher token that wrote before.
+    refused_by: int | None
+
+    def __init__(
+        self, message: str, reason: str = "expired", help: list[str] | None = None, refused_by: int | None = None
+    ) -> None:
+        super().__init__(message, help)
+        self.reason = reason
+        self.refused_by = refused_by
+
+
+class StoreError(LeaseholdError):
+    """The store, its URL or its permissions, or an argument: see :attr:`kind` and :attr:`help`."""
+
+    #: ``unavailable``, ``denied``, ``invalid``, ``unsupported``, ``corrupt``, ``conflict``, ``limit``, ``agent``, ...
+    kind: str
+    #: Whether the write that failed may have been applied, or may be applied later.
+    maybe_applied: bool
+
+    def __init__(
+        self, message: str, kind: str = "unavailable", help: list[str] | None = None, maybe_applied: bool = False
+    ) -> None:
+        super().__init__(message, help)
+        self.kind = kind
+        self.maybe_applied = maybe_applied
+
+
+class AgentError(StoreError):
+    """The agent (the command ``leasehold agent``) could not be started, has ended, or does not answer."""
+
+    def __init__(self, message: str, help: list[str] | None = None) -> None:
+        super().__init__(message, "agent", help)
+
+
+class ForkedError(LeaseholdError, RuntimeError):
+    """A guard was used in a forked child. A guard belongs to the process that acquired it."""
+
+
+def of_message(message: dict[str, Any]) -> LeaseholdError:
+    """The error for an ``error`` message of the agent."""
+    kind, text = str(message.get("kind")), str(message.get("message"))
+    help = [str(line) for line in message.get("help") or []]
+    if kind == "held":
+        return LockHeld(text, HolderInfo.of(message.get("held_by") or {}), help)
+    if kind == "lost":
+        refused_by = message.get("refused_by")
+        if refused_by is not None:
+            return LockLost(text, "refused", help, int(refused_by))
+        return LockLost(text, "expired", help)
+    return StoreError(text, kind, help, bool(message.get("maybe_applied")))

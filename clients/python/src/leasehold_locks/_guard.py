@@ -1,0 +1,71 @@
+"""What the guards of both interfaces share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ._errors import LockLost, StoreError
+from ._hold import Hold
+
+log = logging.getLogger("leasehold_locks")
+
+
+class BaseGuard:
+    """A lock that is held."""
+
+    _hold: Hold
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @property
+    def name(self) -> str:
+        """The name of the lock; of a semaphore or a shared hold, the name of the permit."""
+        return self._hold.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than the token of every earlier grant of this lock. Send it with every write, and
+        let the resource refuse lower ones."""
+        if self._hold.token is None:
+            raise StoreError("locks in this store carry no fencing tokens", "unsupported")
+        return self._hold.token
+
+    def check(self) -> None:
+        """Checks that the lock is still held. Local: no request.
+
+        Raises :class:`LockLost` if the lock was lost, and :class:`ForkedError` in a forked child.
+        """
+        self._hold.check()
+
+    @property
+    def remaining(self) -> float:
+        """For how many seconds the lock is certain to be held without another renewal; 0 if it is over."""
+        return self._hold.remaining()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock is still held, as :meth:`check` finds out."""
+        return self._hold.remaining() > 0
+
+    def on_lost(self, call: Callable[[LockLost], object]) -> None:
+        """Calls ``call`` in a thread of its own if the lock is lost."""
+
+        def start(loss: LockLost) -> None:
+            try:
+                threading.Thread(target=call, args=(loss,), name="leasehold-on-lost", daemon=True).start()
+            except RuntimeError:  # The interpreter is ending.
+                log.debug("on_lost was not called: %s", loss)
+
+        self._hold.listen(start)
+
+    def __del__(self) -> None:
+        hold = getattr(self, "_hold", None)
+        if hold is not None and not hold.is_over:
+            hold.agent.drop(hold)
+
+    def __repr__(self) -> str:
+        state = "over" if self._hold.is_over else "held"
+        return f"<{type(self).__name__} {self._hold.name!r} token={self._hold.token} {state}>"

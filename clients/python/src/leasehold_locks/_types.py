@@ -1,0 +1,276 @@
+"""The values that are read from the store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, Literal, TypeVar, Union
+
+__all__ = [
+    "AlreadyRan",
+    "Capabilities",
+    "Duration",
+    "Finding",
+    "Holder",
+    "HolderInfo",
+    "Leader",
+    "PastGrant",
+    "Ran",
+    "Report",
+    "Status",
+    "Waiter",
+]
+
+T = TypeVar("T")
+
+#: Seconds, a timedelta, or a text such as ``"30s"``, ``"10m"``, ``"1h 30m"``, ``"250ms"``.
+Duration = Union[float, timedelta, str]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_PART = re.compile(r"(\d+)\s*(ms|s|m|h|d)\s*")
+
+
+def milliseconds(duration: Duration, what: str) -> int:
+    """The duration in whole milliseconds, rounded up.
+
+    >>> milliseconds("1h 30m", "ttl"), milliseconds(0.0001, "ttl"), milliseconds(timedelta(days=1), "ttl")
+    (5400000, 1, 86400000)
+    """
+    if isinstance(duration, timedelta):
+        seconds = duration.total_seconds()
+    elif isinstance(duration, str):
+        text = duration.strip()
+        if not re.fullmatch(rf"(?:{_PART.pattern})+", text):
+            raise ValueError(f"{what} {duration!r} is not a duration such as '30s', '10m' or '1h 30m'")
+        seconds = sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    else:
+        seconds = float(duration)
+    if not 0 <= seconds <= 366 * 86_400:  # Also refuses NaN.
+        raise ValueError(f"{what} is out of range: from 0 to 366 days")
+    return -int(-seconds * 1_000 // 1)
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else int(value) / 1_000
+
+
+def _token(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds, held or waits for a lock, as it described itself."""
+
+    name: str
+    host: str
+    #: 0 for a ticket. Of a Python program, the id of its agent.
+    pid: int
+    note: str | None = None
+    #: What a leader advertises. Another machine wrote it: validate it before use.
+    value: str | None = None
+
+    @staticmethod
+    def of(fields: dict[str, Any] | None) -> Holder | None:
+        if fields is None:
+            return None
+        return Holder(
+            name=str(fields.get("name", "")),
+            host=str(fields.get("host", "")),
+            pid=int(fields.get("pid") or 0),
+            note=fields.get("note"),
+            value=fields.get("value"),
+        )
+
+
+@dataclass(frozen=True)
+class HolderInfo:
+    """Who has a lock, as far as the store knows."""
+
+    holder: Holder | None = None
+    token: int | None = None
+    #: For how many seconds it has had the lock.
+    held_for: float | None = None
+    #: If it is dead, its lease ends within so many seconds.
+    lapses_within: float | None = None
+    #: No process holds the lock: it is in its cooldown.
+    in_cooldown: bool = False
+    #: No process holds the lock: it is reserved for the first in line.
+    reserved: bool = False
+    #: What is known about a holder that leasehold did not write.
+    foreign: str | None = None
+    #: How many others wait before this process.
+    ahead: int | None = None
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> HolderInfo:
+        return HolderInfo(
+            holder=Holder.of(fields.get("holder")),
+            token=_token(fields.get("token")),
+            held_for=_seconds(fields.get("held_ms")),
+            lapses_within=_seconds(fields.get("lapses_within_ms")),
+            in_cooldown=bool(fields.get("in_cooldown")),
+            reserved=bool(fields.get("reserved")),
+            foreign=fields.get("foreign"),
+            ahead=fields.get("ahead"),
+        )
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A process in the line of waiters."""
+
+    holder: Holder | None
+    #: For how many seconds it has waited.
+    waited: float | None
+
+
+@dataclass(frozen=True)
+class PastGrant:
+    """A grant that has ended."""
+
+    token: int
+    end: str
+    #: Microseconds since 1970, by the clock of the store or of the holder's machine.
+    from_us: int | None
+    until_us: int | None
+    holder: Holder | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a lock."""
+
+    name: str
+    state: Literal["free", "held", "lapsed", "cooldown"]
+    held_by: HolderInfo | None
+    #: The token of the latest grant.
+    token: int | None
+    waiters: tuple[Waiter, ...]
+    history: tuple[PastGrant, ...]
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Status:
+        held_by = fields.get("held_by")
+        return Status(
+            name=fields["lock"],
+            state=fields["state"],
+            held_by=None if held_by is None else HolderInfo.of(held_by),
+            token=_token(fields.get("token")),
+            waiters=tuple(
+                Waiter(Holder.of(waiter.get("holder")), _seconds(waiter.get("waited_ms")))
+                for waiter in fields.get("waiters") or []
+            ),
+            history=tuple(
+                PastGrant(
+                    int(past["token"]),
+                    past["end"],
+                    past.get("from_us"),
+                    past.get("until_us"),
+                    Holder.of(past.get("holder")),
+                )
+                for past in fields.get("history") or []
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The leader of an election."""
+
+    #: What it advertises. Another machine wrote it: validate it before use.
+    value: str | None
+    #: Its fencing token.
+    term: int | None
+    holder: Holder | None
+
+    @staticmethod
+    def of(message: dict[str, Any]) -> Leader | None:
+        fields = message.get("leader")
+        if fields is None:
+            return None
+        return Leader(fields.get("value"), _token(fields.get("term")), Holder.of(fields.get("holder")))
+
+
+@dataclass(frozen=True)
+class Ran(Generic[T]):
+    """A job that runs once per period ran now. True as a condition."""
+
+    value: T
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+
+@dataclass(frozen=True)
+class AlreadyRan:
+    """A job that runs once per period already ran in this period. False as a condition."""
+
+    by: Holder | None
+    token: int | None
+    #: How many seconds ago it was granted the lock.
+    ago: float | None
+    #: It may run again after at most so many seconds.
+    again_within: float | None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> AlreadyRan:
+        return AlreadyRan(
+            Holder.of(fields.get("holder")),
+            _token(fields.get("token")),
+            _seconds(fields.get("ago_ms")),
+            _seconds(fields.get("again_within_ms")),
+        )
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a store can do."""
+
+    store: str
+    tokens: bool
+    cooldowns: bool
+    fifo: bool
+    watches: bool
+    sees_dead_processes: bool
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Capabilities:
+        return Capabilities(
+            str(fields.get("store")),
+            bool(fields.get("tokens")),
+            bool(fields.get("cooldowns")),
+            bool(fields.get("fifo")),
+            bool(fields.get("watches")),
+            bool(fields.get("sees_dead_processes")),
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of the doctor."""
+
+    check: str
+    verdict: str
+    seen: str
+    help: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of the doctor: whether a store is safe for locks."""
+
+    safe: bool
+    findings: tuple[Finding, ...]
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Report:
+        findings = tuple(
+            Finding(str(found["check"]), str(found["verdict"]), str(found["seen"]), found.get("help"))
+            for found in fields.get("findings") or []
+        )
+        return Report(bool(fields.get("safe")), findings)

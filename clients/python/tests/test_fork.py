@@ -1,0 +1,120 @@
+"""Forks: a guard belongs to the process that acquired it, and a locker works in both."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import pytest
+from conftest import LIMIT, agent_pid
+from leasehold_locks import ForkedError, Locker, _fork, _shared
+
+
+def in_child(body: Callable[[], None]) -> None:
+    """Runs ``body`` in a forked child, which ends without handlers."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(int(LIMIT))
+            body()
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_guard_belongs_to_the_process_that_acquired_it(locker: Locker) -> None:
+    holding = locker.lock("x").hold()
+    guard = holding.__enter__()
+
+    def child() -> None:
+        for use in (guard.check, guard.release, guard.confirm, guard.ticket, lambda: guard.remaining):
+            with pytest.raises(ForkedError):
+                use()
+        holding.__exit__(None, None, None)  # Does nothing.
+        guard.__del__()
+
+    in_child(child)
+    guard.check()
+    assert locker.lock("x").try_acquire() is None
+    holding.__exit__(None, None, None)
+    assert locker.status("x").state == "free"
+
+
+def test_a_locker_starts_another_agent_in_a_child(locker: Locker) -> None:
+    with locker.lock("x").hold() as guard:
+        parents = agent_pid()
+
+        def child() -> None:
+            assert locker.lock("x").try_acquire() is None
+            with locker.lock("y").hold(timeout=LIMIT) as mine:
+                mine.check()
+                assert agent_pid() != parents
+            _shared._at_exit()
+
+        in_child(child)
+        guard.check()
+
+
+def test_an_id_that_is_used_again_does_not_deceive(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = locker.lock("x").guard()
+    host = os.getpid()
+
+    def child() -> None:
+        monkeypatch.setattr(os, "getpid", lambda: host)
+        with pytest.raises(ForkedError):
+            guard.check()
+
+    in_child(child)
+    guard.release()
+
+
+def test_a_fork_without_handlers_is_noticed(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = locker.lock("x").guard()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # What a child of a C library sees.
+    with pytest.raises(ForkedError):
+        guard.check()
+    monkeypatch.undo()
+    guard.check()
+    guard.release()
+    assert _fork.process()[0] == os.getpid()
+
+
+def test_a_fork_while_other_threads_use_the_agent(locker: Locker) -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            locker.lock("busy").guard().release()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            in_child(lambda: (locker.lock("mine").guard(timeout=LIMIT).release(), _shared._at_exit(), None)[2])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _job(url: str) -> int:
+    with Locker(url).lock("pool").hold(timeout=LIMIT) as guard:
+        guard.check()
+        return guard.token
+
+
+def test_workers_of_multiprocessing(locker: Locker, url: str) -> None:
+    with locker.lock("x").hold() as guard, multiprocessing.get_context("fork").Pool(3) as pool:
+        tokens = pool.map(_job, [url] * 9)
+        assert len(set(tokens)) == 9
+        guard.check()

@@ -1,0 +1,247 @@
+"""Locks on the real agent and SQLite."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from datetime import timedelta
+
+import pytest
+from conftest import agent, agent_pid
+from leasehold_locks import (
+    AgentError,
+    AlreadyRan,
+    LeaseholdError,
+    Locker,
+    LockHeld,
+    LockLost,
+    Ran,
+    StoreError,
+    _shared,
+    open_object,
+)
+from leasehold_locks._types import Duration, milliseconds
+
+
+def test_a_lock_is_held_and_released(locker: Locker) -> None:
+    lock = locker.lock("deploy/prod", ttl=30)
+    with lock.hold(timeout=60) as first:
+        first.check()
+        assert 0 < first.remaining <= 30 and first.is_held and first.name == "deploy/prod"
+    with lock.hold() as second:
+        assert second.token > first.token
+    assert locker.status("deploy/prod").state == "free"
+    with pytest.raises(LockLost, match="released"):
+        first.check()
+
+
+def test_a_held_lock_names_its_holder(locker: Locker) -> None:
+    with locker.lock("x", note="make deploy", owner="alice").hold() as guard:
+        assert locker.lock("x").try_acquire() is None
+        with pytest.raises(LockHeld) as refused:
+            locker.lock("x").guard(timeout=0.1)
+    assert isinstance(refused.value, TimeoutError) and refused.value.holder is not None
+    assert (refused.value.holder.name, refused.value.holder.note) == ("alice", "make deploy")
+    assert refused.value.holder.pid == agent_pid() and refused.value.held_by.token == guard.token
+    assert refused.value.help and "alice" in str(refused.value)
+
+
+def test_an_error_in_the_body_is_not_replaced(locker: Locker) -> None:
+    with pytest.raises(KeyError), locker.lock("x").hold() as guard:
+        locker.break_lock("x", guard.token)
+        raise KeyError
+    assert locker.status("x").state == "free"
+
+
+def test_lock_has_the_shape_of_threading_lock(locker: Locker) -> None:
+    lock, other = locker.lock("x"), locker.lock("x")
+    assert lock.acquire() and lock.locked() and lock.token > 0
+    lock.check()
+    assert not other.acquire(blocking=False) and not other.acquire(timeout=0.05) and not other.locked()
+    lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+    for bad in ({"blocking": False, "timeout": 1}, {"timeout": -2}):
+        with pytest.raises(ValueError):
+            lock.acquire(**bad)  # type: ignore[arg-type]
+    with lock:
+        assert lock.locked()
+    assert not lock.locked()
+
+
+def test_threads_take_turns(locker: Locker) -> None:
+    lock, inside, most = locker.lock("x"), 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with lock.hold(timeout=60):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_a_dropped_guard_releases_its_lock(locker: Locker) -> None:
+    guard = locker.lock("x").try_acquire()
+    assert guard is not None
+    del guard
+    locker.lock("x").guard(timeout=60).release()
+
+
+def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
+    with pytest.raises(LockLost), locker.lock("x").hold() as guard:
+        guard.confirm()
+        locker.break_lock("x", guard.token)
+        guard.check()  # Nobody knows yet.
+        with pytest.raises(LockLost) as lost:
+            guard.confirm(timeout=60)
+        assert "evicted" in str(lost.value)
+
+
+def test_semaphores_and_readers_writer_locks(locker: Locker) -> None:
+    semaphore = locker.semaphore("pool", 2)
+    with semaphore.hold() as one, semaphore.hold() as two:
+        assert one.name != two.name and semaphore.try_acquire() is None
+    index = locker.rw_lock("index")
+    with index.shared.hold(), index.shared.hold():
+        assert index.exclusive.try_acquire() is None
+    with index.exclusive.hold(timeout=60) as alone:
+        assert index.shared.try_acquire() is None
+        alone.confirm()
+
+
+def test_an_election_has_one_leader(locker: Locker) -> None:
+    election = locker.election("scheduler", value="http://10.0.0.7:8080")
+    changes = election.observe()
+    assert next(changes) is None
+    with election.hold() as leadership:
+        leader = next(changes)
+        assert leader is not None and leader.value == "http://10.0.0.7:8080" and leader.term == leadership.token
+        assert election.leader() == leader
+        assert election.try_acquire() is None
+        with pytest.raises(LockHeld):
+            election.guard(timeout=0.1)
+    assert next(changes) is None
+    changes.close()  # type: ignore[attr-defined]
+
+
+def test_a_job_runs_once_per_period(locker: Locker) -> None:
+    days: list[str] = []
+
+    @locker.once("nightly", per="23h", owner="ci-7")
+    def nightly(day: str) -> int:
+        """Reports."""
+        days.append(day)
+        if day == "sunday":
+            raise KeyError(day)
+        return len(days)
+
+    with pytest.raises(KeyError):
+        nightly("sunday")
+    ran, again = nightly("monday"), nightly("tuesday")
+    assert ran and isinstance(ran, Ran) and ran.value == 2
+    assert not again and isinstance(again, AlreadyRan) and again.by is not None and again.by.name == "ci-7"
+    assert 0 < (again.again_within or 0) <= 23 * 3_600 and days == ["sunday", "monday"]
+    assert nightly.__doc__ == "Reports."
+
+
+def test_a_job_that_lost_its_lock_raises(locker: Locker) -> None:
+    def job() -> None:
+        token = locker.status("job").token
+        assert token is not None
+        locker.break_lock("job", token)
+
+    with pytest.raises(LeaseholdError):
+        locker.once("job", per=60).run(job)
+
+
+def test_a_lock_is_passed_on_as_a_ticket(locker: Locker) -> None:
+    guard = locker.lock("x").guard()
+    ticket = guard.ticket()
+    with pytest.raises(LockLost):
+        guard.check()
+    assert locker.renew_ticket(ticket) > 0
+    with locker.resume(ticket) as resumed:
+        assert resumed.token >= guard.token
+    assert not locker.release_ticket(ticket)
+    for spoiled in (ticket[:-3], "lh1_hunter2"):
+        with pytest.raises(StoreError) as error:
+            locker.release_ticket(spoiled)
+        assert error.value.kind == "invalid" and spoiled[4:] not in str(error.value)
+
+
+def test_inspection(locker: Locker) -> None:
+    locker.init()
+    with locker.lock("b").hold(), locker.lock("a/1").hold():
+        assert list(locker.list()) == ["a/1", "b"] and list(locker.list("a/")) == ["a/1"]
+    status = locker.status("b")
+    assert status.state == "free" and status.history and not status.waiters
+    assert locker.status("none").token is None
+    assert not locker.break_lock("b", 5)
+    assert locker.sweep("b", older_than=0, dry_run=True) and list(locker.list()) == ["a/1", "b"]
+    locker.wait_free("b", timeout=60)
+    with locker.lock("b").hold(), pytest.raises(LockHeld):
+        locker.wait_free("b", timeout=0.1)
+    assert locker.capabilities().store == "SQLite"
+    report = locker.doctor()
+    assert report.findings and all(found.check for found in report.findings)
+
+
+def test_bad_arguments_get_clear_errors(locker: Locker) -> None:
+    for name in ("", "a//b", "x" * 300):
+        with pytest.raises(StoreError) as error:
+            locker.lock(name).guard()
+        assert error.value.kind == "invalid"
+    with pytest.raises(StoreError, match="ttl_ms"):
+        locker.lock("x", ttl=0.1).guard()
+    with pytest.raises(StoreError) as denied:
+        Locker("redis://user:hunter2@localhost:1/0?nonsense=hunter2").lock("x").guard()
+    assert "hunter2" not in str(denied.value) + repr(denied.value)
+    with pytest.raises(StoreError):
+        open_object("s3://id:hunter2@bucket/key?x=y").get()
+
+
+def test_durations() -> None:
+    good: list[tuple[Duration, int]] = [(1, 1_000), (0.0001, 1), ("1h 30m", 5_400_000), (timedelta(minutes=1), 60_000)]
+    for duration, expected in [*good, ("250ms", 250), ("1d", 86_400_000)]:
+        assert milliseconds(duration, "ttl") == expected
+    for bad in ("", "5", "-1s", "1y", -1, float("nan"), float("inf"), "1e3s"):
+        with pytest.raises(ValueError):
+            milliseconds(bad, "ttl")
+
+
+def test_a_relative_store_stays_in_its_folder(tmp_path: pathlib.Path) -> None:
+    agent()  # Started here.
+    (tmp_path / "50%?").mkdir()
+    os.chdir(tmp_path / "50%?")
+    with Locker("sqlite:here.db").lock("x").hold():
+        assert (tmp_path / "50%?" / "here.db").exists()
+
+
+def test_a_command_that_is_no_agent(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("/bin/true", "/bin/cat", "/nonexistent"):
+        monkeypatch.setenv("LEASEHOLD_COMMAND", command)
+        with pytest.raises(AgentError) as error:
+            locker.lock("x").guard()
+        assert "LEASEHOLD_COMMAND" in str(error.value)
+
+
+def test_the_agent_ends_when_it_is_idle(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold_locks._agent._IDLE", 0.0)
+    with locker.lock("x").hold():
+        first = agent()
+        assert first.alive
+    first._reader.join()
+    assert first._process.returncode == 0
+    monkeypatch.undo()
+    os.environ["LEASEHOLD_COMMAND"] = first._process.args[0]  # type: ignore[index]
+    with locker.lock("x").hold():
+        assert _shared.running() is not first

@@ -1,0 +1,380 @@
+// The child process that holds locks for this one: it is started, spoken to, watched and ended here.
+//
+// Rules of docs/agent.md, "What a client must do", are named where they are kept.
+
+import { readSync } from "node:fs";
+import { clearTimeout, setTimeout } from "node:timers";
+import { clocks, mismatch } from "./clocks.js";
+import { AgentError, StoreError } from "./errors.js";
+import { Hold } from "./hold.js";
+import { Lines } from "./lines.js";
+import { excerpt, Garbage, number, object, optional, parse, string, type Message } from "./message.js";
+import { AgentProcess } from "./process.js";
+import { refusal } from "./refusal.js";
+
+const PROTOCOL = 1;
+/** How long the command may take to answer `hello`. */
+const START_LIMIT_MS = 30_000;
+/** How often deadlines are looked at. Timers stand still while the machine sleeps. */
+const WATCH_MS = 1_000;
+/** The length of a read. */
+const CHUNK = 65_536;
+
+/** The last answer to a request. */
+export interface Answer {
+  readonly message: Message;
+  /** With `held`. */
+  readonly hold?: Hold;
+}
+
+export interface CallOptions {
+  /** Cancels the request. */
+  readonly signal?: AbortSignal | undefined;
+  /** Gets the messages before the last one. */
+  readonly progress?: ((message: Message) => void) | undefined;
+  /** To whom the request and its hold belong: {@link Agent.abandon} ends both. */
+  readonly owner?: object | undefined;
+}
+
+interface Pending {
+  readonly options: CallOptions;
+  /** Nobody waits for the answer any more. */
+  abandoned: boolean;
+  succeed(answer: Answer): void;
+  fail(error: unknown): void;
+}
+
+/** What comes before the last answer. */
+const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
+/** The last answers, beside `error`. */
+const FINAL = new Set([
+  ...["hello", "held", "already_ran", "released", "renewed", "done", "ticket", "ticket_renewed", "status", "broken"],
+  ...["swept", "capabilities", "report", "leader", "object", "updated"],
+]);
+
+export class Agent {
+  /** Settles when the agent can do nothing any more. */
+  readonly ended: Promise<void>;
+  readonly #process: AgentProcess;
+  readonly #command: string;
+  readonly #idleMs: number;
+  readonly #lines = new Lines();
+  readonly #pending = new Map<number, Pending>();
+  readonly #holds = new Map<number, Hold>();
+  #state: "open" | "closing" | "dead" = "open";
+  #lastId = 0;
+  /** Requests that somebody waits for. */
+  #awaited = 0;
+  #watch: NodeJS.Timeout | null = null;
+  #watchDue = Infinity;
+  #idle: NodeJS.Timeout | null = null;
+  #settleEnded!: () => void;
+
+  private constructor(command: string, idleMs: number) {
+    this.#command = command;
+    this.#idleMs = idleMs;
+    this.ended = new Promise((settle) => (this.#settleEnded = settle));
+    this.#process = new AgentProcess(command, {
+      data: (bytes) => {
+        this.#lines.push(bytes);
+        this.#read();
+      },
+      end: (how) => {
+        this.drain();
+        this.#die(how);
+      },
+    });
+  }
+
+  /** Starts an agent, and compares its clocks with those of this process. */
+  static async start(command: string, idleMs: number): Promise<Agent> {
+    const agent = new Agent(command, idleMs);
+    const limit = setTimeout(() => agent.#die(`did not answer for ${START_LIMIT_MS / 1000} s`), START_LIMIT_MS);
+    limit.unref();
+    try {
+      await agent.#hello();
+    } catch (error) {
+      agent.#die("was refused");
+      if (error instanceof AgentError) throw await agent.#process.explained(error);
+      throw error;
+    } finally {
+      clearTimeout(limit);
+    }
+    return agent;
+  }
+
+  async #hello(): Promise<void> {
+    const before = clocks.read();
+    let differs: string | null = "no answer";
+    const fields = { protocol: PROTOCOL, pid: process.pid, client: "leasehold-typescript/0.1.0" };
+    const { message } = await this.call("hello", fields, {
+      // Compared as the answer is read, not when this function continues.
+      progress: (hello) => {
+        differs = mismatch(before, hello, clocks.read());
+        this.#lines.limit = optional(object(hello["limits"] ?? {}), "line_bytes", number) ?? this.#lines.limit;
+      },
+    });
+    if (message["protocol"] !== PROTOCOL) {
+      throw new AgentError(`the agent of ${this.#command} does not speak protocol ${PROTOCOL}`, [
+        "Use a command and a package of the same version.",
+      ]);
+    }
+    if (differs !== null) {
+      throw new AgentError(`${differs}, so deadlines would be wrong`, [
+        "Run the program and the leasehold command in the same container and time namespace, without faketime.",
+        "If the clock of the machine was set just now, try again.",
+      ]);
+    }
+  }
+
+  /** Whether requests can be sent. */
+  get isOpen(): boolean {
+    return this.#state === "open";
+  }
+
+  /** Process id of the agent. */
+  get pid(): number | undefined {
+    return this.#process.pid;
+  }
+
+  // --- requests ---------------------------------------------------------------------------------------------------
+
+  /** Sends a request. Rejects with an error answer, or if the agent dies, or with the signal's reason. */
+  call(op: string, fields: Message, options: CallOptions = {}): Promise<Answer> {
+    return new Promise((resolve, reject) => {
+      const { signal } = options;
+      if (signal?.aborted) return reject(signal.reason as Error);
+      if (this.#state !== "open") return reject(new AgentError("the agent has ended"));
+      const id = ++this.#lastId;
+      const line = JSON.stringify({ id, op, ...fields }) + "\n";
+      if (Buffer.byteLength(line) > this.#lines.limit) {
+        return reject(new StoreError("limit", `the request is longer than ${this.#lines.limit} bytes`));
+      }
+      // Rule 7: the caller gives up.
+      const cancel = () => {
+        settle(() => reject(signal?.reason as Error));
+        this.#send("cancel", { request: id });
+      };
+      const settle = (how: () => void) => {
+        signal?.removeEventListener("abort", cancel);
+        this.#give(pending, how);
+      };
+      const pending: Pending = {
+        options,
+        abandoned: false,
+        succeed: (answer) => settle(() => resolve(answer)),
+        fail: (error) => settle(() => reject(error as Error)),
+      };
+      signal?.addEventListener("abort", cancel, { once: true });
+      this.#pending.set(id, pending);
+      this.#awaited += 1;
+      this.#stir();
+      this.#process.write(line);
+    });
+  }
+
+  /** Ends the wait for a request, once. */
+  #give(pending: Pending, settle: () => void): void {
+    if (pending.abandoned) return;
+    pending.abandoned = true;
+    this.#awaited -= 1;
+    settle();
+    this.#stir();
+  }
+
+  /** A request whose answer does not matter. */
+  #send(op: string, fields: Message): void {
+    if (this.#state === "dead") return;
+    const id = ++this.#lastId;
+    this.#pending.set(id, { options: {}, abandoned: true, succeed: () => {}, fail: () => {} });
+    this.#process.write(JSON.stringify({ id, op, ...fields }) + "\n");
+  }
+
+  /** Gives a hold back. */
+  releaseUnasked(hold: number): void {
+    this.#send("release", { hold });
+  }
+
+  // --- messages ---------------------------------------------------------------------------------------------------
+
+  /** Rule 1: reads all that has arrived, also what the event loop has not delivered yet. */
+  drain(): void {
+    const file = this.#process.outputFile;
+    // Of what was read, lines may be left, if user code comes here while one is taken.
+    this.#read();
+    if (file === null) return;
+    while (this.#alive()) {
+      const chunk = Buffer.allocUnsafe(CHUNK);
+      let length;
+      try {
+        length = readSync(file, chunk, 0, CHUNK, null);
+      } catch (error) {
+        const { code } = error as NodeJS.ErrnoException;
+        if (code === "EINTR") continue;
+        if (code === "EAGAIN") return;
+        return this.#die(`cannot be read: ${String(code)}`);
+      }
+      if (length === 0) return this.#die("ended");
+      this.#lines.push(chunk.subarray(0, length));
+      this.#read();
+    }
+  }
+
+  #alive(): boolean {
+    return this.#state !== "dead";
+  }
+
+  /** Takes all complete lines. User code runs meanwhile, and may come back here: each line is taken once, in order. */
+  #read(): void {
+    try {
+      while (this.#alive()) {
+        const line = this.#lines.next();
+        if (line === null) return;
+        this.#take(line);
+      }
+    } catch (error) {
+      // Rule 4.
+      if (!(error instanceof Garbage)) throw error;
+      this.#die(`sent ${error.message}`);
+    }
+  }
+
+  #take(line: string): void {
+    const message = parse(line);
+    const event = string(message["ev"]);
+    if (!("id" in message)) return this.#news(event, message);
+    if (message["id"] === null) throw new Garbage(optional(message, "message", string) ?? "an error without a request");
+    const id = number(message["id"]);
+    const pending = this.#pending.get(id);
+    if (pending === undefined) throw new Garbage(`an answer to no request: ${excerpt(line)}`);
+    const { progress } = pending.options;
+    if (PROGRESS.has(event) && !(event === "leader" && progress === undefined)) {
+      if (!pending.abandoned) progress?.(message);
+      return;
+    }
+    if (event !== "error" && !FINAL.has(event)) throw new Garbage(`an unknown message: ${excerpt(line)}`);
+    if (event === "hello") progress?.(message);
+    this.#settle(id, pending, event, message);
+  }
+
+  #settle(id: number, pending: Pending, event: string, message: Message): void {
+    const settled = event === "error" ? refusal(message) : this.#answer(pending, event, message);
+    this.#pending.delete(id);
+    if (settled instanceof Error) pending.fail(settled);
+    else pending.succeed(settled);
+    if (this.#state === "open") this.#stir();
+  }
+
+  #answer(pending: Pending, event: string, message: Message): Answer {
+    if (event === "renewed") this.#holds.get(number(message["hold"]))?.renewed(message);
+    if (event !== "held") return { message };
+    // At once, since news about the hold may come in the next line.
+    const hold = new Hold(this, pending.options.owner, message);
+    if (pending.abandoned) {
+      // Rule 7.
+      this.releaseUnasked(hold.id);
+    } else {
+      this.#holds.set(hold.id, hold);
+      this.#watchWithin(hold.remaining());
+    }
+    return { message, hold };
+  }
+
+  /** News about a hold. That of an unknown hold is ignored: this process gave it up (rule 3). */
+  #news(event: string, message: Message): void {
+    if (event === "renewed") {
+      this.#holds.get(number(message["hold"]))?.renewed(message);
+    } else if (event === "lost") {
+      this.#holds.get(number(message["hold"]))?.lose(string(message["reason"]), string(message["message"]));
+    }
+    // News of a kind that a later agent has is ignored.
+  }
+
+  // --- deadlines --------------------------------------------------------------------------------------------------
+
+  /** Rules 1 and 2: is the hold held now? Without an answer by the agent. */
+  judge(hold: Hold): void {
+    this.drain();
+    if (hold.remaining() <= 0) hold.expire();
+  }
+
+  forget(hold: Hold): void {
+    this.#holds.delete(hold.id);
+    this.#stir();
+  }
+
+  /** Looks at all deadlines, and then again when the next one passes. */
+  #judgeAll(): void {
+    this.#watch = null;
+    this.#watchDue = Infinity;
+    this.drain();
+    const now = clocks.read();
+    let next = Infinity;
+    for (const hold of [...this.#holds.values()]) {
+      const left = hold.remaining(now);
+      if (left <= 0) hold.expire();
+      else next = Math.min(next, left);
+    }
+    if (this.#holds.size > 0 && next < Infinity) this.#watchWithin(next);
+  }
+
+  #watchWithin(microseconds: number): void {
+    const wait = Math.min(WATCH_MS, Math.ceil(microseconds / 1_000));
+    const due = performance.now() + wait;
+    if (due >= this.#watchDue) return;
+    if (this.#watch !== null) clearTimeout(this.#watch);
+    this.#watchDue = due;
+    // The pipe keeps the process alive while something is held.
+    this.#watch = setTimeout(() => this.#judgeAll(), wait).unref();
+  }
+
+  // --- the end ----------------------------------------------------------------------------------------------------
+
+  /** Keeps this process alive while it holds or awaits something. Otherwise the agent ends after some time. */
+  #stir(): void {
+    if (this.#idle !== null) clearTimeout(this.#idle);
+    this.#idle = null;
+    const busy = this.#awaited > 0 || this.#holds.size > 0;
+    this.#process.keepAlive(busy);
+    if (!busy && this.#state === "open") this.#idle = setTimeout(() => void this.close(), this.#idleMs).unref();
+  }
+
+  /** Ends the requests of an owner, gives back its holds, and ends the agent if nothing is left. */
+  async abandon(owner: object, reason: Error): Promise<void> {
+    for (const [id, pending] of [...this.#pending]) {
+      if (pending.options.owner !== owner || pending.abandoned) continue;
+      this.#send("cancel", { request: id });
+      pending.fail(reason);
+    }
+    for (const hold of [...this.#holds.values()]) {
+      if (hold.owner === owner && hold.finish()) this.releaseUnasked(hold.id);
+    }
+    if (this.#awaited === 0 && this.#holds.size === 0) await this.close();
+  }
+
+  /** Closes the pipe (rule 8), and waits for the end of the agent, which releases what it holds. */
+  async close(): Promise<void> {
+    if (this.#state === "open") {
+      this.#state = "closing";
+      this.#process.end();
+    }
+    await this.ended;
+  }
+
+  /** Rule 4: all holds are lost, all requests fail, and the agent is killed. */
+  #die(how: string): void {
+    if (this.#state === "dead") return;
+    this.#state = "dead";
+    for (const timer of [this.#watch, this.#idle]) if (timer !== null) clearTimeout(timer);
+    this.#watch = this.#idle = null;
+    this.#process.kill();
+    this.#settleEnded();
+    for (const hold of [...this.#holds.values()]) {
+      hold.lose("agent", `the lock ${JSON.stringify(hold.lock)} was lost: the agent ${how}`);
+    }
+    const error = new AgentError(`the agent of ${this.#command} ${how}`);
+    for (const pending of [...this.#pending.values()]) pending.fail(error);
+    this.#pending.clear();
+    this.#process.keepAlive(false);
+  }
+}

@@ -1,0 +1,121 @@
+// The two clocks by which a deadline is judged, and deadlines. All figures are in microseconds.
+
+import { closeSync, openSync, readSync } from "node:fs";
+import { Garbage, number, type Message } from "./message.js";
+
+/** A reading of both clocks. */
+export interface Moment {
+  /** The boot clock: it counts while the machine sleeps. */
+  readonly boot: number;
+  readonly wall: number;
+}
+
+/** Two clocks. */
+export interface Clocks {
+  /** Reads both. `null` if one cannot be read: then nothing is held. */
+  read(): Moment | null;
+  /** By how much a reading may be too low. */
+  readonly resolution: number;
+  /** Whether `boot` is the number that the agent calls `boot_us`. */
+  readonly sharedBoot: boolean;
+}
+
+// The functions of this moment: test frameworks replace them by clocks that stand still.
+const dateNow = Date.now.bind(Date);
+const hrtime = process.hrtime.bigint.bind(process.hrtime);
+
+/** Linux: /proc/uptime has the boot clock, in hundredths of a second. */
+class LinuxClocks implements Clocks {
+  readonly resolution = 10_000;
+  readonly sharedBoot = true;
+  readonly #buffer = Buffer.alloc(64);
+  #file: number | null = null;
+
+  read(): Moment | null {
+    try {
+      this.#file ??= openSync("/proc/uptime", "r");
+      const length = readSync(this.#file, this.#buffer, 0, this.#buffer.length, 0);
+      const found = /^(\d{1,10})\.(\d\d) /.exec(this.#buffer.toString("latin1", 0, length));
+      if (found === null) return null;
+      return { boot: Number(found[1]) * 1_000_000 + Number(found[2]) * 10_000, wall: dateNow() * 1_000 };
+    } catch {
+      if (this.#file !== null) closeSync(this.#file);
+      this.#file = null;
+      return null;
+    }
+  }
+}
+
+/**
+ * macOS: `process.hrtime` counts while the machine sleeps, but it is not the agent's clock. It measures how long ago a
+ * message was read. How old the message was then, only the wall clock tells.
+ */
+export class OtherClocks implements Clocks {
+  readonly resolution = 1_000;
+  readonly sharedBoot = false;
+
+  read(): Moment | null {
+    return { boot: Number(hrtime() / 1_000n), wall: dateNow() * 1_000 };
+  }
+}
+
+export const clocks: Clocks = process.platform === "linux" ? new LinuxClocks() : new OtherClocks();
+
+/** How far the clocks of host and agent may seem to differ. */
+const TOLERANCE = 50_000;
+
+/** Until when a lock is held. */
+export class Deadline {
+  readonly #start: Moment;
+  readonly #span: number;
+  readonly #clocks: Clocks;
+
+  private constructor(start: Moment, span: number, of: Clocks) {
+    this.#start = start;
+    this.#span = span;
+    this.#clocks = of;
+  }
+
+  /** The deadline in a message that is read now. */
+  static from(message: Message, of: Clocks = clocks): Deadline {
+    const [boot, wall, span] = [number(message["boot_us"]), number(message["wall_us"]), number(message["span_us"])];
+    if (span < 0) throw new Garbage("a negative span");
+    const now = of.read();
+    if (of.sharedBoot) {
+      if (now !== null && boot > now.boot + TOLERANCE) throw new Garbage("a deadline that begins in the future");
+      return new Deadline({ boot, wall }, span, of);
+    }
+    // An unreadable clock: `remaining` is then 0, too.
+    if (now === null) return new Deadline({ boot: -Infinity, wall }, span, of);
+    return new Deadline({ boot: now.boot - Math.max(0, now.wall - wall), wall }, span, of);
+  }
+
+  /** How long the lock is certain to be held: by the clock of the two on which more time has passed. */
+  remaining(now: Moment | null = this.#clocks.read()): number {
+    if (now === null) return 0;
+    const elapsed = Math.max(now.boot - this.#start.boot, now.wall - this.#start.wall);
+    return Math.max(0, this.#span - elapsed - this.#clocks.resolution);
+  }
+
+  /** Whether its span began before that of another. */
+  isOlderThan(other: Deadline): boolean {
+    return this.#start.boot < other.#start.boot;
+  }
+}
+
+/**
+ * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's answer,
+ * between the two readings.
+ */
+export function mismatch(before: Moment | null, hello: Message, after: Moment | null, of: Clocks = clocks): string | null {
+  if (before === null || after === null) return "this process cannot read its clocks";
+  const differs = (low: number, agent: number, high: number): string | null => {
+    if (agent < low - TOLERANCE) return `${Math.ceil((low - agent) / 1_000)} ms behind`;
+    if (agent > high + TOLERANCE) return `${Math.ceil((agent - high) / 1_000)} ms ahead of`;
+    return null;
+  };
+  const boot = of.sharedBoot ? differs(before.boot, number(hello["boot_us"]), after.boot) : null;
+  if (boot !== null) return `the boot clock of the agent is ${boot} /proc/uptime of this process`;
+  const wall = differs(before.wall, number(hello["wall_us"]), after.wall);
+  return wall === null ? null : `the wall clock of the agent is ${wall} the one of this process`;
+}

@@ -1,0 +1,100 @@
+// Leader election, with observation.
+
+import { Lock, under, type Ask, type Work } from "./lock.js";
+import type { Guard } from "./guard.js";
+import { readHolder, type Holder } from "./holder.js";
+import { object, optional, string, token, type Message } from "./message.js";
+import { type AcquireOptions, type LockOptions } from "./options.js";
+
+/** The leader that an observer sees. */
+export interface Leader {
+  /** What it advertises, such as its address. */
+  readonly value: string | null;
+  /** The number of its term: the fencing token of its lock. */
+  readonly term: bigint | null;
+  readonly holder: Holder | null;
+}
+
+/** How to run for leader. */
+export interface CampaignOptions extends AcquireOptions {
+  /** What the leader advertises to observers. At most 1,024 characters. */
+  readonly value?: string | undefined;
+}
+
+/** An election: at most one process leads, and others can see which. */
+export class Election {
+  readonly #ask: Ask;
+  readonly #settings: LockOptions;
+  readonly name: string;
+
+  /** @internal */
+  constructor(ask: Ask, name: string, settings: LockOptions) {
+    this.#ask = ask;
+    this.name = name;
+    this.#settings = settings;
+  }
+
+  /** Waits until this process is the leader. Release the guard to resign. */
+  async campaign(options: CampaignOptions = {}): Promise<Guard> {
+    const { value, ...rest } = options;
+    return new Lock(this.#ask, this.name, this.#settings, { mode: "leader", value }).acquire(rest);
+  }
+
+  /** Waits until this process is the leader, runs `work` while it is, and resigns. See {@link Lock.using}. */
+  async lead<T>(options: CampaignOptions, work: Work<T>): Promise<T> {
+    return under(await this.campaign(options), options.signal, work);
+  }
+
+  /** The present leader; `null` if there is none. */
+  async leader(): Promise<Leader | null> {
+    return readLeader((await this.#ask("leader", { lock: this.name })).message);
+  }
+
+  /**
+   * The present leader, and each change, until the loop is left or the signal aborts (which throws its reason). Leaders
+   * that come and go while the loop is busy are skipped.
+   */
+  async *observe(options: { readonly signal?: AbortSignal | undefined } = {}): AsyncGenerator<Leader | null, void, void> {
+    const { signal } = options;
+    signal?.throwIfAborted();
+    const stop = new AbortController();
+    const cancelled = () => stop.abort(signal?.reason);
+    signal?.addEventListener("abort", cancelled, { once: true });
+    // Only the latest is kept.
+    let latest: { readonly leader: Leader | null } | null = null;
+    let wake = () => {};
+    const progress = (message: Message) => {
+      latest = { leader: readLeader(message) };
+      wake();
+    };
+    const ended = this.#ask("observe", { lock: this.name }, { signal: stop.signal, progress });
+    const failed = ended.then(() => {});
+    failed.catch(() => {});
+    try {
+      for (;;) {
+        while (latest === null) {
+          await Promise.race([failed, new Promise<void>((resolve) => (wake = resolve))]);
+          stop.signal.throwIfAborted();
+        }
+        const { leader }: { readonly leader: Leader | null } = latest;
+        latest = null;
+        yield leader;
+        stop.signal.throwIfAborted();
+      }
+    } finally {
+      signal?.removeEventListener("abort", cancelled);
+      stop.abort();
+    }
+  }
+}
+
+function readLeader(message: Message): Leader | null {
+  return optional(message, "leader", (value) => {
+    const leader = object(value);
+    return {
+      value: optional(leader, "value", string),
+      term: optional(leader, "term", token),
+      holder: optional(leader, "holder", (holder) => readHolder(object(holder))),
+    };
+  });
+}

@@ -1,0 +1,111 @@
+// Every error that this package throws.
+
+import type { HeldBy } from "./holder.js";
+
+/** What went wrong. `agent`: the command could not be started, or it died. The others are those of the agent. */
+export type ErrorKind =
+  | "held"
+  | "lost"
+  | "unavailable"
+  | "denied"
+  | "invalid"
+  | "unsupported"
+  | "corrupt"
+  | "conflict"
+  | "limit"
+  | "agent";
+
+/** The base of all errors of this package. */
+export class LeaseholdError extends Error {
+  /** What went wrong. */
+  readonly kind: ErrorKind;
+  /** What to do about it, in sentences for people. Often empty. */
+  readonly help: readonly string[];
+
+  constructor(kind: ErrorKind, message: string, help: readonly string[] = [], options?: ErrorOptions) {
+    super(message, options);
+    this.name = new.target.name;
+    this.kind = kind;
+    this.help = help;
+  }
+}
+
+/** Another process has the lock. */
+export class LockHeldError extends LeaseholdError {
+  /** The process that has the lock, and for how long. `null` if nothing is known about it. */
+  readonly heldBy: HeldBy | null;
+
+  constructor(message: string, help: readonly string[], heldBy: HeldBy | null) {
+    super("held", message, help);
+    this.heldBy = heldBy;
+  }
+
+  /** The holder; `null` if it is not known. Other machines wrote its texts: check them before you print them. */
+  get holder(): HeldBy["holder"] {
+    return this.heldBy?.holder ?? null;
+  }
+}
+
+/**
+ * Why a lock was lost.
+ *
+ * - `expired`: the lease was not renewed in time.
+ * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: what the store says.
+ * - `agent`: the agent died, or sent what this package does not understand.
+ * - `fenced`: a write was refused because a holder with a higher token has written.
+ */
+export type LossReason = "expired" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "fenced";
+
+/** The lock was lost. Stop the work that it protected: another process may have the lock. */
+export class LockLostError extends LeaseholdError {
+  /** Why. A later agent may report reasons that are not in {@link LossReason}. */
+  readonly reason: LossReason | (string & {});
+  /** With reason `fenced`: the token that has written, if the store knows it. */
+  readonly refusedBy: bigint | null;
+
+  constructor(
+    message: string,
+    reason: LossReason | (string & {}),
+    help: readonly string[] = [],
+    refusedBy: bigint | null = null,
+  ) {
+    super("lost", message, help);
+    this.reason = reason;
+    this.refusedBy = refusedBy;
+  }
+}
+
+/** The store could not do it: it cannot be reached, refuses the credentials, or has contents that make no sense. */
+export class StoreError extends LeaseholdError {
+  /** For writes of objects: whether the write may have been applied, or may be later. */
+  readonly maybeApplied: boolean;
+
+  constructor(kind: ErrorKind, message: string, help: readonly string[] = [], maybeApplied = false, cause?: unknown) {
+    super(kind, message, help, cause === undefined ? undefined : { cause });
+    this.maybeApplied = maybeApplied;
+  }
+}
+
+/** A URL, a name, a number or an option is invalid. Nothing was done. */
+export class InvalidError extends LeaseholdError {
+  constructor(message: string, help: readonly string[] = []) {
+    super("invalid", message, help);
+  }
+}
+
+/** The store, or this version of the command, cannot do it. */
+export class UnsupportedError extends LeaseholdError {
+  constructor(message: string, help: readonly string[] = []) {
+    super("unsupported", message, help);
+  }
+}
+
+/**
+ * The `leasehold` command could not be started, is too old, has other clocks than this process, or died. All locks that
+ * it held are lost. The next operation starts it again.
+ */
+export class AgentError extends LeaseholdError {
+  constructor(message: string, help: readonly string[] = []) {
+    super("agent", message, help);
+  }
+}

@@ -1,0 +1,189 @@
+// A lock: a name with settings. What semaphores, readers-writer locks and elections have in common.
+
+import type { Answer } from "./agent.js";
+import { LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
+import { Guard, untold } from "./guard.js";
+import { milliseconds, type Duration } from "./duration.js";
+import { readHeldBy, readHolder, type Holder } from "./holder.js";
+import { number, object, optional, token, type Message } from "./message.js";
+import { fields, type AcquireOptions, type LockOptions } from "./options.js";
+
+/** Sends a request for a lock, on the agent of its locker. @internal */
+export type Ask = (
+  op: string,
+  fields: Message,
+  options?: { signal?: AbortSignal | undefined; progress?: ((message: Message) => void) | undefined },
+) => Promise<Answer>;
+
+/** The work that a lock protects. `signal` aborts when the lock is lost, or when the caller's signal does. */
+export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
+
+/** How a job runs once per period. */
+export interface OnceOptions extends AcquireOptions {
+  /** The period, from grant to grant. */
+  readonly per: Duration;
+  /** Do not wait while another process runs the job. */
+  readonly noWait?: boolean | undefined;
+  /** A job that failed counts as run, too. By default another process may try it at once. */
+  readonly cooldownAfterFailure?: boolean | undefined;
+}
+
+/** Whether a job ran here, or had run within its period. */
+export type OnceResult<T> =
+  | { readonly ran: true; readonly value: T }
+  | {
+      readonly ran: false;
+      /** The process that ran it. */
+      readonly holder: Holder | null;
+      readonly token: bigint | null;
+      /** How long ago it was started, in milliseconds. */
+      readonly agoMs: number | null;
+      /** The job may run again within this time, in milliseconds. */
+      readonly againWithinMs: number | null;
+    };
+
+/** A lock: a name with settings. It holds nothing. */
+export class Lock {
+  readonly #ask: Ask;
+  readonly #settings: LockOptions;
+  readonly #mode: Message;
+  /** The name. */
+  readonly name: string;
+
+  /** @internal */
+  constructor(ask: Ask, name: string, settings: LockOptions, mode: Message) {
+    this.#ask = ask;
+    this.name = name;
+    this.#settings = settings;
+    this.#mode = mode;
+  }
+
+  /**
+   * Waits for the lock, runs `work` while holding it, and releases it. Resolves with the result of `work`.
+   *
+   * If the lock is lost, `signal` aborts, and the promise rejects with {@link LockLostError} at once, even if `work` goes
+   * on. If the caller's signal aborts while `work` runs, `work` should end; the lock is held until it has ended.
+   */
+  async using<T>(options: AcquireOptions, work: Work<T>): Promise<T>;
+  async using<T>(work: Work<T>): Promise<T>;
+  async using<T>(first: AcquireOptions | Work<T>, second?: Work<T>): Promise<T> {
+    const [options, work] = typeof first === "function" ? [{}, first] : [first, second as Work<T>];
+    return under(await this.acquire(options), options.signal, work);
+  }
+
+  /** Waits for the lock. Rejects with {@link LockHeldError} if it is still held after `wait`. */
+  async acquire(options: AcquireOptions = {}): Promise<Guard> {
+    return guardOf(await this.#request("acquire", options));
+  }
+
+  /** Takes the lock if it is free. Resolves to `null` if it is held. */
+  async tryAcquire(options: Omit<AcquireOptions, "wait" | "onWaiting"> = {}): Promise<Guard | null> {
+    try {
+      return guardOf(await this.#request("try", options));
+    } catch (error) {
+      if (error instanceof LockHeldError) return null;
+      throw error;
+    }
+  }
+
+  /**
+   * Runs a job once per period, over all processes that use this name. If `work` fails, another process may run it within
+   * the same period. Rejects with {@link StoreError} if the job ran, but the run could not be recorded.
+   */
+  async once<T>(options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
+    const { per, noWait, cooldownAfterFailure, ...rest } = options;
+    const period = milliseconds("per", per);
+    const answer = await this.#request("once", rest, { period_ms: period, nowait: noWait });
+    if (answer.hold === undefined) {
+      const { message } = answer;
+      return {
+        ran: false,
+        holder: optional(message, "holder", (holder) => readHolder(object(holder))),
+        token: optional(message, "token", token),
+        agoMs: optional(message, "ago_ms", number),
+        againWithinMs: optional(message, "again_within_ms", number),
+      };
+    }
+    const guard = guardOf(answer);
+    const record = () => guard.releaseWithCooldown(period);
+    const value = await under(guard, options.signal, work, {
+      success: async () => {
+        try {
+          return await record();
+        } catch (error) {
+          throw unrecorded(this.name, error);
+        }
+      },
+      failure: () => (cooldownAfterFailure ? record() : guard.release()),
+    });
+    return { ran: true, value };
+  }
+
+  #request(op: string, options: AcquireOptions, more: Message = {}): Promise<Answer> {
+    const { signal, onWaiting } = options;
+    const request = fields({ ...this.#settings, ...options });
+    return this.#ask(
+      op,
+      { lock: this.name, ...this.#mode, ...request, ...more },
+      {
+        signal,
+        progress: (message) => {
+          const held = readHeldBy(object(message["held_by"]));
+          // Not here: an error of the callback is no error of the agent.
+          if (onWaiting !== undefined) queueMicrotask(() => onWaiting(held));
+        },
+      },
+    );
+  }
+}
+
+function unrecorded(name: string, error: unknown): unknown {
+  if (!(error instanceof LeaseholdError)) return error;
+  const message = `the job ${JSON.stringify(name)} succeeded, but its run could not be recorded: ${error.message}`;
+  return new StoreError(error.kind, message, error.help, false, error);
+}
+
+/** The guard of a grant, if it is still held when it gets here. @internal */
+export function guardOf({ hold }: Answer): Guard {
+  if (hold === undefined) throw new StoreError("unavailable", "the agent granted no lock");
+  const guard = new Guard(hold);
+  guard.check();
+  return guard;
+}
+
+interface Endings {
+  success(): Promise<boolean>;
+  failure(): Promise<boolean>;
+}
+
+/** Runs work under a guard, and releases it. @internal */
+export async function under<T>(
+  guard: Guard,
+  signal: AbortSignal | undefined,
+  work: Work<T>,
+  endings: Endings = { success: () => untold(guard.release(), true), failure: () => guard.release() },
+): Promise<T> {
+  const stop = new AbortController();
+  const lost = () => stop.abort(guard.signal.reason);
+  const cancelled = () => stop.abort(signal?.reason);
+  guard.signal.addEventListener("abort", lost, { once: true });
+  signal?.addEventListener("abort", cancelled, { once: true });
+  try {
+    if (signal?.aborted) throw signal.reason;
+    const running = (async () => work(stop.signal, guard))();
+    const outcome = await Promise.race([running.then((value) => ({ value })), guard.lost]);
+    if (outcome instanceof LockLostError) throw outcome;
+    // Work that was done after the deadline must not look protected.
+    guard.check();
+    const held = await endings.success();
+    if (!held) throw guard.loss ?? new LockLostError(`the lock ${JSON.stringify(guard.lock)} was lost`, "ended");
+    return outcome.value;
+  } catch (error) {
+    if (guard.loss !== null) throw guard.loss;
+    await untold(endings.failure(), false);
+    throw error;
+  } finally {
+    guard.signal.removeEventListener("abort", lost);
+    signal?.removeEventListener("abort", cancelled);
+  }
+}

@@ -1,0 +1,286 @@
+// An open store: where everything begins.
+
+import type { Answer, CallOptions } from "./agent.js";
+import { locate } from "./command.js";
+import { milliseconds, type Duration } from "./duration.js";
+import { Election } from "./election.js";
+import { LeaseholdError } from "./errors.js";
+import type { Guard } from "./guard.js";
+import { readHeldBy, readStatus, type HeldBy, type LockStatus } from "./holder.js";
+import { guardOf, Lock, type OnceOptions, type OnceResult, type Work } from "./lock.js";
+import { flag, list, number, object, optional, string, type Message } from "./message.js";
+import * as objects from "./objects.js";
+import { span, type AcquireOptions, type LockOptions } from "./options.js";
+import { Pool } from "./pool.js";
+
+/** How a store is opened. */
+export interface LockerOptions {
+  /**
+   * The `leasehold` command. By default `LEASEHOLD_COMMAND`, then the command installed with this package, then
+   * `leasehold` in `PATH`.
+   */
+  readonly command?: string | undefined;
+  /** How long the agent of this command stays without work. 60 s by default. The latest locker's counts. */
+  readonly idle?: Duration | undefined;
+}
+
+/** What a store can do. */
+export interface Capabilities {
+  /** The kind of store, such as `sqlite`. */
+  readonly store: string;
+  /** Grants have fencing tokens. */
+  readonly tokens: boolean;
+  /** Locks can rest after a release: needed by {@link Locker.once}. */
+  readonly cooldowns: boolean;
+  /** Waiters are served in the order in which they came. */
+  readonly fifo: boolean;
+  /** Waiters are told of changes, and need not poll. */
+  readonly watches: boolean;
+  /** A holder that died is noticed before its lease ends. */
+  readonly seesDeadProcesses: boolean;
+}
+
+/** What the doctor says about a store. Further fields are those of `leasehold doctor --json`. */
+export interface Report {
+  readonly safe: boolean;
+  readonly findings: readonly { readonly check: string; readonly verdict: string; readonly seen: unknown; readonly help: unknown }[];
+  readonly [field: string]: unknown;
+}
+
+/**
+ * An open store. It has no connection of its own: all lockers of a process (or worker thread) with the same command share
+ * one child process, `leasehold agent`. It is started when it is needed, and ends when nothing was held or asked for a
+ * minute.
+ *
+ * @example
+ * ```ts
+ * import { Locker } from "leasehold";
+ *
+ * const locker = await Locker.open("mem:");
+ * const sum = await locker.using("report", { ttl: "30s", wait: "60s" }, async (signal, guard) => {
+ *   signal.throwIfAborted();
+ *   console.log(`write with token ${guard.token}`);
+ *   return 40 + 2;
+ * });
+ * console.log(sum);
+ * await locker.close();
+ * ```
+ */
+export class Locker implements AsyncDisposable {
+  readonly #pool: Pool;
+  readonly #store: string | undefined;
+  #closed = false;
+
+  /**
+   * A store: a URL such as `sqlite:/var/lib/app/locks.db` or `s3://bucket/locks`, or an alias of `config.toml`. Without
+   * one, the default store of the command. Does nothing yet: the first request starts the agent and checks the URL.
+   */
+  constructor(store?: string, options: LockerOptions = {}) {
+    this.#store = absolute(store);
+    this.#pool = Pool.of(locate(options.command));
+    if (options.idle !== undefined) this.#pool.idleMs = milliseconds("idle", options.idle);
+  }
+
+  /** A store whose agent is started and whose URL is checked. Otherwise as the constructor. Sends nothing to the store. */
+  static async open(store?: string, options: LockerOptions = {}): Promise<Locker> {
+    const locker = new Locker(store, options);
+    await locker.capabilities();
+    return locker;
+  }
+
+  // --- locks ------------------------------------------------------------------------------------------------------
+
+  /** A lock with settings for all its acquisitions. */
+  lock(name: string, settings: LockOptions = {}): Lock {
+    return this.#lock(name, settings, {});
+  }
+
+  /** A semaphore: at most `permits` holders (1 to 64) at a time. */
+  semaphore(name: string, permits: number, settings: LockOptions = {}): Lock {
+    return this.#lock(name, settings, { mode: "permit", permits });
+  }
+
+  /** A readers-writer lock: any number of shared holders (up to the store's limit), or one exclusive one. */
+  rwLock(name: string, settings: LockOptions = {}): { readonly shared: Lock; readonly exclusive: Lock } {
+    return {
+      shared: this.#lock(name, settings, { mode: "shared" }),
+      exclusive: this.#lock(name, settings, { mode: "exclusive" }),
+    };
+  }
+
+  /** An election: at most one process leads, and others can see which. */
+  election(name: string, settings: LockOptions = {}): Election {
+    return new Election((op, fields, options) => this.#ask(op, fields, options), name, settings);
+  }
+
+  #lock(name: string, settings: LockOptions, mode: Message): Lock {
+    return new Lock((op, fields, options) => this.#ask(op, fields, options), name, settings, mode);
+  }
+
+  /** Waits for a lock, runs `work` while holding it, and releases it. See {@link Lock.using}. */
+  using<T>(name: string, options: AcquireOptions, work: Work<T>): Promise<T>;
+  using<T>(name: string, work: Work<T>): Promise<T>;
+  using<T>(name: string, first: AcquireOptions | Work<T>, second?: Work<T>): Promise<T> {
+    const [options, work] = typeof first === "function" ? [{}, first] : [first, second as Work<T>];
+    return this.lock(name).using(options, work);
+  }
+
+  /** Waits for a lock. Rejects with {@link LockHeldError} if it is still held after `wait`. */
+  acquire(name: string, options: AcquireOptions = {}): Promise<Guard> {
+    return this.lock(name).acquire(options);
+  }
+
+  /** Takes a lock if it is free. Resolves to `null` if it is held. */
+  tryAcquire(name: string, options: Omit<AcquireOptions, "wait" | "onWaiting"> = {}): Promise<Guard | null> {
+    return this.lock(name).tryAcquire(options);
+  }
+
+  /** Runs a job once per period, over all processes. See {@link Lock.once}. */
+  once<T>(name: string, options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
+    return this.lock(name).once(options, work);
+  }
+
+  // --- tickets ----------------------------------------------------------------------------------------------------
+
+  /** Takes up a lock that {@link Guard.ticket}, or the command `leasehold acquire`, has put into a ticket. */
+  async resume(ticket: string): Promise<Guard> {
+    return guardOf(await this.#ask("resume", { ticket }));
+  }
+
+  /** Renews the lease of a ticket. Resolves to the milliseconds that remain. */
+  async renewTicket(ticket: string): Promise<number> {
+    return number((await this.#ask("renew_ticket", { ticket })).message["remaining_ms"]);
+  }
+
+  /** Releases the lock of a ticket. Resolves to whether it was held until now. */
+  async releaseTicket(ticket: string): Promise<boolean> {
+    return flag((await this.#ask("release_ticket", { ticket })).message["was_held"]);
+  }
+
+  // --- inspection -------------------------------------------------------------------------------------------------
+
+  /** The state of a lock: its holder, waiters, and latest grants. */
+  async status(name: string): Promise<LockStatus> {
+    return readStatus((await this.#ask("status", { lock: name })).message);
+  }
+
+  /** The names of all locks of the store that begin with a prefix. */
+  async list(prefix?: string): Promise<string[]> {
+    const names: string[] = [];
+    const progress = (message: Message) => names.push(...list(message["names"]).map(string));
+    await this.#ask("list", { prefix }, { progress });
+    return names;
+  }
+
+  /** Waits until a lock is free, without taking it. Rejects with {@link LockHeldError} if it is still held after `wait`. */
+  async waitFree(name: string, options: Pick<AcquireOptions, "wait" | "signal" | "onWaiting"> = {}): Promise<void> {
+    const { onWaiting } = options;
+    const fields = { lock: name, wait_ms: span("wait", options.wait), report_waiting: onWaiting && true };
+    const progress = (message: Message) => {
+      const held: HeldBy = readHeldBy(object(message["held_by"]));
+      if (onWaiting !== undefined) queueMicrotask(() => onWaiting(held));
+    };
+    await this.#ask("wait_free", fields, { signal: options.signal, progress });
+  }
+
+  /** Evicts a holder, if `token` is still its token. Its work may still run. Resolves to whether it had the lock. */
+  async break(name: string, token: bigint): Promise<boolean> {
+    return flag((await this.#ask("break", { lock: name, token: token.toString() })).message["was_held"]);
+  }
+
+  /** Deletes the record of a lock that has been free for so long. Resolves to whether it was deleted, or would be. */
+  async sweep(name: string, options: { readonly olderThan: Duration; readonly dryRun?: boolean | undefined }): Promise<boolean> {
+    const fields = { lock: name, older_than_ms: span("olderThan", options.olderThan), dry_run: options.dryRun };
+    return flag((await this.#ask("sweep", fields)).message["deleted"]);
+  }
+
+  /** Creates what the store needs, such as a table. */
+  async init(): Promise<void> {
+    await this.#ask("init", {});
+  }
+
+  /** What the store can do. */
+  async capabilities(): Promise<Capabilities> {
+    const { message } = await this.#ask("capabilities", {});
+    const can = (field: string) => optional(message, field, flag) ?? false;
+    return {
+      store: string(message["store"]),
+      tokens: can("tokens"),
+      cooldowns: can("cooldowns"),
+      fifo: can("fifo"),
+      watches: can("watches"),
+      seesDeadProcesses: can("sees_dead_processes"),
+    };
+  }
+
+  /** Examines whether the store is safe for locks. It writes test records. */
+  async doctor(options: { readonly ttl?: Duration | undefined; readonly thorough?: boolean | undefined } = {}): Promise<Report> {
+    const fields = { ttl_ms: span("ttl", options.ttl), thorough: options.thorough };
+    const { id, ev, ...report } = (await this.#ask("doctor", fields)).message;
+    return report as unknown as Report;
+  }
+
+  // --- objects ----------------------------------------------------------------------------------------------------
+
+  /**
+   * Reads an object, by a URL such as `s3://bucket/state.json`. `null` if there is none. With `fence`, later writes with
+   * lower tokens are refused.
+   */
+  async get(
+    url: string,
+    options: { readonly fence?: bigint | undefined; readonly signal?: AbortSignal | undefined } = {},
+  ): Promise<Uint8Array | null> {
+    return objects.get((op, fields, options) => this.#call(op, fields, options), url, options);
+  }
+
+  /** Writes an object under a lock: rejects with {@link LockLostError} if a holder with a higher token has written. */
+  async put(url: string, content: objects.Content, options: objects.PutOptions): Promise<void> {
+    return objects.put((op, fields, options) => this.#call(op, fields, options), url, content, options);
+  }
+
+  /** Changes an object that several programs write, without a lock. `change` is called again if another was faster. */
+  async update(url: string, change: objects.Change, options: objects.UpdateOptions = {}): Promise<objects.Updated> {
+    return objects.update((op, fields, options) => this.#call(op, fields, options), url, change, options);
+  }
+
+  // --- the end ----------------------------------------------------------------------------------------------------
+
+  /**
+   * Ends the requests of this locker, releases its locks, and ends the agent if no other locker uses it. Resolves when
+   * that is done.
+   */
+  async close(): Promise<void> {
+    this.#closed = true;
+    await this.#pool.current?.abandon(this, closed());
+  }
+
+  /** {@link close} at the end of an `await using` block. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  /** A request about this store. */
+  #ask(op: string, fields: Message, options?: CallOptions): Promise<Answer> {
+    return this.#call(op, { store: this.#store, ...fields }, options);
+  }
+
+  async #call(op: string, fields: Message, options: CallOptions = {}): Promise<Answer> {
+    options.signal?.throwIfAborted();
+    if (this.#closed) throw closed();
+    const agent = await this.#pool.agent();
+    if (this.#closed) throw closed();
+    return agent.call(op, fields, { ...options, owner: this });
+  }
+}
+
+/** The path of a `sqlite:` URL is that of this process, whose folder may not be the one in which the agent was started. */
+function absolute(store: string | undefined): string | undefined {
+  const path = /^sqlite:([^/?:].*)$/is.exec(store ?? "")?.[1];
+  if (path === undefined) return store;
+  const folder = process.cwd().replaceAll("%", "%25").replaceAll("?", "%3F");
+  return `sqlite:${folder === "/" ? "" : folder}/${path}`;
+}
+
+function closed(): Error {
+  return new LeaseholdError("invalid", "the locker was closed");
+}

@@ -1,0 +1,61 @@
+// Reading fields of messages. A field that is not what the protocol says is garbage: see `Garbage`.
+
+/** A JSON object. */
+export type Message = { readonly [field: string]: unknown };
+
+/** The agent sent what the protocol does not allow. The agent is then treated as dead. */
+export class Garbage extends Error {}
+
+export function parse(line: string): Message {
+  let value: unknown;
+  try {
+    value = JSON.parse(line);
+  } catch {
+    throw new Garbage(`a line that is not JSON: ${excerpt(line)}`);
+  }
+  return object(value);
+}
+
+/** The first characters of a text, without control characters. */
+export function excerpt(text: string): string {
+  return JSON.stringify(text.length > 80 ? `${text.slice(0, 80)}...` : text);
+}
+
+export function object(value: unknown): Message {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Garbage("a value that is no object");
+  return value as Message;
+}
+
+export function list(value: unknown): readonly unknown[] {
+  if (!Array.isArray(value)) throw new Garbage("a value that is no array");
+  return value;
+}
+
+export function string(value: unknown): string {
+  if (typeof value !== "string") throw new Garbage("a value that is no string");
+  return value;
+}
+
+/** An integer that is exact. */
+export function number(value: unknown): number {
+  if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new Garbage("a value that is no integer");
+  return value;
+}
+
+export function flag(value: unknown): boolean {
+  if (typeof value !== "boolean") throw new Garbage("a value that is neither true nor false");
+  return value;
+}
+
+/** A token: a string of digits. */
+export function token(value: unknown): bigint {
+  const digits = string(value);
+  if (!/^[0-9]{1,20}$/.test(digits)) throw new Garbage("a token that is no number");
+  return BigInt(digits);
+}
+
+/** A field that may be absent or `null`. */
+export function optional<T>(message: Message, field: string, read: (value: unknown) => T): T | null {
+  const value = message[field];
+  return value === undefined || value === null ? null : read(value);
+}

@@ -1,0 +1,103 @@
+// Objects of a bucket: fenced writes and updates without locks.
+
+import type { Ask } from "./lock.js";
+import { Garbage, number, optional, string, type Message } from "./message.js";
+import { span } from "./options.js";
+import type { Duration } from "./duration.js";
+import { LeaseholdError } from "./errors.js";
+
+/** The content of an object. */
+export type Content = string | Uint8Array;
+
+/** How an object is written under a lock. */
+export interface PutOptions {
+  /** The guard's token. The write is refused if a higher one has written ({@link LockLostError}, reason `fenced`). */
+  readonly fence: bigint;
+  readonly contentType?: string | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** How an object is updated. */
+export interface UpdateOptions {
+  /** The token of a guard, if one is held: the update is refused if a higher one has written. */
+  readonly fence?: bigint | undefined;
+  readonly contentType?: string | undefined;
+  /** How often it is tried when other writers are faster. */
+  readonly attempts?: number | undefined;
+  /** How long it is tried. */
+  readonly within?: Duration | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** Whether an update wrote something, and at which attempt. */
+export interface Updated {
+  readonly written: boolean;
+  readonly attempts: number | null;
+}
+
+/** What makes the new content of an object out of the present one; `null` if there is no object. `null` changes nothing. */
+export type Change = (content: Uint8Array | null) => Content | null | PromiseLike<Content | null>;
+
+/** @internal */
+export async function get(
+  ask: Ask,
+  object: string,
+  options: { readonly fence?: bigint | undefined; readonly signal?: AbortSignal | undefined },
+): Promise<Uint8Array | null> {
+  const { message } = await ask("get", { object, fence: options.fence?.toString() }, { signal: options.signal });
+  return content(message);
+}
+
+/** @internal */
+export async function put(ask: Ask, object: string, bytes: Content, options: PutOptions): Promise<void> {
+  const { fence, contentType, signal } = options;
+  const fields = { object, fence: fence.toString(), content: base64(bytes), content_type: contentType };
+  await ask("put", fields, { signal });
+}
+
+/** @internal */
+export async function update(ask: Ask, object: string, change: Change, options: UpdateOptions): Promise<Updated> {
+  const { fence, contentType, attempts, within, signal } = options;
+  const stop = new AbortController();
+  const cancelled = () => stop.abort(signal?.reason);
+  if (signal?.aborted) cancelled();
+  signal?.addEventListener("abort", cancelled, { once: true });
+  const answer = async (present: Uint8Array | null, request: number) => {
+    const next = await change(present);
+    await ask("answer", { request, content: next === null ? null : base64(next) }, { signal: stop.signal });
+  };
+  // An error of `change` ends the update without a change.
+  const fail = (error: unknown) => {
+    // The update itself ends with a better error than the answer to it.
+    if (!(error instanceof LeaseholdError && error.kind === "invalid")) stop.abort(error);
+  };
+  const fields = {
+    ...{ object, fence: fence?.toString(), content_type: contentType, attempts },
+    within_ms: span("within", within),
+  };
+  try {
+    const { message } = await ask("update", fields, {
+      signal: stop.signal,
+      progress: (message) => void answer(content(message), number(message["id"])).catch(fail),
+    });
+    return { written: message["written"] === true, attempts: optional(message, "attempts", number) };
+  } finally {
+    signal?.removeEventListener("abort", cancelled);
+  }
+}
+
+function content(message: Message): Uint8Array | null {
+  return optional(message, "content", (value) => {
+    const text = string(value);
+    const bytes = Buffer.from(text, "base64");
+    if (bytes.toString("base64") !== text) throw new Garbage("a content that is not base64");
+    return new Uint8Array(bytes);
+  });
+}
+
+function base64(bytes: Content): string {
+  return (typeof bytes === "string" ? Buffer.from(bytes) : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)).toString(
+    "base64",
+  );
+}
+

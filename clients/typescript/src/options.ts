@@ -1,0 +1,59 @@
+// The options of acquisitions, and the fields of requests that they become.
+
+import { milliseconds, type Duration } from "./duration.js";
+import { InvalidError } from "./errors.js";
+import type { HeldBy } from "./holder.js";
+
+/** How a lock is taken. */
+export interface LockOptions {
+  /** How long the lock outlives this process if it dies without releasing it. From 500 ms; 30 s by default. */
+  readonly ttl?: Duration | undefined;
+  /** How others see this holder. By default the user and the host. */
+  readonly owner?: string | undefined;
+  /** A remark for others. */
+  readonly note?: string | undefined;
+  /** How long a lock rests after its lease ran out, before it is granted again. */
+  readonly lockDelay?: Duration | undefined;
+  /** How long a store that does not answer is asked again. */
+  readonly storeTimeout?: Duration | undefined;
+  /** Do not queue behind other waiters. */
+  readonly barge?: boolean | undefined;
+  /** The lock will be passed on with {@link Guard.ticket}. */
+  readonly forTicket?: boolean | undefined;
+}
+
+/** How a lock is waited for. */
+export interface AcquireOptions extends LockOptions {
+  /** How long to wait for the lock. Without it there is no limit. */
+  readonly wait?: Duration | undefined;
+  /** Ends the wait: the acquisition rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+  /** Called with the holder while this process waits. */
+  readonly onWaiting?: ((heldBy: HeldBy) => void) | undefined;
+}
+
+/** The fields that a request gets from options. Without what is `undefined`, which JSON leaves out. */
+export function fields(options: AcquireOptions): { [field: string]: unknown } {
+  for (const option of Object.keys(options)) {
+    if (!KNOWN.has(option)) throw new InvalidError(`there is no option ${JSON.stringify(option)}`);
+  }
+  return {
+    ttl_ms: span("ttl", options.ttl),
+    wait_ms: span("wait", options.wait),
+    owner: options.owner,
+    note: options.note,
+    lock_delay_ms: span("lockDelay", options.lockDelay),
+    store_timeout_ms: span("storeTimeout", options.storeTimeout),
+    barge: options.barge,
+    for_ticket: options.forTicket,
+    report_waiting: options.onWaiting === undefined ? undefined : true,
+  };
+}
+
+const KNOWN = new Set([
+  ...["ttl", "wait", "owner", "note", "lockDelay", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
+]);
+
+export function span(what: string, duration: Duration | undefined): number | undefined {
+  return duration === undefined ? undefined : milliseconds(what, duration);
+}

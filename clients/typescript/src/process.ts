@@ -1,0 +1,116 @@
+// The agent as a process: its pipes and its end.
+
+import { spawn, type ChildProcess } from "node:child_process";
+import type { Socket } from "node:net";
+import { clearTimeout, setTimeout } from "node:timers";
+import { AgentError } from "./errors.js";
+
+/** How much of what the agent writes to stderr is kept. */
+const STDERR_KEPT = 4_096;
+/** How long an agent that was asked to end may take. It gives itself 5 s to release locks. */
+const END_LIMIT_MS = 10_000;
+
+export interface Events {
+  data(bytes: Uint8Array): void;
+  /** The output has ended, or the input cannot be written. May come more than once. `how` completes "the agent ...". */
+  end(how: string): void;
+}
+
+export class AgentProcess {
+  readonly #command: string;
+  readonly #child: ChildProcess;
+  readonly #closed: Promise<unknown>;
+  readonly #input: Socket;
+  readonly #output: Socket;
+  #stderr = "";
+  #failure: NodeJS.ErrnoException | null = null;
+  #endLimit: NodeJS.Timeout | null = null;
+
+  constructor(command: string, events: Events) {
+    this.#command = command;
+    // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
+    const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
+    this.#child = child;
+    this.#input = child.stdin as Socket;
+    this.#output = child.stdout as Socket;
+    this.#closed = new Promise((closed) => {
+      child.once("close", closed);
+      child.once("error", closed);
+    });
+    child.once("error", (error) => {
+      this.#failure = error;
+      events.end(`could not be started: ${error.message}`);
+    });
+    child.once("exit", (code, signal) => {
+      if (this.#endLimit !== null) clearTimeout(this.#endLimit);
+      events.end(signal === null ? `ended with exit code ${code}` : `was killed by ${signal}`);
+    });
+    this.#input.on("error", (error) => events.end(`does not read: ${error.message}`));
+    this.#output.on("error", (error) => events.end(`cannot be read: ${error.message}`));
+    this.#output.on("data", (bytes: Buffer) => events.data(bytes));
+    this.#output.once("end", () => events.end("ended"));
+    child.stderr.on("data", (bytes: Buffer) => {
+      this.#stderr = (this.#stderr + bytes.toString()).slice(-STDERR_KEPT);
+    });
+    (child.stderr as Socket).unref();
+    child.unref();
+    this.#input.unref();
+  }
+
+  get pid(): number | undefined {
+    return this.#child.pid;
+  }
+
+  /**
+   * The file descriptor of the output, for reading without the event loop. Node has no documented way to ask for it. Where
+   * it is unknown (other runtimes), what the event loop has not delivered counts as not arrived, which is safe.
+   */
+  get outputFile(): number | null {
+    const handle = (this.#output as unknown as { _handle?: { fd?: unknown } | null })._handle;
+    return typeof handle?.fd === "number" && handle.fd >= 0 ? handle.fd : null;
+  }
+
+  write(line: string): void {
+    // An error is reported by its event.
+    if (this.#input.writable) this.#input.write(line);
+  }
+
+  keepAlive(alive: boolean): void {
+    if (alive) this.#output.ref();
+    else this.#output.unref();
+  }
+
+  /** Closes the input. */
+  end(): void {
+    this.#input.end();
+    this.#child.ref();
+    this.#endLimit = setTimeout(() => this.#child.kill("SIGKILL"), END_LIMIT_MS);
+  }
+
+  kill(): void {
+    this.#child.kill("SIGKILL");
+    this.#input.destroy();
+    this.#output.destroy();
+  }
+
+  /** What the start of an agent failed for, with what it wrote to stderr. */
+  async explained(error: AgentError): Promise<AgentError> {
+    const command = JSON.stringify(this.#command);
+    this.#child.ref();
+    await this.#closed;
+    if (this.#failure !== null) {
+      const missing = this.#failure.code === "ENOENT";
+      return new AgentError(
+        missing ? `the command ${command} was not found` : `the command ${command} could not be started: ${this.#failure.message}`,
+        ["Install the leasehold command, or set LEASEHOLD_COMMAND or the option `command` to its path."],
+      );
+    }
+    if (/unrecognized subcommand/.test(this.#stderr)) {
+      return new AgentError(`the command ${command} is too old: it has no agent`, [
+        "Use a command and a package of the same version.",
+      ]);
+    }
+    const said = this.#stderr.trim();
+    return said === "" ? error : new AgentError(`${error.message}: ${said}`, error.help);
+  }
+}

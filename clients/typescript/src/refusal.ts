@@ -1,0 +1,31 @@
+// Error answers of the agent as errors.
+
+import { InvalidError, LeaseholdError, LockHeldError, LockLostError, StoreError, UnsupportedError, type ErrorKind } from "./errors.js";
+import { readHeldBy } from "./holder.js";
+import { flag, list, object, optional, string, token, type Message } from "./message.js";
+
+const STORE_KINDS: ReadonlySet<string> = new Set(["denied", "corrupt", "conflict", "limit"]);
+
+export function refusal(answer: Message): LeaseholdError {
+  const kind = string(answer["kind"]);
+  const message = string(answer["message"]);
+  const help = (optional(answer, "help", list) ?? []).map(string);
+  switch (kind) {
+    case "held":
+      return new LockHeldError(message, help, optional(answer, "held_by", (held) => readHeldBy(object(held))));
+    case "lost": {
+      const refusedBy = optional(answer, "refused_by", token);
+      const reason = optional(answer, "reason", string) ?? ("refused_by" in answer ? "fenced" : "expired");
+      return new LockLostError(message, reason, help, refusedBy);
+    }
+    case "invalid":
+      return new InvalidError(message, help);
+    case "unsupported":
+      return new UnsupportedError(message, help);
+    default: {
+      // A kind of a later agent is treated as `unavailable`.
+      const known = STORE_KINDS.has(kind) ? (kind as ErrorKind) : "unavailable";
+      return new StoreError(known, message, help, optional(answer, "maybe_applied", flag) ?? false);
+    }
+  }
+}

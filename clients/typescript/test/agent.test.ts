@@ -1,0 +1,160 @@
+// The real agent, with SQLite: processes and agents that are stopped, killed and blocked.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Worker } from "node:worker_threads";
+import { AgentError, Locker, LockHeldError, LockLostError } from "leasehold";
+import { agentsOf, command, folder, Host, store, test } from "./real.js";
+
+test("processes exclude each other", async (t) => {
+  const [url, file] = [store(t), join(folder(t), "number")];
+  writeFileSync(file, "0");
+  const hosts = [1, 2, 3, 4].map(() => new Host(t, "count", url, file, "10"));
+  for (const host of await Promise.all(hosts.map((host) => host.exit()))) assert.deepEqual(host, [0, null]);
+  assert.equal(readFileSync(file, "utf8"), "40");
+});
+
+/** A locker with an agent of its own. */
+async function separate(t: Parameters<typeof folder>[0], url: string): Promise<[Locker, number]> {
+  const path = join(folder(t), "leasehold");
+  symlinkSync(command as string, path);
+  const before = agentsOf(process.pid);
+  const locker = await Locker.open(url, { command: path });
+  t.after(() => locker.close());
+  const [agent] = agentsOf(process.pid).filter((pid) => !before.includes(pid));
+  return [locker, agent as number];
+}
+
+test("a stopped agent: the lock is lost here before another gets it, and for good", async (t) => {
+  const url = store(t);
+  const [locker, agent] = await separate(t, url);
+  const [other] = await separate(t, url);
+  const guard = await locker.acquire("x", { ttl: "1s" });
+  process.kill(agent, "SIGSTOP");
+  const winner = other.acquire("x", { ttl: "1s" });
+  assert.equal(await Promise.race([guard.lost.then(() => "lost"), winner.then(() => "won")]), "lost");
+  const next = await winner;
+  assert.ok(next.token > guard.token);
+  process.kill(agent, "SIGCONT");
+  // An answer that comes after all that the agent had to say.
+  await locker.status("x");
+  assert.throws(() => guard.check(), LockLostError);
+  next.check();
+  assert.equal(await next.release(), true);
+});
+
+test("a stopped agent that continues at once does not cost the lock", async (t) => {
+  const [locker, agent] = await separate(t, store(t));
+  const guard = await locker.acquire("x", { ttl: "30s" });
+  process.kill(agent, "SIGSTOP");
+  process.kill(agent, "SIGCONT");
+  await guard.renew();
+  assert.equal(await guard.release(), true);
+});
+
+test("a killed agent loses its locks at once, and the next request starts another", async (t) => {
+  const [locker, agent] = await separate(t, store(t));
+  const guard = await locker.acquire("x", { ttl: "1s" });
+  const waiting = assert.rejects(locker.acquire("x"), AgentError);
+  process.kill(agent, "SIGKILL");
+  assert.equal((await guard.lost).reason, "agent");
+  await waiting;
+  const next = await locker.acquire("x");
+  assert.ok(next.token > guard.token);
+});
+
+test("host and agent are stopped together: the host gives the lock up when it continues", async (t) => {
+  const url = store(t);
+  const host = new Host(t, "hold", url, "1s");
+  const { token } = (await host.said()) as { token: string };
+  const [agent] = agentsOf(host.pid) as [number];
+  process.kill(agent, "SIGSTOP");
+  process.kill(host.pid, "SIGSTOP");
+  const locker = await Locker.open(url);
+  t.after(() => locker.close());
+  const guard = await locker.acquire("x", { wait: "60s" });
+  assert.ok(guard.token > BigInt(token));
+  const said = host.said();
+  // The host first: it has only its clocks.
+  process.kill(host.pid, "SIGCONT");
+  assert.deepEqual(await said, { lost: "expired", held: false });
+  process.kill(agent, "SIGCONT");
+  guard.check();
+});
+
+test("a stopped host reads the renewals when it continues", async (t) => {
+  const url = store(t);
+  const host = new Host(t, "hold", url, "2s");
+  await host.said();
+  const locker = await Locker.open(url);
+  t.after(() => locker.close());
+  process.kill(host.pid, "SIGSTOP");
+  await assert.rejects(locker.acquire("x", { wait: "4s" }), LockHeldError);
+  const said = host.said();
+  host.child.send("held?");
+  process.kill(host.pid, "SIGCONT");
+  assert.deepEqual(await said, { held: true });
+});
+
+test("an event loop that is blocked for two ttls keeps its lock", async (t) => {
+  const [locker] = await separate(t, store(t));
+  const guard = await locker.acquire("x", { ttl: "2s" });
+  for (let end = performance.now() + 4_000; performance.now() < end; );
+  guard.check();
+  await new Promise((resolve) => setImmediate(resolve));
+  guard.check();
+  assert.equal(await guard.release(), true);
+});
+
+test("an event loop that is blocked while its agent is stopped loses its lock", async (t) => {
+  const [locker, agent] = await separate(t, store(t));
+  const guard = await locker.acquire("x", { ttl: "1s" });
+  process.kill(agent, "SIGSTOP");
+  for (let end = performance.now() + 1_100; performance.now() < end; );
+  assert.throws(() => guard.check(), LockLostError);
+  process.kill(agent, "SIGCONT");
+});
+
+test("worker threads have agents of their own, which end with them", async (t) => {
+  const url = store(t);
+  const [locker] = await separate(t, url);
+  const worker = new Worker(new URL("worker.js", import.meta.url), { workerData: url });
+  const [token] = (await once(worker, "message")) as [string];
+  assert.equal(await locker.tryAcquire("x"), null);
+  const waiting = locker.acquire("x", { wait: "30s" });
+  await worker.terminate();
+  assert.ok((await waiting).token > BigInt(token));
+});
+
+test("a process that exits while it holds a lock frees it", async (t) => {
+  const url = store(t);
+  const [locker] = await separate(t, url);
+  const host = new Host(t, "exit", url, "10m");
+  await host.said();
+  await locker.acquire("x", { wait: "60s" });
+});
+
+test("kill -9 of a host frees its lock", async (t) => {
+  const url = store(t);
+  const [locker] = await separate(t, url);
+  const host = new Host(t, "hold", url, "10m");
+  await host.said();
+  const waiting = locker.acquire("x", { wait: "60s" });
+  host.child.kill("SIGKILL");
+  await waiting;
+});
+
+test("a process that holds nothing ends without closing anything", async (t) => {
+  const host = new Host(t, "end", store(t));
+  assert.equal(await host.said(), "done");
+  assert.deepEqual(await host.exit(), [0, null]);
+});
+
+test("closing a locker ends its agent", async (t) => {
+  const [locker, agent] = await separate(t, store(t));
+  assert.deepEqual(agentsOf(process.pid).includes(agent), true);
+  await locker.close();
+  assert.deepEqual(agentsOf(process.pid).includes(agent), false);
+});

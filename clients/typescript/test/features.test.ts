@@ -1,0 +1,166 @@
+// What a locker offers, on the real agent with SQLite.
+
+import assert from "node:assert/strict";
+import type { TestContext } from "node:test";
+import { InvalidError, Locker, LockHeldError, LockLostError, UnsupportedError, type HeldBy } from "leasehold";
+import { folder, store, test } from "./real.js";
+
+async function opened(t: TestContext): Promise<Locker> {
+  const locker = await Locker.open(store(t));
+  t.after(() => locker.close());
+  return locker;
+}
+
+test("a held lock refuses others, and says who has it", async (t) => {
+  const locker = await opened(t);
+  const guard = await locker.acquire("x", { ttl: "30s", owner: "ci-7", note: "deploys" });
+  assert.equal(await locker.tryAcquire("x"), null);
+  const seen: HeldBy[] = [];
+  const failed = await locker.acquire("x", { wait: 100, onWaiting: (heldBy) => seen.push(heldBy) }).catch((error: unknown) => error);
+  assert.ok(failed instanceof LockHeldError, String(failed));
+  assert.deepEqual([failed.holder?.name, failed.holder?.note, failed.heldBy?.token], ["ci-7", "deploys", guard.token]);
+  assert.equal(seen[0]?.holder?.name, "ci-7");
+  assert.equal(await guard.release(), true);
+  const next = await locker.tryAcquire("x");
+  assert.ok(next !== null && next.token > guard.token);
+});
+
+test("a waiting acquisition is cancelled by its signal, and leaves the line", async (t) => {
+  const locker = await opened(t);
+  const guard = await locker.acquire("x");
+  const stop = new AbortController();
+  const waiting = locker.acquire("x", { signal: stop.signal, onWaiting: () => stop.abort(new Error("enough")) });
+  await assert.rejects(waiting, /enough/);
+  await guard.release();
+  await (await locker.acquire("x", { wait: "30s" })).release();
+});
+
+test("a semaphore has so many permits", async (t) => {
+  const locker = await opened(t);
+  const semaphore = locker.semaphore("render", 2, { ttl: "30s" });
+  const guards = [await semaphore.acquire(), await semaphore.acquire()];
+  assert.equal(await semaphore.tryAcquire(), null);
+  await guards[0]?.release();
+  assert.ok((await semaphore.tryAcquire()) !== null);
+});
+
+test("readers share, and exclude a writer", async (t) => {
+  const locker = await opened(t);
+  const { shared, exclusive } = locker.rwLock("index");
+  const readers = [await shared.acquire(), await shared.acquire()];
+  assert.equal(await exclusive.tryAcquire(), null);
+  for (const reader of readers) await reader.release();
+  const writer = await exclusive.acquire({ wait: "30s" });
+  assert.equal(await shared.tryAcquire(), null);
+  await writer.release();
+});
+
+test("a job runs once per period", async (t) => {
+  const locker = await opened(t);
+  await assert.rejects(
+    locker.once("nightly", { per: "1h" }, () => Promise.reject(new Error("failed"))),
+    /failed/,
+  );
+  assert.deepEqual(await locker.once("nightly", { per: "1h" }, () => 5), { ran: true, value: 5 });
+  const again = await locker.once("nightly", { per: "1h" }, () => assert.fail("it ran twice"));
+  assert.ok(!again.ran && again.againWithinMs !== null && again.againWithinMs > 3_000_000, JSON.stringify(again.ran));
+});
+
+test("observers see the leader and its end", async (t) => {
+  const locker = await opened(t);
+  const election = locker.election("web", { ttl: "30s" });
+  const leaders = election.observe();
+  assert.equal((await leaders.next()).value, null);
+  const guard = await election.campaign({ value: "http://10.0.0.7" });
+  const { value: leader } = await leaders.next();
+  assert.deepEqual([leader?.value, leader?.term], ["http://10.0.0.7", guard.token]);
+  assert.equal((await election.leader())?.value, "http://10.0.0.7");
+  await guard.release();
+  assert.equal((await leaders.next()).value, null);
+  await leaders.return();
+  assert.equal(await election.leader(), null);
+  assert.equal(await election.lead({ value: "again" }, () => "led"), "led");
+});
+
+test("a ticket passes a lock on", async (t) => {
+  const locker = await opened(t);
+  const guard = await locker.acquire("x", { ttl: "1m", forTicket: true });
+  const ticket = await guard.ticket();
+  assert.throws(() => guard.check(), InvalidError);
+  assert.equal(await locker.tryAcquire("x"), null);
+  assert.ok((await locker.renewTicket(ticket)) > 30_000);
+  const resumed = await locker.resume(ticket);
+  assert.equal(resumed.token, guard.token);
+  const second = await resumed.ticket();
+  assert.equal(await locker.releaseTicket(second), true);
+  assert.equal(await locker.releaseTicket(second), false);
+  await (await locker.acquire("x", { wait: "30s" })).release();
+});
+
+test("locks are listed, shown, awaited, evicted and swept", async (t) => {
+  const locker = await opened(t);
+  assert.equal((await locker.status("builds/1")).state, "free");
+  const guard = await locker.acquire("builds/1", { owner: "ci-7" });
+  await (await locker.acquire("other")).release();
+  assert.deepEqual(await locker.list("builds/"), ["builds/1"]);
+  assert.deepEqual((await locker.list()).sort(), ["builds/1", "other"]);
+  const status = await locker.status("builds/1");
+  assert.deepEqual([status.state, status.token, status.heldBy?.holder?.name], ["held", guard.token, "ci-7"]);
+  await assert.rejects(locker.waitFree("builds/1", { wait: 50 }), LockHeldError);
+  const free = locker.waitFree("builds/1", { wait: "30s" });
+  assert.equal(await locker.break("builds/1", guard.token), true);
+  await free;
+  assert.equal((await guard.lost).reason, "ended");
+  assert.throws(() => guard.check(), LockLostError);
+  assert.equal(await locker.break("builds/1", guard.token), false);
+  assert.equal(await locker.sweep("other", { olderThan: "1h" }), false);
+});
+
+test("an evicted holder's work rejects, and its signal aborts", async (t) => {
+  const locker = await opened(t);
+  const work = locker.using("x", async (signal, guard) => {
+    await locker.break("x", guard.token);
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+  });
+  await assert.rejects(work, (error) => error instanceof LockLostError && error.reason === "ended");
+});
+
+test("the doctor examines the store", async (t) => {
+  const report = await (await opened(t)).doctor();
+  assert.equal(report.safe, true);
+  assert.ok(report.findings.length > 0);
+  assert.ok(report.findings.every(({ check, verdict }) => check !== "" && verdict !== ""));
+});
+
+test("errors name the bad URL, name, number or store", async (t) => {
+  await assert.rejects(Locker.open("s4://bucket/locks"), InvalidError);
+  const locker = await opened(t);
+  await assert.rejects(locker.acquire(""), InvalidError);
+  await assert.rejects(locker.acquire("x", { ttl: 1 }), InvalidError);
+  await assert.rejects(locker.semaphore("s", 0).acquire(), InvalidError);
+  await assert.rejects(locker.get("ftp://example/x"), (error) => error instanceof InvalidError || error instanceof UnsupportedError);
+  // None of them was the end of the agent.
+  await (await locker.acquire("x")).release();
+});
+
+test("a relative path is one of this process, not of the agent", async (t) => {
+  const [first, before] = [folder(t), process.cwd()];
+  t.after(() => process.chdir(before));
+  process.chdir(first);
+  const locker = new Locker("sqlite:locks.db");
+  t.after(() => locker.close());
+  const guard = await locker.acquire("x");
+  process.chdir(folder(t));
+  assert.ok((await new Locker("sqlite:locks.db").tryAcquire("x")) !== null);
+  assert.equal(await new Locker(`sqlite:${first}/locks.db`).tryAcquire("x"), null);
+  await guard.release();
+});
+
+test("thousands of locks share one agent", async (t) => {
+  const locker = new Locker("mem:");
+  t.after(() => locker.close());
+  const names = Array.from({ length: 2_000 }, (_, number) => `lock/${number}`);
+  const guards = await Promise.all(names.map((name) => locker.acquire(name, { ttl: "1m" })));
+  for (const guard of guards) guard.check();
+  assert.ok((await Promise.all(guards.map((guard) => guard.release()))).every((held) => held));
+});

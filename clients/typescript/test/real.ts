@@ -1,0 +1,68 @@
+// The real command, for tests that need it: LEASEHOLD_COMMAND, or the one that was built in this repository.
+
+import { fork, type ChildProcess } from "node:child_process";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { once } from "node:events";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test as nodeTest, type TestContext } from "node:test";
+import { fileURLToPath } from "node:url";
+
+const built = fileURLToPath(new URL("../../../target/debug/leasehold", import.meta.url));
+
+export const command = process.env["LEASEHOLD_COMMAND"] ?? (existsSync(built) ? built : null);
+if (command !== null) process.env["LEASEHOLD_COMMAND"] = command;
+
+/** A test on the real agent. It is skipped where there is none. */
+export function test(name: string, body: (t: TestContext) => Promise<void>): void {
+  const skip = command === null ? "there is no leasehold command: set LEASEHOLD_COMMAND" : false;
+  void nodeTest(name, { timeout: 120_000, skip }, body);
+}
+
+export function folder(t: TestContext): string {
+  const path = mkdtempSync(join(tmpdir(), "leasehold-ts-"));
+  t.after(() => rmSync(path, { recursive: true, force: true }));
+  return path;
+}
+
+/** A new store. */
+export function store(t: TestContext): string {
+  return `sqlite:${join(folder(t), "locks.db")}`;
+}
+
+/** The agents that a process has started. */
+export function agentsOf(pid: number): number[] {
+  return children(pid).filter((child) => {
+    const arguments_ = readFileSync(`/proc/${child}/cmdline`, "latin1").split("\0");
+    return arguments_[1] === "agent";
+  });
+}
+
+function children(pid: number): number[] {
+  const found = readFileSync(`/proc/${pid}/task/${pid}/children`, "latin1").trim();
+  return found === "" ? [] : found.split(" ").map(Number);
+}
+
+/** A Node process that holds locks: host.ts. */
+export class Host {
+  readonly child: ChildProcess;
+
+  constructor(t: TestContext, job: string, ...more: string[]) {
+    this.child = fork(fileURLToPath(new URL("host.js", import.meta.url)), [job, ...more]);
+    t.after(() => this.child.kill("SIGKILL"));
+  }
+
+  get pid(): number {
+    return this.child.pid as number;
+  }
+
+  /** What it says next. */
+  async said(): Promise<unknown> {
+    const [message] = (await once(this.child, "message")) as [unknown];
+    return message;
+  }
+
+  async exit(): Promise<unknown[]> {
+    return once(this.child, "exit");
+  }
+}

@@ -1,0 +1,187 @@
+//! [`Fields`]: the fields of a request, which are taken out one by one. What is left in the end is unknown, and refused.
+//!
+//! Errors name fields and never repeat values: a value may be a ticket, or a URL with a password.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use leasehold::{LockName, Ticket, Token};
+use serde_json::{Map, Value};
+
+use super::refusal::Refusal;
+
+/// The largest integer that every JSON reader reads exactly.
+const MAX_INTEGER: u64 = (1 << 53) - 1;
+/// The maximum length of a field's name in an error, in characters.
+const MAX_SHOWN: usize = 40;
+
+/// The fields of a request that were not used yet.
+#[derive(Debug)]
+pub(super) struct Fields(Map<String, Value>);
+
+/// A line that belongs to no request: not JSON, no object, or no valid id.
+#[derive(Debug)]
+pub(super) struct Unassignable(pub(super) &'static str);
+
+impl Fields {
+    /// Parses a line. Returns the id of the request and its other fields.
+    pub(super) fn parse(line: &[u8]) -> Result<(u64, Self), Unassignable> {
+        let value = serde_json::from_slice(line).map_err(|_| Unassignable("a line that is not JSON"))?;
+        let Value::Object(mut map) = value else {
+            return Err(Unassignable("a line that is not a JSON object"));
+        };
+        let id = map.remove("id").and_then(|id| id.as_u64()).filter(|id| *id <= MAX_INTEGER);
+        let id = id.ok_or(Unassignable("a line without an `id` from 0 to 2^53 - 1"))?;
+        map.retain(|_, value| !value.is_null());
+        Ok((id, Self(map)))
+    }
+
+    /// A text.
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, Refusal> {
+        match self.0.remove(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(Refusal::invalid(format!("`{name}` is not a string"))),
+        }
+    }
+
+    /// `true` or `false`; by default `false`.
+    pub(super) fn flag(&mut self, name: &str) -> Result<bool, Refusal> {
+        match self.0.remove(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(_) => Err(Refusal::invalid(format!("`{name}` is not true or false"))),
+        }
+    }
+
+    /// An integer in `range`.
+    pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
+        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        match value.as_u64().filter(|number| range.contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                let (least, most) = range.into_inner();
+                Err(Refusal::invalid(format!("`{name}` is not an integer from {least} to {most}")))
+            }
+        }
+    }
+
+    /// A duration in milliseconds, from `least` to `most`.
+    pub(super) fn milliseconds(
+        &mut self,
+        name: &str,
+        least: u64,
+        most: Duration,
+    ) -> Result<Option<Duration>, Refusal> {
+        let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX);
+        Ok(self.integer(name, least..=most)?.map(Duration::from_millis))
+    }
+
+    /// The number of a request or a hold.
+    pub(super) fn number(&mut self, name: &str) -> Result<u64, Refusal> {
+        self.integer(name, 0..=MAX_INTEGER)?.ok_or_else(|| missing(name))
+    }
+
+    /// A fencing token: a string of digits.
+    pub(super) fn token(&mut self, name: &str) -> Result<Option<Token>, Refusal> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        let token = text.parse().ok().filter(|_| digits).and_then(Token::new);
+        let wrong = || Refusal::invalid(format!("`{name}` is not a token: a string of digits, below 2^53"));
+        token.map(Some).ok_or_else(wrong)
+    }
+
+    /// The name of a lock.
+    pub(super) fn lock(&mut self) -> Result<LockName, Refusal> {
+        let name = self.text("lock")?.ok_or_else(|| missing("lock"))?;
+        LockName::new(&name).map_err(|error| leasehold::Error::from(error).into())
+    }
+
+    /// A ticket.
+    pub(super) fn ticket(&mut self) -> Result<Ticket, Refusal> {
+        let text = self.text("ticket")?.ok_or_else(|| missing("ticket"))?;
+        Ok(text.parse::<Ticket>()?)
+    }
+
+    /// Bytes in base64.
+    pub(super) fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        STANDARD.decode(text).map(Some).map_err(|_| Refusal::invalid(format!("`{name}` is not base64")))
+    }
+
+    /// Refuses what was not used.
+    pub(super) fn finish(self, operation: &str) -> Result<(), Refusal> {
+        match self.0.keys().next() {
+            None => Ok(()),
+            Some(name) => {
+                let name: String = name.chars().take(MAX_SHOWN).collect();
+                Err(Refusal::invalid(format!("`{operation}` has no field `{name}`")))
+            }
+        }
+    }
+}
+
+/// The error for a field that is missing.
+pub(super) fn missing(name: &str) -> Refusal {
+    Refusal::invalid(format!("`{name}` is missing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(text: &str) -> Fields {
+        Fields::parse(text.as_bytes()).unwrap().1
+    }
+
+    #[test]
+    fn a_line_without_an_id_belongs_unassigned() {
+        for line in [
+            "",
+            "7",
+            "{",
+            "[]",
+            "{}",
+            r#"{"id":-1}"#,
+            r#"{"id":1.5}"#,
+            r#"{"id":"1"}"#,
+            r#"{"id":9007199254740992}"#,
+        ] {
+            assert!(Fields::parse(line.as_bytes()).is_err(), "{line}");
+        }
+        assert_eq!(Fields::parse(br#"{"id":9007199254740991}"#).unwrap().0, MAX_INTEGER);
+    }
+
+    #[test]
+    fn an_error_names_the_field_and_never_its_value() {
+        let text = r#"{"id":1,"a":"hunter2","b":7,"ticket":"lh1_hunter2","d":"hunter2"}"#;
+        let second = Duration::from_secs(1);
+        let errors = [
+            fields(text).flag("a").unwrap_err(),
+            fields(text).text("b").unwrap_err(),
+            fields(text).milliseconds("a", 1, second).unwrap_err(),
+            fields(text).token("a").unwrap_err(),
+            fields(text).number("a").unwrap_err(),
+            fields(text).number("c").unwrap_err(),
+            fields(text).ticket().unwrap_err(),
+            fields(text).finish("status").unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind, "invalid");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn null_counts_as_absent_and_numbers_keep_their_limits() {
+        let mut given = fields(r#"{"id":1,"a":null,"b":5,"t":"007","u":"+7","v":"9007199254740992"}"#);
+        assert_eq!(given.text("a").unwrap(), None);
+        assert!(fields(r#"{"id":1,"b":5}"#).integer("b", 6..=9).is_err());
+        assert_eq!(given.integer("b", 5..=9).unwrap(), Some(5));
+        assert_eq!(given.token("t").unwrap(), Token::new(7));
+        assert!(given.token("u").is_err() && given.token("v").is_err());
+        given.finish("x").unwrap();
+    }
+}

@@ -1,0 +1,65 @@
+//! The end of the host. Its children may keep the pipe to the agent open, so the end of stdin is not enough.
+
+use rustix::process::Pid;
+use tokio::sync::oneshot;
+
+/// The process that the agent works for.
+#[derive(Debug)]
+pub(super) struct Host(oneshot::Receiver<()>);
+
+impl Host {
+    /// Starts a thread that waits for the end of the process; `None` if that is not possible. The end of stdin then has
+    /// to do.
+    pub(super) fn watch(pid: Pid) -> Option<Self> {
+        let (ended, has_ended) = oneshot::channel();
+        let wait = move || {
+            if wait_for(pid).is_ok() {
+                let _ = ended.send(());
+            }
+        };
+        std::thread::Builder::new().name("host".into()).spawn(wait).ok()?;
+        Some(Self(has_ended))
+    }
+}
+
+/// Completes when `host` has ended. Never completes without a host that can be watched. Cancel safe.
+pub(super) async fn ended(host: &mut Option<Host>) {
+    if let Some(Host(has_ended)) = host {
+        if has_ended.await.is_ok() {
+            return;
+        }
+        *host = None;
+    }
+    std::future::pending().await
+}
+
+/// Blocks until the process has ended.
+#[cfg(target_os = "linux")]
+fn wait_for(pid: Pid) -> rustix::io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::Errno;
+    use rustix::process::{PidfdFlags, pidfd_open};
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        // It has ended already.
+        Err(Errno::SRCH) => return Ok(()),
+        opened => opened?,
+    };
+    loop {
+        // Becomes readable when the process ends.
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
+            Err(Errno::INTR) => {}
+            polled => return polled.map(drop),
+        }
+    }
+}
+
+/// Blocks until the process has ended.
+#[cfg(not(target_os = "linux"))]
+fn wait_for(pid: Pid) -> rustix::io::Result<()> {
+    use rustix::event::{Timespec, poll};
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    while rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH) {
+        poll(&mut [], Some(&second))?;
+    }
+    Ok(())
+}

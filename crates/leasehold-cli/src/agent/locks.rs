@@ -1,0 +1,180 @@
+//! Acquisitions: `acquire`, `try` and `once`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use leasehold::lease::Ttl;
+use leasehold::{Due, Guard, HolderInfo, Lock, LockName, Locker, OncePer, Semaphore};
+
+use super::fields::{Fields, missing};
+use super::message::Answer;
+use super::refusal::Refusal;
+use super::session::{Reply, Session, Work};
+use super::waiting;
+use crate::mode::{Mode, WaitPolicy};
+
+/// An acquisition as the host wants it.
+#[derive(Debug)]
+struct Wanted {
+    store: Option<String>,
+    lock: LockName,
+    kind: Kind,
+    policy: WaitPolicy,
+    settings: LockSettings,
+    report_waiting: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Mode(Mode),
+    Leader { value: Option<String> },
+    Once { period: Duration },
+}
+
+#[derive(Debug)]
+struct LockSettings {
+    ttl: Option<Duration>,
+    lock_delay: Option<Duration>,
+    store_timeout: Option<Duration>,
+    owner: Option<String>,
+    note: Option<String>,
+    barge: bool,
+    for_ticket: bool,
+}
+
+/// Reads the fields of an acquisition.
+pub(super) fn acquire(
+    session: Arc<Session>,
+    id: u64,
+    operation: &str,
+    mut fields: Fields,
+) -> Result<Work, Refusal> {
+    session.may_hold_more()?;
+    let wanted = Wanted {
+        store: fields.text("store")?,
+        lock: fields.lock()?,
+        kind: kind(operation, &mut fields)?,
+        policy: policy(operation, &mut fields)?,
+        settings: LockSettings::read(&mut fields)?,
+        report_waiting: fields.flag("report_waiting")?,
+    };
+    fields.finish(operation)?;
+    Ok(wanted.acquire(session, id).boxed())
+}
+
+fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
+    let mode = fields.text("mode")?;
+    if operation == "once" {
+        if mode.is_some() {
+            return Err(Refusal::invalid("`once` has no field `mode`"));
+        }
+        let period = fields.milliseconds("period_ms", 1, OncePer::LONGEST)?;
+        return Ok(Kind::Once { period: period.ok_or_else(|| missing("period_ms"))? });
+    }
+    Ok(match mode.as_deref() {
+        None | Some("lock") => Kind::Mode(Mode::Lock),
+        Some("permit") => {
+            let permits = fields.integer("permits", 1..=Semaphore::MAX_PERMITS as u64)?;
+            let permits = permits.and_then(|permits| usize::try_from(permits).ok());
+            Kind::Mode(Mode::Permit(permits.ok_or_else(|| missing("permits"))?))
+        }
+        Some("shared") => Kind::Mode(Mode::Shared),
+        Some("exclusive") => Kind::Mode(Mode::Exclusive),
+        Some("leader") => Kind::Leader { value: fields.text("value")? },
+        Some(_) => {
+            return Err(Refusal::invalid("`mode` is none of lock, permit, shared, exclusive, leader"));
+        }
+    })
+}
+
+fn policy(operation: &str, fields: &mut Fields) -> Result<WaitPolicy, Refusal> {
+    // What does not belong to the operation is left in the fields, and refused.
+    if operation == "try" || (operation == "once" && fields.flag("nowait")?) {
+        return Ok(WaitPolicy::Try);
+    }
+    let limit = fields.milliseconds("wait_ms", 0, OncePer::LONGEST)?;
+    Ok(limit.map_or(WaitPolicy::Forever, WaitPolicy::Within))
+}
+
+impl LockSettings {
+    fn read(fields: &mut Fields) -> Result<Self, Refusal> {
+        Ok(Self {
+            ttl: fields.milliseconds("ttl_ms", MIN_TTL_MS, MAX_TTL)?,
+            lock_delay: fields.milliseconds("lock_delay_ms", 0, MAX_TTL)?,
+            store_timeout: fields.milliseconds("store_timeout_ms", 1, MAX_TTL)?,
+            owner: fields.text("owner")?.filter(|owner| !owner.is_empty()),
+            note: fields.text("note")?.filter(|note| !note.is_empty()),
+            barge: fields.flag("barge")?,
+            for_ticket: fields.flag("for_ticket")?,
+        })
+    }
+
+    fn apply(self, mut lock: Lock) -> Lock {
+        let Self { ttl, lock_delay, store_timeout, owner, note, barge, for_ticket } = self;
+        lock = ttl.into_iter().fold(lock, Lock::ttl);
+        lock = lock_delay.into_iter().fold(lock, Lock::lock_delay);
+        lock = store_timeout.into_iter().fold(lock, Lock::store_timeout);
+        lock = owner.into_iter().fold(lock, Lock::owner);
+        lock = note.into_iter().fold(lock, Lock::note);
+        lock = if barge { lock.barge() } else { lock };
+        if for_ticket { lock.for_ticket() } else { lock }
+    }
+}
+
+impl Wanted {
+    async fn acquire(self, session: Arc<Session>, id: u64) -> Result<Reply, Refusal> {
+        let Self { store, lock, kind, policy, settings, report_waiting } = self;
+        let locker = session.stores.open(store).await?;
+        let lock = settings.apply(locker.lock(lock.as_str()));
+        let due = match report_waiting {
+            false => acquired(lock, kind, policy).await?,
+            true => {
+                let (seen, reports) = waiting::reports(id, &session.outbox);
+                let lock = lock.on_wait(move |held: &HolderInfo| seen(held));
+                reports.during(acquired(lock, kind, policy)).await?
+            }
+        };
+        match due {
+            Due::AlreadyRan(ran) => Ok(Reply::Answer(Answer::already_ran(ran))),
+            Due::Now(guard) => with_host(&session, &locker, guard).await,
+        }
+    }
+}
+
+async fn acquired(lock: Lock, kind: Kind, policy: WaitPolicy) -> leasehold::Result<Due> {
+    match kind {
+        Kind::Mode(mode) => mode.acquire(lock, policy).await.map(Due::Now),
+        Kind::Leader { value } => {
+            let election = lock.election();
+            let election = value.into_iter().fold(election, leasehold::Election::value);
+            let leadership = match policy {
+                WaitPolicy::Try => election.try_campaign().await,
+                WaitPolicy::Within(limit) => election.campaign_within(limit).await,
+                WaitPolicy::Forever => election.campaign().await,
+            };
+            leadership.map(|leadership| Due::Now(leadership.into()))
+        }
+        Kind::Once { period } => {
+            let once = lock.once_per(period);
+            match policy {
+                WaitPolicy::Try => once.try_acquire().await,
+                WaitPolicy::Within(limit) => once.acquire_within(limit).await,
+                WaitPolicy::Forever => once.acquire().await,
+            }
+        }
+    }
+}
+
+/// Adds the host to the holder's processes. Otherwise a store that notices the death of this process would grant the
+/// lock to others while the host still works under it.
+pub(super) async fn with_host(session: &Session, locker: &Locker, guard: Guard) -> Result<Reply, Refusal> {
+    if let Some(host) = session.host().filter(|_| locker.capabilities().sees_dead_processes) {
+        // On an error the guard is dropped, which releases the lock.
+        locker.add_processes(&guard, &[host]).await?;
+    }
+    Ok(Reply::Held(guard))
+}
+
+const MIN_TTL_MS: u64 = Ttl::MIN.as_millis() as u64;
+const MAX_TTL: Duration = Ttl::MAX;

@@ -1,0 +1,127 @@
+//! The messages of the agent.
+
+use leasehold::clock::{Deadline, Moment, micros};
+use leasehold::{HolderInfo, Loss, Released, Token};
+use serde_json::{Map, Value, json};
+
+use super::refusal::Refusal;
+use crate::report::{EarlierRun, ms, reason};
+
+/// An answer without its id.
+#[derive(Debug)]
+pub(super) struct Answer {
+    event: &'static str,
+    fields: Map<String, Value>,
+}
+
+impl Answer {
+    pub(super) fn new(event: &'static str, fields: Value) -> Self {
+        let fields = match fields {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        Self { event, fields }
+    }
+
+    pub(super) fn done() -> Self {
+        Self::new("done", Value::Null)
+    }
+
+    pub(super) fn released(released: Released) -> Self {
+        Self::new("released", json!({ "was_held": released == Released::Released }))
+    }
+
+    pub(super) fn already_ran(ran: leasehold::AlreadyRan) -> Self {
+        let token = ran.token;
+        let ran = EarlierRun::from(ran);
+        Self::new(
+            "already_ran",
+            json!({
+                "holder": ran.holder,
+                "token": digits(token),
+                "ago_ms": ran.ago_ms,
+                "again_within_ms": ran.again_within_ms,
+            }),
+        )
+    }
+
+    pub(super) fn error(refusal: &Refusal) -> Self {
+        let mut error = Self::new(
+            "error",
+            json!({ "kind": refusal.kind, "message": refusal.message, "help": refusal.help }),
+        );
+        if let Some(held) = &refusal.held_by {
+            error.fields.insert("held_by".into(), held_by(held));
+        }
+        if refusal.refused_by.is_some() {
+            error.fields.insert("refused_by".into(), digits(refusal.refused_by));
+        }
+        if refusal.maybe_applied {
+            error.fields.insert("maybe_applied".into(), true.into());
+        }
+        error
+    }
+
+    /// The message, for the request `id`.
+    pub(super) fn to(self, id: u64) -> Value {
+        let Self { event, mut fields } = self;
+        fields.insert("id".into(), id.into());
+        fields.insert("ev".into(), event.into());
+        Value::Object(fields)
+    }
+
+    /// The message, for a line that belongs to no request.
+    pub(super) fn unassigned(self) -> Value {
+        let Self { event, mut fields } = self;
+        fields.insert("id".into(), Value::Null);
+        fields.insert("ev".into(), event.into());
+        Value::Object(fields)
+    }
+}
+
+/// A deadline: when its span began, on both clocks, and the span.
+pub(super) fn deadline(deadline: Deadline) -> Value {
+    let mut fields = moment(deadline.start());
+    fields["span_us"] = micros(deadline.span()).into();
+    fields
+}
+
+/// Both clocks.
+pub(super) fn moment(moment: Moment) -> Value {
+    json!({ "boot_us": micros(moment.since_boot()), "wall_us": moment.wall_us() })
+}
+
+/// `fields` and a deadline.
+pub(super) fn with_deadline(mut fields: Value, until: Deadline) -> Value {
+    if let (Value::Object(fields), Value::Object(until)) = (&mut fields, deadline(until)) {
+        fields.extend(until);
+    }
+    fields
+}
+
+pub(super) fn renewed(hold: u64, until: Deadline) -> Value {
+    with_deadline(json!({ "hold": hold, "ev": "renewed" }), until)
+}
+
+pub(super) fn lost(hold: u64, loss: &Loss) -> Value {
+    json!({ "hold": hold, "ev": "lost", "reason": reason(loss), "message": loss.to_string() })
+}
+
+/// Who has the lock.
+pub(super) fn held_by(held: &HolderInfo) -> Value {
+    json!({
+        "holder": held.holder,
+        "token": digits(held.token),
+        "held_ms": held.held_for.filter(|_| !held.reserved).map(ms),
+        "lapses_within_ms": held.lapses_within.map(ms),
+        "in_cooldown": held.in_cooldown,
+        "reserved": held.reserved,
+        "foreign": held.foreign,
+        "ahead": held.ahead,
+    })
+}
+
+/// A token as a string: no reader makes a floating-point number of it.
+pub(super) fn digits(token: Option<Token>) -> Value {
+    token.map(|token| token.to_string()).into()
+}

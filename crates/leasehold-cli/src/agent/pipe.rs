@@ -1,0 +1,153 @@
+//! The lines between host and agent: a thread that reads stdin, a thread that writes stdout, and bounded queues.
+//!
+//! Threads, because a pipe that is shared with other processes must not become non-blocking.
+
+use std::io::{self, BufRead, Write as _};
+use std::thread;
+
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+
+/// The longest line, in bytes, in both directions.
+pub(super) const MAX_LINE: usize = 1 << 20;
+/// How many requests wait for the session.
+const UNREAD: usize = 2;
+/// How many messages wait for the host.
+const UNSENT: usize = 256;
+/// How many bytes are written at once.
+const BATCH: usize = 64 << 10;
+
+/// What the host sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    Line(Vec<u8>),
+    /// A line with more than [`MAX_LINE`] bytes. Nothing more is read.
+    TooLong,
+}
+
+/// Starts to read stdin. The channel is closed at the end of the file.
+pub(super) fn read() -> io::Result<mpsc::Receiver<Input>> {
+    let (sender, receiver) = mpsc::channel(UNREAD);
+    thread::Builder::new().name("stdin".into()).spawn(move || {
+        let mut stdin = io::stdin().lock();
+        while let Some(input) = next_line(&mut stdin) {
+            let last = input == Input::TooLong;
+            if sender.blocking_send(input).is_err() || last {
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// The next line without its end; `None` at the end of the file, and for what precedes it without the end of a line.
+pub(super) fn next_line(input: &mut impl BufRead) -> Option<Input> {
+    let mut line = Vec::new();
+    loop {
+        let found = match input.fill_buf() {
+            Ok([]) => return None,
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return None,
+        };
+        let end = found.iter().position(|byte| *byte == b'\n');
+        let part = &found[..end.unwrap_or(found.len())];
+        if line.len() + part.len() > MAX_LINE {
+            return Some(Input::TooLong);
+        }
+        line.extend_from_slice(part);
+        let used = part.len() + usize::from(end.is_some());
+        input.consume(used);
+        if end.is_some() {
+            return Some(Input::Line(line));
+        }
+    }
+}
+
+/// The queue to the host. Closed if the host reads no more.
+#[derive(Clone, Debug)]
+pub(super) struct Outbox(mpsc::Sender<Value>);
+
+/// A place in the queue to the host.
+pub(super) struct Place<'a>(Option<mpsc::Permit<'a, Value>>);
+
+impl Outbox {
+    /// Waits for a place in the queue. Decide what to send afterwards, so that it is the latest.
+    pub(super) async fn place(&self) -> Place<'_> {
+        Place(self.0.reserve().await.ok())
+    }
+
+    pub(super) async fn send(&self, message: Value) {
+        self.place().await.send(message);
+    }
+}
+
+impl Place<'_> {
+    pub(super) fn send(self, message: Value) {
+        if let Some(permit) = self.0 {
+            permit.send(message);
+        }
+    }
+}
+
+/// The thread that writes.
+pub(super) struct Writer(oneshot::Receiver<()>);
+
+impl Writer {
+    /// Waits until all messages are written, or the host reads no more. Drop all outboxes first.
+    pub(super) async fn finished(self) {
+        let _ = self.0.await;
+    }
+}
+
+/// Starts to write to stdout.
+pub(super) fn write() -> io::Result<(Outbox, Writer)> {
+    let (sender, mut messages) = mpsc::channel(UNSENT);
+    let (finished, is_finished) = oneshot::channel();
+    thread::Builder::new().name("stdout".into()).spawn(move || {
+        let mut stdout = io::stdout().lock();
+        let mut text = Vec::new();
+        while let Some(message) = messages.blocking_recv() {
+            add_line(&mut text, &message);
+            while let Some(message) = (text.len() < BATCH).then(|| messages.try_recv().ok()).flatten() {
+                add_line(&mut text, &message);
+            }
+            if stdout.write_all(&text).and_then(|()| stdout.flush()).is_err() {
+                break;
+            }
+            text.clear();
+            text.shrink_to(BATCH);
+        }
+        let _ = finished.send(());
+    })?;
+    Ok((Outbox(sender), Writer(is_finished)))
+}
+
+fn add_line(text: &mut Vec<u8>, message: &Value) {
+    // A `Value` is always valid JSON without an end of line.
+    let _ = serde_json::to_writer(&mut *text, message);
+    text.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_whole_and_up_to_their_limit() {
+        let mut text = b"one\n\ntwo\nthree".to_vec();
+        let mut input = BufReader::with_capacity(2, &*text);
+        for line in ["one", "", "two"] {
+            assert_eq!(next_line(&mut input), Some(Input::Line(line.into())));
+        }
+        assert_eq!(next_line(&mut input), None, "a part of a line is no line");
+
+        text = vec![b'x'; MAX_LINE];
+        text.push(b'\n');
+        assert_eq!(next_line(&mut &*text), Some(Input::Line(vec![b'x'; MAX_LINE])));
+        text.insert(0, b'x');
+        assert_eq!(next_line(&mut &*text), Some(Input::TooLong));
+    }
+}

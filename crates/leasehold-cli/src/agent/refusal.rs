@@ -1,0 +1,58 @@
+//! [`Refusal`]: why a request failed, as its host reads it.
+
+use leasehold::{Error, HolderInfo, Token};
+
+use crate::exit::Failure;
+
+/// Why a request failed. Contains no secrets.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) kind: String,
+    pub(super) message: String,
+    pub(super) help: Vec<String>,
+    pub(super) held_by: Option<Box<HolderInfo>>,
+    pub(super) refused_by: Option<Token>,
+    pub(super) maybe_applied: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(kind: &str, message: impl Into<String>) -> Self {
+        Failure::new(0, kind, message).into()
+    }
+
+    /// The request itself is wrong.
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new("invalid", message)
+    }
+
+    /// Too much at a time.
+    pub(super) fn limit(message: impl Into<String>) -> Self {
+        Self::new("limit", message)
+    }
+
+    pub(super) fn cancelled() -> Self {
+        Self::new("cancelled", "the request was cancelled")
+    }
+
+    pub(super) fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help.push(help.into());
+        self
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, message, help, .. } = failure;
+        // What is a wrong command line elsewhere is a wrong field here.
+        let kind = if kind == "usage" { "invalid".to_owned() } else { kind };
+        Self { kind, message, help, held_by: None, refused_by: None, maybe_applied: false }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let (held_by, refused_by) = (error.holder().cloned().map(Box::new), error.refused_by());
+        let maybe_applied = error.maybe_applied();
+        Self { held_by, refused_by, maybe_applied, ..Failure::from(error).into() }
+    }
+}

@@ -1,0 +1,343 @@
+//! [`Session`]: the requests that are pending and the locks that are held for one host.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use leasehold::Guard;
+use leasehold::clock::{Clock as _, Deadline, SystemClock, timeout};
+use rustix::process::Pid;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+
+use super::fields::{Fields, Unassignable, missing};
+use super::hold::{Ask, Keeper};
+use super::message::{self, Answer};
+use super::pipe::{MAX_LINE, Outbox};
+use super::refusal::Refusal;
+use super::stores::{MAX_STORES, Stores};
+use crate::acquisition::CANCEL_TIMEOUT;
+use crate::config::Settings;
+use crate::exit::USAGE;
+
+/// The largest number of pending requests.
+const MAX_PENDING: usize = 16_384;
+/// The largest total length of pending requests, in bytes.
+const MAX_PENDING_BYTES: usize = 64 << 20;
+/// The largest number of held locks.
+const MAX_HOLDS: usize = 16_384;
+/// The largest number of operations at a time that have the content of an object.
+const MAX_OBJECTS: usize = 16;
+/// How long releases may take after the end of the host.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the agent does after a line.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Continue,
+    /// Also watch for the end of this process.
+    Watch(Pid),
+    /// Release everything and exit with this code.
+    End(u8),
+}
+
+/// The outcome of a request.
+pub(super) enum Reply {
+    Answer(Answer),
+    Held(Guard),
+}
+
+/// The work of a request.
+pub(super) type Work = BoxFuture<'static, Result<Reply, Refusal>>;
+
+/// Reads the fields of a request, with its id and its operation, and returns its work.
+pub(super) type Begin = fn(&Arc<Session>, u64, &str, Fields) -> Work;
+
+/// The number of the protocol.
+const PROTOCOL: u64 = 1;
+
+/// The session with one host.
+pub(super) struct Session {
+    pub(super) stores: Stores,
+    pub(super) outbox: Outbox,
+    /// Operations with a content, of which few fit into memory.
+    objects: Semaphore,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    host: Option<Pid>,
+    pending: HashMap<u64, Pending>,
+    /// The total length of the pending requests.
+    bytes: usize,
+    holds: HashMap<u64, mpsc::Sender<Ask>>,
+    last_hold: u64,
+    ending: bool,
+}
+
+/// A request that has no final answer yet. Dropping it cancels the request.
+struct Pending {
+    bytes: usize,
+    cancel: Option<oneshot::Sender<()>>,
+    /// Of an update: where the host's answer goes.
+    answer: Option<oneshot::Sender<Option<Vec<u8>>>>,
+}
+
+impl Session {
+    pub(super) fn new(settings: Settings, outbox: Outbox) -> Self {
+        Self {
+            stores: Stores::new(settings),
+            outbox,
+            objects: Semaphore::new(MAX_OBJECTS),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Takes one line of the host.
+    pub(super) async fn take(self: &Arc<Self>, line: &[u8], begin: Begin) -> Next {
+        let (id, mut fields) = match Fields::parse(line) {
+            Ok(parsed) => parsed,
+            Err(Unassignable(what)) => return self.refuse_line(what).await,
+        };
+        let greeted = self.state(|state| state.host.is_some());
+        let operation = match fields.text("op").and_then(|op| op.ok_or_else(|| missing("op"))) {
+            Ok(operation) => operation,
+            Err(refusal) if greeted => return self.refuse(id, &refusal).await,
+            Err(_) => String::new(),
+        };
+        if !greeted {
+            return self.greet(id, &operation, fields).await;
+        }
+        if let Err(full) = self.state(|state| state.admit(id, line.len())) {
+            return match full {
+                Some(refusal) => self.refuse(id, &refusal).await,
+                None => self.refuse_line("a request with the id of a pending request").await,
+            };
+        }
+        let (cancel, cancelled) = oneshot::channel();
+        self.state(|state| state.pending.get_mut(&id).map(|pending| pending.cancel.replace(cancel)));
+        let (session, work) = (self.clone(), begin(self, id, &operation, fields));
+        tokio::spawn(async move {
+            let outcome = tokio::select! {
+                biased;
+                outcome = work => outcome,
+                _ = cancelled => Err(Refusal::cancelled()),
+            };
+            session.answer(id, outcome).await;
+        });
+        Next::Continue
+    }
+
+    /// The first request.
+    async fn greet(&self, id: u64, operation: &str, mut fields: Fields) -> Next {
+        let mut read = || {
+            if operation != "hello" {
+                return Err(Refusal::invalid("the first request is not `hello`"));
+            }
+            let protocol = fields.number("protocol")?;
+            if protocol != PROTOCOL {
+                return Err(Refusal::new(
+                    "unsupported",
+                    format!("this agent does not speak protocol {protocol}"),
+                )
+                .with_help(format!(
+                    "it speaks protocol {PROTOCOL}; use a client and a command of one version"
+                )));
+            }
+            let pid = i32::try_from(fields.number("pid")?).ok().and_then(Pid::from_raw);
+            fields.text("client")?;
+            pid.ok_or_else(|| Refusal::invalid("`pid` is not the id of a process"))
+        };
+        let pid = match read().and_then(|pid| fields.finish("hello").map(|()| pid)) {
+            Ok(pid) => pid,
+            Err(refusal) => {
+                self.refuse(id, &refusal).await;
+                return Next::End(USAGE);
+            }
+        };
+        self.state(|state| state.host = Some(pid));
+        let mut hello = json!({
+            "protocol": PROTOCOL,
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "limits": {
+                "line_bytes": MAX_LINE,
+                "pending": MAX_PENDING,
+                "pending_bytes": MAX_PENDING_BYTES,
+                "holds": MAX_HOLDS,
+                "stores": MAX_STORES,
+            },
+        });
+        if let (Value::Object(hello), Value::Object(now)) = (&mut hello, message::moment(SystemClock.now())) {
+            hello.extend(now);
+        }
+        self.outbox.send(Answer::new("hello", hello).to(id)).await;
+        Next::Watch(pid)
+    }
+
+    /// Reports a line that belongs to no request. The agent then ends: host and agent may not agree on what was asked.
+    pub(super) async fn refuse_line(&self, what: &str) -> Next {
+        let refusal = Refusal::invalid(format!("the agent ends: it has read {what}"));
+        self.outbox.send(Answer::error(&refusal).unassigned()).await;
+        Next::End(USAGE)
+    }
+
+    async fn refuse(&self, id: u64, refusal: &Refusal) -> Next {
+        self.outbox.send(Answer::error(refusal).to(id)).await;
+        Next::Continue
+    }
+
+    /// Sends the final answer of a request.
+    async fn answer(self: Arc<Self>, id: u64, outcome: Result<Reply, Refusal>) {
+        let place = self.outbox.place().await;
+        // From here on the host can use the id again.
+        self.state(|state| state.settle(id));
+        let outcome = outcome.and_then(|reply| match reply {
+            Reply::Answer(answer) => Ok(answer.to(id)),
+            Reply::Held(guard) => Ok(self.keep(id, guard)?),
+        });
+        place.send(outcome.unwrap_or_else(|refusal| Answer::error(&refusal).to(id)));
+    }
+
+    /// Starts the task of a hold, and returns the answer to the request `id`. Send it before anything else can be sent.
+    fn keep(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
+        let known = guard.deadline()?;
+        let (asks, inbox) = mpsc::channel(1);
+        let number = self.state(|state| {
+            state.last_hold += 1;
+            // Dropping `asks` ends the hold.
+            if !state.ending {
+                state.holds.insert(state.last_hold, asks);
+            }
+            state.last_hold
+        });
+        let token = guard.token().ok();
+        let held = json!({ "hold": number, "lock": guard.name(), "token": message::digits(token) });
+        let keeper = Keeper { number, guard, known, asks: inbox, outbox: self.outbox.clone() };
+        let session = self.clone();
+        tokio::spawn(async move {
+            if let Some(lost) = keeper.run().await {
+                session.state(|state| state.holds.remove(&number));
+                session.outbox.send(lost).await;
+            }
+        });
+        Ok(Answer::new("held", message::with_deadline(held, known)).to(id))
+    }
+
+    /// Takes the guard of a hold; `None` if the hold is over.
+    pub(super) async fn take_guard(&self, hold: u64) -> Result<Option<Guard>, Refusal> {
+        let asks = self.state(|state| {
+            let known = (1..=state.last_hold).contains(&hold);
+            known.then(|| state.holds.remove(&hold))
+        });
+        let asks = asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))?;
+        Ok(match asks {
+            Some(asks) => take(asks).await,
+            None => None,
+        })
+    }
+
+    /// Renews a hold at once; `None` if the hold is over.
+    pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
+        let asks = self
+            .state(|state| (1..=state.last_hold).contains(&hold).then(|| state.holds.get(&hold).cloned()));
+        let Some(asks) = asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))? else {
+            return Ok(None);
+        };
+        let (reply, renewed) = oneshot::channel();
+        if asks.send(Ask::Renew(reply)).await.is_err() {
+            return Ok(None);
+        }
+        Ok(renewed.await.ok().transpose()?)
+    }
+
+    /// Cancels a pending request.
+    pub(super) fn cancel(&self, id: u64) {
+        self.state(|state| state.pending.get_mut(&id).and_then(|pending| pending.cancel.take()));
+    }
+
+    /// Waits until there is memory for the content of another object.
+    pub(super) async fn object_turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.objects.acquire().await.ok()
+    }
+
+    /// Expects one answer of the host to the update `id`.
+    pub(super) fn expect_answer(&self, id: u64) -> oneshot::Receiver<Option<Vec<u8>>> {
+        let (sender, answer) = oneshot::channel();
+        self.state(|state| state.pending.get_mut(&id).map(|pending| pending.answer.replace(sender)));
+        answer
+    }
+
+    /// Passes an answer of the host to the update `id`. Returns false if it does not wait for one.
+    pub(super) fn answer_update(&self, id: u64, content: Option<Vec<u8>>) -> bool {
+        let expects = self.state(|state| state.pending.get_mut(&id)?.answer.take());
+        expects.is_some_and(|answer| answer.send(content).is_ok())
+    }
+
+    /// Refuses another lock if too many are held.
+    pub(super) fn may_hold_more(&self) -> Result<(), Refusal> {
+        match self.state(|state| state.holds.len()) < MAX_HOLDS {
+            true => Ok(()),
+            false => Err(Refusal::limit(format!("{MAX_HOLDS} locks are held"))),
+        }
+    }
+
+    /// The process id of the host.
+    pub(super) fn host(&self) -> Option<u32> {
+        self.state(|state| state.host).and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
+    }
+
+    /// Withdraws all requests and releases all locks.
+    pub(super) async fn end(&self) {
+        let (pending, holds) = self.state(|state| {
+            state.ending = true;
+            (std::mem::take(&mut state.pending), std::mem::take(&mut state.holds))
+        });
+        let waits = !pending.is_empty();
+        // Cancels them.
+        drop(pending);
+        let releases = join_all(holds.into_values().map(async |asks| {
+            if let Some(guard) = take(asks).await {
+                drop(guard.release().await);
+            }
+        }));
+        timeout(&SystemClock, END_TIMEOUT, releases).await;
+        if waits {
+            // Time to leave the lines of waiters. Otherwise others wait for this process.
+            SystemClock.sleep(CANCEL_TIMEOUT).await;
+        }
+    }
+
+    fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
+        body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    /// Makes a request pending. `Err(None)`: a request with this id is pending.
+    fn admit(&mut self, id: u64, bytes: usize) -> Result<(), Option<Refusal>> {
+        if self.pending.contains_key(&id) {
+            return Err(None);
+        }
+        if self.pending.len() >= MAX_PENDING || self.bytes + bytes > MAX_PENDING_BYTES {
+            return Err(Some(Refusal::limit("too many requests are pending")));
+        }
+        self.bytes += bytes;
+        self.pending.insert(id, Pending { bytes, cancel: None, answer: None });
+        Ok(())
+    }
+
+    fn settle(&mut self, id: u64) {
+        if let Some(settled) = self.pending.remove(&id) {
+            self.bytes -= settled.bytes;
+        }
+    }
+}
+
+async fn take(asks: mpsc::Sender<Ask>) -> Option<Guard> {
+    let (reply, guard) = oneshot::channel();
+    asks.send(Ask::Take(reply)).await.ok()?;
+    guard.await.ok()
+}

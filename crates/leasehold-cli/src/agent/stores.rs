@@ -1,0 +1,65 @@
+//! The stores that the host uses, opened once each.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use leasehold::Locker;
+use tokio::sync::OnceCell;
+
+use super::refusal::Refusal;
+use crate::config::Settings;
+
+/// The largest number of open stores.
+pub(super) const MAX_STORES: usize = 64;
+/// The longest URL, in bytes.
+const MAX_URL: usize = 8 << 10;
+
+/// Opened stores, by their URL.
+#[derive(Debug)]
+pub(super) struct Stores {
+    settings: Settings,
+    opened: Mutex<HashMap<String, Arc<OnceCell<Locker>>>>,
+}
+
+impl Stores {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self { settings, opened: Mutex::default() }
+    }
+
+    /// The store with this URL or alias; by default, the default store of the command.
+    pub(super) async fn open(&self, given: Option<String>) -> Result<Locker, Refusal> {
+        if given.as_ref().is_some_and(|given| given.len() > MAX_URL) {
+            return Err(Refusal::invalid(format!("`store` is longer than {MAX_URL} bytes")));
+        }
+        if given.as_deref() == Some("") {
+            return Err(Refusal::invalid("`store` is empty"));
+        }
+        let url = self.settings.store(given)?.url;
+        let cell = self.cell(&url)?;
+        let opened = cell.get_or_try_init(async || Locker::open(&url).await).await;
+        if opened.is_err() {
+            self.opened(|stores| {
+                // Only the failed attempt itself: another one may have succeeded since.
+                if stores.get(&url).is_some_and(|other| Arc::ptr_eq(other, &cell) && !cell.initialized()) {
+                    stores.remove(&url);
+                }
+            });
+        }
+        Ok(opened?.clone())
+    }
+
+    fn cell(&self, url: &str) -> Result<Arc<OnceCell<Locker>>, Refusal> {
+        self.opened(|stores| match stores.get(url) {
+            Some(cell) => Ok(Arc::clone(cell)),
+            None if stores.len() >= MAX_STORES => {
+                Err(Refusal::limit(format!("{MAX_STORES} stores are open"))
+                    .with_help("use one store with names like app/task, or start another agent"))
+            }
+            None => Ok(Arc::clone(stores.entry(url.to_owned()).or_default())),
+        })
+    }
+
+    fn opened<T>(&self, body: impl FnOnce(&mut HashMap<String, Arc<OnceCell<Locker>>>) -> T) -> T {
+        body(&mut self.opened.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,54 @@
+//! Reports to the host about who has the lock that it waits for.
+
+use leasehold::HolderInfo;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::message::{Answer, held_by};
+use super::pipe::Outbox;
+
+/// Sends reports for one request.
+pub(super) struct Reports {
+    id: u64,
+    outbox: Outbox,
+    seen: watch::Receiver<Option<HolderInfo>>,
+}
+
+/// A function that takes what a waiting acquisition sees, and the reports about it for the request `id`. If the host
+/// does not read, only the latest is kept.
+pub(super) fn reports(id: u64, outbox: &Outbox) -> (impl Fn(&HolderInfo) + Send + Sync + use<>, Reports) {
+    let (see, seen) = watch::channel(None);
+    let see = move |held: &HolderInfo| drop(see.send(Some(held.clone())));
+    (see, Reports { id, outbox: outbox.clone(), seen })
+}
+
+impl Reports {
+    /// Sends reports until `work` ends.
+    pub(super) async fn during<T>(mut self, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut work => return output,
+                place = next(&mut self.seen, &self.outbox) => {
+                    let held = self.seen.borrow_and_update().clone();
+                    let held = held.as_ref().map(held_by);
+                    place.send(Answer::new("waiting", json!({ "held_by": held })).to(self.id));
+                }
+            }
+        }
+    }
+}
+
+/// Completes when there is news and a place to send it. Never completes if there will be none.
+async fn next<'a>(
+    seen: &mut watch::Receiver<Option<HolderInfo>>,
+    outbox: &'a Outbox,
+) -> super::pipe::Place<'a> {
+    if seen.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    // If this future is dropped while it waits for a place, the news must not count as seen.
+    seen.mark_changed();
+    outbox.place().await
+}

@@ -1,0 +1,144 @@
+//! [`Election`]: one of several candidates leads.
+
+use std::time::Duration;
+
+use super::guard::Guard;
+use super::thread::{iterate, wait};
+use crate::error::Result;
+use crate::lease::{Loss, Released, Token};
+use crate::primitives::Leader;
+use crate::types::LockName;
+
+/// An election: one of several candidates leads, and every process can find out which one, as [`crate::Election`].
+/// Cheap to clone.
+///
+/// Set the ttl and other settings on the lock: `locker.lock("scheduler").ttl(...).election()`.
+///
+/// ```
+/// let locker = leasehold::blocking::Locker::open("mem:")?;
+/// let election = locker.election("scheduler").value("http://10.0.0.7:8080");
+/// let leadership = election.campaign()?; // waits until it leads
+/// let leader = election.leader()?.expect("there is a leader");
+/// assert_eq!(leader.value.as_deref(), Some("http://10.0.0.7:8080"));
+/// leadership.check()?; // still leading? local, no I/O
+/// leadership.resign()?;
+/// # Ok::<_, leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Election(crate::Election);
+
+impl Election {
+    pub(super) fn new(election: crate::Election) -> Self {
+        Self(election)
+    }
+
+    /// Sets what this candidate advertises while it leads, as [`crate::Election::value`].
+    #[must_use]
+    pub fn value(self, value: impl Into<String>) -> Self {
+        Self(self.0.value(value))
+    }
+
+    /// Waits until this candidate leads, for as long as it takes.
+    ///
+    /// # Errors
+    /// As [`crate::Election::campaign`].
+    pub fn campaign(&self) -> Result<Leadership> {
+        wait(self.0.campaign()).map(Leadership::new)
+    }
+
+    /// Leads if there is no other leader now.
+    ///
+    /// # Errors
+    /// As [`crate::Election::try_campaign`].
+    pub fn try_campaign(&self) -> Result<Leadership> {
+        wait(self.0.try_campaign()).map(Leadership::new)
+    }
+
+    /// The current leader, if there is one.
+    ///
+    /// # Errors
+    /// As [`crate::Election::leader`].
+    pub fn leader(&self) -> Result<Option<Leader>> {
+        wait(self.0.leader())
+    }
+
+    /// The current leader, and then each change. The iterator waits for the next change, and does not end.
+    pub fn observe(&self) -> impl Iterator<Item = Result<Option<Leader>>> + use<> {
+        iterate(self.0.observe())
+    }
+}
+
+/// A candidate that leads, as [`crate::Leadership`]. Dropping it resigns, and waits for the store's answer.
+///
+/// ```
+/// let leadership = leasehold::blocking::Locker::open("mem:")?.election("scheduler").campaign()?;
+/// while leadership.check().is_ok() {
+///     println!("leading, term {}", leadership.term()?);
+///     # break;
+/// }
+/// leadership.resign()?;
+/// # Ok::<_, leasehold::Error>(())
+/// ```
+#[must_use = "a leadership that is dropped is resigned"]
+#[derive(Debug)]
+pub struct Leadership(Guard);
+
+impl Leadership {
+    fn new(leadership: crate::Leadership) -> Self {
+        Self(Guard::new(leadership.into()))
+    }
+
+    /// The name of the election.
+    pub fn name(&self) -> &LockName {
+        self.0.name()
+    }
+
+    /// The term: a fencing token that is greater than the term of every earlier leader.
+    ///
+    /// # Errors
+    /// As [`Guard::token`].
+    pub fn term(&self) -> Result<Token> {
+        self.0.token()
+    }
+
+    /// Checks that this candidate still leads. Local, no I/O.
+    ///
+    /// # Errors
+    /// As [`Guard::check`].
+    pub fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// For how long this candidate is certain to lead without another renewal. Local, no I/O.
+    pub fn remaining(&self) -> Duration {
+        self.0.remaining()
+    }
+
+    /// Waits until the leadership is lost, no later than its lease ends.
+    ///
+    /// # Errors
+    /// As [`Guard::lost`].
+    pub fn lost(&self) -> Result<Loss> {
+        self.0.lost()
+    }
+
+    /// Resigns, and reports whether the candidate led until now.
+    ///
+    /// # Errors
+    /// As [`Guard::release`].
+    pub fn resign(self) -> Result<Released> {
+        self.0.release()
+    }
+
+    /// The guard of the lock that the leader holds.
+    pub fn guard(&self) -> &Guard {
+        &self.0
+    }
+}
+
+impl From<Leadership> for Guard {
+    /// The guard of the lock that the leader holds. Releasing it resigns.
+    fn from(leadership: Leadership) -> Self {
+        leadership.0
+    }
+}

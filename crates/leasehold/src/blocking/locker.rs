@@ -1,0 +1,180 @@
+//! [`Locker`]: an open store, from which locks are made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::election::Election;
+use super::guard::Guard;
+use super::lock::Lock;
+use super::permits::{RwLock, Semaphore};
+use super::thread::{iterate, wait};
+use crate::doctor::{Examination, Report};
+use crate::error::Result;
+use crate::lease::{
+    Capabilities, Evicted, HolderInfo, LeaseStore, Released, Status, StoreOptions, Swept, Token,
+};
+use crate::ticket::Ticket;
+use crate::types::LockName;
+
+/// An open store, from which locks are made, as [`crate::Locker`]. Cheap to clone.
+///
+/// ```
+/// use leasehold::{LockName, State, blocking::Locker};
+///
+/// let locker = Locker::open("mem:")?;
+/// let guard = locker.lock("deploy/prod").acquire()?;
+/// for name in locker.list("deploy/") {
+///     println!("{}: {:?}", name.clone()?, locker.inspect(&name?)?.state);
+/// }
+/// drop(guard); // releases it
+/// assert!(matches!(locker.inspect(&LockName::new("deploy/prod")?)?.state, State::Free));
+/// # Ok::<_, leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locker(crate::Locker);
+
+impl Locker {
+    /// Opens the store that `url` names.
+    ///
+    /// # Errors
+    /// As [`crate::Locker::open`]; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the background thread
+    /// cannot be started.
+    pub fn open(url: &str) -> Result<Self> {
+        wait(crate::Locker::open(url)).map(Self)
+    }
+
+    /// Opens a store as [`open`](Self::open) does, with settings from code. Options in the URL override them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
+        wait(crate::Locker::open_with(url, options)).map(Self)
+    }
+
+    /// A locker for a store that you opened or implemented yourself.
+    pub fn new(store: Arc<dyn LeaseStore>) -> Self {
+        Self(crate::Locker::new(store))
+    }
+
+    /// The lock called `name`. Sends no request. An invalid name is reported by the acquisition.
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Lock::new(self.0.lock(name))
+    }
+
+    /// The semaphore called `name` with `permits` permits, as [`crate::Locker::semaphore`].
+    pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
+        self.lock(name).semaphore(permits)
+    }
+
+    /// The readers-writer lock called `name`, as [`crate::Locker::rw_lock`].
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+        self.lock(name).rw_lock()
+    }
+
+    /// The election called `name`, as [`crate::Locker::election`].
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        self.lock(name).election()
+    }
+
+    /// The current state of one lock.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn inspect(&self, name: &LockName) -> Result<Status> {
+        wait(self.0.inspect(name))
+    }
+
+    /// The names of all locks that have a record and whose names start with `prefix`.
+    pub fn list(&self, prefix: &str) -> impl Iterator<Item = Result<LockName>> {
+        iterate(self.0.list(prefix))
+    }
+
+    /// Ends the grant of `name` with this `token`, if that is still the current grant, as [`crate::Locker::evict`].
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
+        wait(self.0.evict(name, token))
+    }
+
+    /// Waits until the lock is free or its lease has lapsed, without acquiring it. Calls `on_wait`, on this thread, each
+    /// time it learns who holds the lock.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&HolderInfo) + Send + Sync)) -> Result<()> {
+        wait(self.0.wait_free(name, on_wait))
+    }
+
+    /// Adds processes that this process has started to the holder of `guard`, as [`crate::Locker::add_processes`].
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
+        wait(self.0.add_processes(guard.held()?, pids))
+    }
+
+    /// Renews the lock of `ticket` and returns a guard, as [`crate::Locker::resume`].
+    ///
+    /// # Errors
+    /// As [`crate::Locker::resume`].
+    pub fn resume(&self, ticket: &Ticket) -> Result<Guard> {
+        wait(self.0.resume(ticket)).map(Guard::new)
+    }
+
+    /// Renews the lock of `ticket` once. Returns for how long the lock is now certain to be held.
+    ///
+    /// # Errors
+    /// As [`crate::Locker::resume`].
+    pub fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+        wait(self.0.renew(ticket))
+    }
+
+    /// Releases the lock of `ticket`.
+    ///
+    /// # Errors
+    /// As [`crate::Locker::release`].
+    pub fn release(&self, ticket: &Ticket) -> Result<Released> {
+        wait(self.0.release(ticket))
+    }
+
+    /// Deletes the record of `name` if the lock has been free for `older_than`, as [`crate::Locker::sweep`].
+    ///
+    /// # Errors
+    /// As [`crate::Locker::sweep`].
+    pub fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
+        wait(self.0.sweep(name, older_than, dry_run))
+    }
+
+    /// Creates what the store needs, such as a file or a table. Does nothing if it already exists.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn init(&self) -> Result<()> {
+        wait(self.0.init())
+    }
+
+    /// Examines whether this store is safe for locks, as [`crate::Locker::examine`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) in a callback of this module. A request that fails is a finding
+    /// in the report.
+    pub fn examine(&self, examination: &Examination) -> Result<Report> {
+        wait(async { Ok(self.0.examine(examination).await) })
+    }
+
+    /// The capabilities of this store.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    /// The underlying store.
+    pub fn store(&self) -> &Arc<dyn LeaseStore> {
+        self.0.store()
+    }
+
+    /// The URL that the store was opened with, without passwords.
+    pub fn url(&self) -> Option<&str> {
+        self.0.url()
+    }
+}

@@ -1,0 +1,121 @@
+//! [`Object`]: one object of a store, with several writers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::thread::wait;
+use crate::error::Error;
+use crate::lease::Token;
+use crate::objects::Updated;
+use crate::register::{Register, VersionedValue};
+
+/// One object of a store, and the settings for writing it, as [`crate::Object`]. Cheap to clone.
+///
+/// ```no_run
+/// use leasehold::{Error, blocking::Object};
+///
+/// let counter = Object::open("s3://my-bucket/stats/hits.txt?region=eu-west-1")?;
+/// counter.update(|content| {
+///     let hits: u64 = content.map_or(0, |text| String::from_utf8_lossy(&text).parse().unwrap_or(0));
+///     Ok::<_, Error>(Some(format!("{}", hits + 1).into()))
+/// })?;
+/// # Ok::<_, Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Object(crate::Object);
+
+impl Object {
+    /// Opens the object that `url` names, as [`crate::Object::open`].
+    ///
+    /// # Errors
+    /// As [`crate::Object::open`].
+    pub fn open(url: &str) -> Result<Self, Error> {
+        wait(crate::Object::open(url)).map(Self)
+    }
+
+    /// The object `key` in `register`.
+    pub fn new(register: Arc<dyn Register>, key: impl Into<Arc<str>>) -> Self {
+        Self(crate::Object::new(register, key))
+    }
+
+    /// Sets how many attempts on new content an update makes before it gives up. 256 by default.
+    #[must_use]
+    pub fn attempts(self, attempts: u32) -> Self {
+        Self(self.0.attempts(attempts))
+    }
+
+    /// Sets how long an update or a fenced write may take, as [`crate::Object::within`]. One minute by default.
+    #[must_use]
+    pub fn within(self, limit: Duration) -> Self {
+        Self(self.0.within(limit))
+    }
+
+    /// Sets the content type to write, as [`crate::Object::content_type`].
+    #[must_use]
+    pub fn content_type(self, content_type: impl Into<String>) -> Self {
+        Self(self.0.content_type(content_type))
+    }
+
+    /// The key within its folder: the last part of the path.
+    pub fn key(&self) -> &str {
+        self.0.key()
+    }
+
+    /// Reads content, version and metadata. Returns `None` if there is no object.
+    ///
+    /// # Errors
+    /// As [`crate::Object::read`].
+    pub fn read(&self) -> Result<Option<VersionedValue>, Error> {
+        wait(self.0.read())
+    }
+
+    /// Changes the object to what `make` returns for its content: see [`update`](crate::update). `make` runs on this
+    /// thread, once for each attempt, and must not update the same handle.
+    ///
+    /// # Errors
+    /// As [`update`](crate::update).
+    pub fn update<E: From<Error>>(
+        &self,
+        mut make: impl FnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+    ) -> Result<Updated, E> {
+        nested(async { Ok(self.0.update(|content| std::future::ready(make(content))).await) })
+    }
+
+    /// Changes the object to what `make` returns for its content, unless a token higher than `token` has written it
+    /// before: see [`fence::update`](crate::fence::update).
+    ///
+    /// # Errors
+    /// As [`fence::update`](crate::fence::update).
+    pub fn update_fenced<E: From<Error>>(
+        &self,
+        token: Token,
+        mut make: impl FnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
+    ) -> Result<Updated, E> {
+        nested(async { Ok(self.0.update_fenced(token, |content| std::future::ready(make(content))).await) })
+    }
+
+    /// Writes the object, unless a token higher than `token` has written it before: see
+    /// [`fence::write`](crate::fence::write).
+    ///
+    /// # Errors
+    /// As [`fence::write`](crate::fence::write).
+    pub fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
+        wait(self.0.write_fenced(token, bytes))
+    }
+
+    /// Reads the object, and makes sure that lower tokens can no longer write it: see
+    /// [`fence::read`](crate::fence::read).
+    ///
+    /// # Errors
+    /// As [`fence::read`](crate::fence::read).
+    pub fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
+        wait(self.0.read_fenced(token))
+    }
+}
+
+/// Waits for an outcome whose errors are the caller's.
+fn nested<T, E: From<Error>>(future: impl Future<Output = Result<Result<T, E>, Error>>) -> Result<T, E> {
+    wait(future)?
+}
