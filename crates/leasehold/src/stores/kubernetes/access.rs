@@ -64,7 +64,6 @@ pub(super) struct Plugin {
     pub(super) env: Vec<(String, String)>,
     /// The value of the variable `KUBERNETES_EXEC_INFO`.
     pub(super) info: String,
-    pub(super) api_version: String,
     /// What the file says about a command that is missing.
     pub(super) hint: Option<String>,
 }

@@ -189,7 +189,6 @@ mod tests {
             args: Vec::new(),
             env: vec![("X".into(), "signed in".into())],
             info: "{}".into(),
-            api_version: "client.authentication.k8s.io/v1".into(),
             hint: None,
         })
     }

@@ -262,7 +262,6 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
         args: exec.args.clone().unwrap_or_default(),
         env: env.collect(),
         info: info.to_string(),
-        api_version: exec.api_version.clone(),
         hint: exec.install_hint.clone(),
     }))
 }
