@@ -87,10 +87,15 @@ const fn calls(
     Contender { scenarios: &[Uncontended], role, ..peer(name, title, stores, program) }
 }
 
-/// A client of Redis. There are no bare calls of Redis to compare an uncontended lock with.
-const fn redis(name: &'static str, title: &'static str, variable: &'static str) -> Contender {
+/// A client of a store without bare calls to compare an uncontended lock with.
+const fn contended(
+    name: &'static str,
+    title: &'static str,
+    stores: &'static [&'static str],
+    variable: &'static str,
+) -> Contender {
     let scenarios = &[Tasks, Processes, HandOff, Recovery, Waiters];
-    Contender { scenarios, ..peer(name, title, &["redis"], ProgramOf::Variable(variable)) }
+    Contender { scenarios, ..peer(name, title, stores, ProgramOf::Variable(variable)) }
 }
 
 const fn command(name: &'static str, stores: &'static [&'static str], role: Role) -> Contender {
@@ -189,9 +194,20 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         &["etcd"],
         ProgramOf::Variable("LEASEHOLD_BENCH_CALLS_ETCD"),
     ),
-    redis("redsync", "redsync (Go)", "LEASEHOLD_BENCH_PEER_REDSYNC"),
-    redis("redisson", "Redisson's lock (Java)", "LEASEHOLD_BENCH_PEER_REDISSON"),
-    redis("redisson-fair", "Redisson's fair lock (Java)", "LEASEHOLD_BENCH_PEER_REDISSON_FAIR"),
+    contended("redsync", "redsync (Go)", &["redis"], "LEASEHOLD_BENCH_PEER_REDSYNC"),
+    contended("redisson", "Redisson's lock (Java)", &["redis"], "LEASEHOLD_BENCH_PEER_REDISSON"),
+    contended(
+        "redisson-fair",
+        "Redisson's fair lock (Java)",
+        &["redis"],
+        "LEASEHOLD_BENCH_PEER_REDISSON_FAIR",
+    ),
+    contended(
+        "client-go",
+        "client-go's leader election (Go)",
+        &["kubernetes"],
+        "LEASEHOLD_BENCH_PEER_CLIENT_GO",
+    ),
     command("leasehold run", &["sqlite", "etcd"], Role::Ours),
     command("leasehold run, SQLite alone", &["sqlite"], Role::OursByDefault),
     command("flock", &["sqlite"], Role::Peer),

@@ -107,6 +107,11 @@ fn the_doctor_passes_fake_gcs_server() {
 }
 
 #[test]
+fn the_doctor_passes_kubernetes() {
+    examined(stores::fresh("kubernetes").url()).passes();
+}
+
+#[test]
 fn the_doctor_passes_azurite() {
     a_good_store(Server::AZURITE, OBJECTS);
 }

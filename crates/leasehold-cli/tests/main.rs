@@ -10,6 +10,7 @@ mod cli;
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
+    feature = "kubernetes",
     feature = "postgres",
     feature = "redis",
     feature = "s3"
@@ -21,6 +22,7 @@ mod doctor;
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
+    feature = "kubernetes",
     feature = "postgres",
     feature = "redis",
     feature = "s3"
@@ -32,6 +34,7 @@ mod guides;
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
+    feature = "kubernetes",
     feature = "postgres",
     feature = "redis",
     feature = "s3"

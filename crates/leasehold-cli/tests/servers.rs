@@ -243,6 +243,11 @@ fn dynamodb() {
 }
 
 #[test]
+fn kubernetes() {
+    a_day_on(stores::fresh("kubernetes").url());
+}
+
+#[test]
 fn postgres() {
     a_day_on(stores::fresh("postgres").url());
 }

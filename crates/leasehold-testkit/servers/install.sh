@@ -43,7 +43,8 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_s3s_fs install_python_peer install_node_peer install_azurite
+        install_go_peers install_client_go_peer install_s3s_fs install_python_peer install_node_peer install_azurite
+        install_kube_apiserver
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -54,7 +55,7 @@ install_all() {
 install_all_benchmark_peers() {
     need_packages && new_enough_go && need_protobuf || return 1
     printf 'other clients are kept in %s: to build them takes some minutes, the first time\n' "$CACHE"
-    together install_go_peers install_java_peers install_rust_peers
+    together install_go_peers install_client_go_peer install_java_peers install_rust_peers
 }
 
 # together COMMAND...: runs the commands at the same time; shows the output of those that failed.
@@ -330,14 +331,33 @@ go_peer() {
 }
 
 install_go_peers() {
-    local name target
+    local name
     for name in dynamodb etcd redis; do
-        target=$(go_peer "$name")
-        [[ -x $target ]] && continue
-        env -u GOROOT GOTOOLCHAIN=auto CGO_ENABLED=0 \
-            "$GO" build -C "$PEER_SOURCES/go" -trimpath -ldflags=-s -o "$target" "./$name" || return 1
+        install_go_module "$(go_peer "$name")" "$PEER_SOURCES/go" "./$name" || return 1
     done
 }
+
+# install_go_module TARGET FOLDER PACKAGE: builds the package of the module in FOLDER.
+install_go_module() {
+    local target=$1 folder=$2 package=$3
+    [[ -x $target ]] && return 0
+    env -u GOROOT GOTOOLCHAIN=auto CGO_ENABLED=0 \
+        "$GO" build -C "$folder" -trimpath -ldflags='-s -w' -o "$target" "$package"
+}
+
+# client_go_peer: its path.
+client_go_peer() {
+    local sources=("$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/client-go/*)
+    printf '%s/peers-client-go-%s/client-go' "$CACHE" "$(digest "${sources[@]}")"
+}
+
+install_client_go_peer() { install_go_module "$(client_go_peer)" "$PEER_SOURCES/client-go" .; }
+
+# kube_apiserver: its path.
+kube_apiserver() { printf '%s/kube-apiserver-%s/kube-apiserver' "$CACHE" "$(digest "$SERVER_FILES"/kube-apiserver/*)"; }
+
+# The largest build of all: about 5 minutes on two idle processors.
+install_kube_apiserver() { install_go_module "$(kube_apiserver)" "$SERVER_FILES/kube-apiserver" .; }
 
 # Sets GO to a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
 # an older one (Debian 12 has 1.19) can still download that toolchain, since it is published as a module.

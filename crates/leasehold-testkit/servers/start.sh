@@ -14,7 +14,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        azurite postgresql redis valkey; do
+        azurite kube_apiserver postgresql redis valkey; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -35,6 +35,7 @@ stop_servers() {
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
     unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST REDISCLI_AUTH "${!PG@}" "${!AZURE_@}"
+    unset KUBECONFIG "${!KUBERNETES_@}"
     export AWS_ACCESS_KEY_ID=leasehold AWS_SECRET_ACCESS_KEY=leasehold-test AWS_REGION=us-east-1
     export AWS_EC2_METADATA_DISABLED=true AWS_CONFIG_FILE=/dev/null AWS_SHARED_CREDENTIALS_FILE=/dev/null
     export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
@@ -163,6 +164,17 @@ start_etcd() {
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
 }
 
+# With an etcd of its own. It is killed, because at TERM it waits for open watches.
+start_kube_apiserver() {
+    local port
+    port=$(free_port) && mkdir "$scratch/kubernetes" || return 1
+    start kube-apiserver "$port" listens "$(kube_apiserver)" "127.0.0.1:$port" "$scratch/kubernetes" \
+        "$(go_program etcd)" || return 1
+    stop_signals[${servers[-1]}]=KILL
+    export LEASEHOLD_TEST_KUBERNETES="k8s://default?$(endpoint "$port")"
+    export LEASEHOLD_TEST_KUBECONFIG="$scratch/kubernetes/kubeconfig"
+}
+
 # Starts a new cluster. PostgreSQL refuses to run as root, so root runs it as the user that Debian's package creates.
 start_postgresql() {
     local port programs data=$scratch/postgresql as=()
@@ -199,7 +211,7 @@ name_programs() {
     export LEASEHOLD_TEST_AWS LEASEHOLD_TEST_ETCD_SERVER LEASEHOLD_TEST_ETCDCTL LEASEHOLD_TEST_PEER_DYNAMODB_JAVA
     export LEASEHOLD_TEST_PEER_DYNAMODB_GO LEASEHOLD_TEST_PEER_ETCD_GO LEASEHOLD_TEST_PEER_SHEDLOCK
     export LEASEHOLD_TEST_PEER_REDIS_PY LEASEHOLD_TEST_PEER_REDSYNC LEASEHOLD_TEST_PEER_REDLOCK_NODE
-    export LEASEHOLD_TEST_PEER_REDISSON
+    export LEASEHOLD_TEST_PEER_REDISSON LEASEHOLD_TEST_PEER_CLIENT_GO
     LEASEHOLD_TEST_AWS=$CACHE/$AWS_CLI/bin/aws
     LEASEHOLD_TEST_ETCD_SERVER=$(go_program etcd)
     LEASEHOLD_TEST_ETCDCTL=$(go_program etcdctl)
@@ -211,6 +223,7 @@ name_programs() {
     LEASEHOLD_TEST_PEER_REDSYNC=$(go_peer redis)
     LEASEHOLD_TEST_PEER_REDLOCK_NODE=$(node_peer)
     LEASEHOLD_TEST_PEER_REDISSON=$(redisson_peer)
+    LEASEHOLD_TEST_PEER_CLIENT_GO=$(client_go_peer)
     return "$failed"
 }
 
@@ -225,6 +238,8 @@ name_benchmark_peers() {
     LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA="env JAVA_OPTIONS= $(java_peer) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_RUST="$(rust_peer dlock) bench"
     LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST="$(rust_peer dynamodb-lease) bench"
+    export LEASEHOLD_BENCH_PEER_CLIENT_GO
+    LEASEHOLD_BENCH_PEER_CLIENT_GO="$(client_go_peer) bench"
     export LEASEHOLD_BENCH_PEER_REDSYNC LEASEHOLD_BENCH_PEER_REDISSON LEASEHOLD_BENCH_PEER_REDISSON_FAIR
     LEASEHOLD_BENCH_PEER_REDSYNC="$(go_peer redis) bench"
     LEASEHOLD_BENCH_PEER_REDISSON="env JAVA_OPTIONS= $(redisson_peer) bench"
@@ -237,6 +252,8 @@ name_servers() {
     LEASEHOLD_TEST_FAKE_GCS_SERVER=$(go_program fake-gcs-server)
     export LEASEHOLD_TEST_AZURITE_SERVER
     LEASEHOLD_TEST_AZURITE_SERVER=$(azurite)
+    export LEASEHOLD_TEST_KUBE_APISERVER
+    LEASEHOLD_TEST_KUBE_APISERVER=$(kube_apiserver)
     export LEASEHOLD_TEST_MOTO_PYTHON=$CACHE/$MOTO/bin/python
     export LEASEHOLD_TEST_MOTO_SERVER=$PWD/$SERVER_FILES/atomic_moto.py
     export LEASEHOLD_TEST_DYNAMODB_LOCAL_SERVER=$PWD/$SERVER_FILES/LoopbackDynamoDb.java
@@ -290,7 +307,7 @@ make_container() {
         "http://127.0.0.1:$1/devstoreaccount1/$STORE?restype=container&sv=2023-11-03&ss=b&srt=sco&sp=rwdlc&se=2099-01-01T00%3A00%3A00Z&sig=thsOUTh%2Bdpz9aZUW1m5mG5k5vQy%2FtbbHlBFHN8kpSso%3D"
 }
 
-# Its buckets are folders, so nothing is created here.
+# Nothing is created here: buckets are folders, and each test creates its namespace.
 listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }

@@ -20,6 +20,8 @@ pub mod dynamodb;
 pub mod etcd;
 #[cfg(feature = "gcs")]
 pub mod gcs;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -70,6 +72,8 @@ stores! {
     azure::Azure { azure: http }
     #[cfg(feature = "etcd")]
     etcd::Etcd { etcd: shared }
+    #[cfg(feature = "kubernetes")]
+    kubernetes::Kubernetes { kubernetes: http }
     #[cfg(feature = "sqlite")]
     sqlite::Sqlite { sqlite: shared }
     #[cfg(feature = "postgres")]

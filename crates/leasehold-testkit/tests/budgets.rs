@@ -52,7 +52,7 @@ impl Counted {
     pub(crate) fn on(storage: &str) -> (Self, String) {
         let (store, storage) = stores::storage(storage);
         let (server, budget) = (storage.server.unwrap(), store.budget().unwrap());
-        (Self { server, budget }, server.fresh_url())
+        (Self { server, budget }, stores::fresh(storage.name).url().to_owned())
     }
 
     /// A new client whose proxy has counted nothing yet.

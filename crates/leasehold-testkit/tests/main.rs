@@ -12,6 +12,8 @@ macro_rules! on_storage {
 
 #[cfg(feature = "etcd")]
 mod access_etcd;
+#[cfg(feature = "kubernetes")]
+mod access_kubernetes;
 #[cfg(feature = "postgres")]
 mod access_postgres;
 #[cfg(feature = "redis")]
@@ -45,6 +47,8 @@ mod interop_dynamodb;
 mod interop_etcd;
 #[cfg(all(feature = "gcs", feature = "s3"))]
 mod interop_existence;
+#[cfg(feature = "kubernetes")]
+mod interop_kubernetes;
 #[cfg(feature = "postgres")]
 mod interop_postgres;
 #[cfg(feature = "redis")]

@@ -1,6 +1,13 @@
 //! The stores: one file or folder for each storage system, the only code that imports its client.
 
-#[cfg(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", fuzzing))]
+#[cfg(any(
+    feature = "azure",
+    feature = "s3",
+    feature = "dynamodb",
+    feature = "gcs",
+    feature = "kubernetes",
+    fuzzing
+))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets send no requests"))]
 mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
@@ -18,13 +25,17 @@ pub mod gcs;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
-#[cfg(any(feature = "azure", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes"))]
 mod https;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
+#[cfg(any(feature = "azure", feature = "kubernetes"))]
+mod loads;
 pub mod memory;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "s3", fuzzing))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", feature = "s3", fuzzing))]
 #[cfg_attr(
-    fuzzing,
-    allow(dead_code, unused_imports, reason = "the fuzz targets use the keys and the checks of URLs")
+    any(fuzzing, not(any(feature = "azure", feature = "gcs", feature = "s3"))),
+    allow(dead_code, unused_imports, reason = "the fuzz targets and Kubernetes use parts of it")
 )]
 mod objects;
 #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -39,13 +50,13 @@ pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
-#[cfg(any(feature = "azure", feature = "dynamodb", feature = "gcs", feature = "s3"))]
+#[cfg(any(feature = "azure", feature = "dynamodb", feature = "gcs", feature = "kubernetes", feature = "s3"))]
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod tls;
-#[cfg(any(feature = "azure", feature = "gcs", fuzzing))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod transport;
 #[cfg(all(
@@ -207,6 +218,17 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
         open: with_feature!("etcd", etcd::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "k8s",
+        name: "Kubernetes Leases, beside client-go's leader election",
+        can: "fencing tokens, cooldowns, history, waiters in order of arrival",
+        example: "k8s://namespace",
+        feature: Some("kubernetes"),
+        location: Location::Name,
+        open: with_feature!("kubernetes", kubernetes::open),
         keeps_objects: false,
         open_object: None,
     },

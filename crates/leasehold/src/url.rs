@@ -186,7 +186,7 @@ impl StoreUrl {
                 ("protocol", "lease") => return None, // The default.
                 ("table", "leasehold" | "public.leasehold") => return None, // The default.
                 ("table", value) => value.strip_prefix("public.").unwrap_or(value),
-                ("master" | "prefix" | "protocol" | "region", value) => value,
+                ("context" | "master" | "prefix" | "protocol" | "region", value) => value,
                 _ => return None,
             };
             Some((key.clone(), value.to_owned()))

@@ -66,6 +66,7 @@ fn every_subcommand_has_help() {
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
+    feature = "kubernetes",
     feature = "postgres",
     feature = "redis",
     feature = "s3"
@@ -101,6 +102,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     feature = "dynamodb",
     feature = "etcd",
     feature = "gcs",
+    feature = "kubernetes",
     feature = "postgres",
     feature = "redis",
     feature = "s3"

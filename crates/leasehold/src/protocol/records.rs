@@ -18,7 +18,7 @@ use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::Capabilities;
+use crate::lease::{Capabilities, Id};
 use crate::register::{Precondition, Version};
 use crate::types::LockName;
 
@@ -74,6 +74,13 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Written, StoreError> {
         let marked = Record { awaited: true, ..record.clone() };
         self.write(name, Precondition::Version(version), Some(record), &marked).await
+    }
+
+    /// Waits until the store says that the lock is free, or that it has to be looked at. Never ends if the store cannot say
+    /// it: waiters poll anyway. Cancel safe.
+    async fn freed(&self, name: &LockName) {
+        let _ = name;
+        std::future::pending().await
     }
 
     /// Whether the store keeps a line of waiters beside each record.
@@ -187,4 +194,13 @@ pub(crate) enum Refusal {
     Absent,
     /// The record that is stored.
     Found(Found),
+}
+
+/// An id for another client's lock, by a text that it changes with every write: 128 bits of FNV-1a.
+#[cfg(any(feature = "dynamodb", feature = "kubernetes", test, fuzzing))]
+pub(crate) fn foreign_id(text: &str) -> Option<Id> {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let hash = text.bytes().fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+    format!("{hash:032x}").parse().ok()
 }

@@ -29,7 +29,13 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
+#[cfg(any(feature = "azure", feature = "gcs"))]
 pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
+    built(builder(transport)?)
+}
+
+/// A client that sends each request once, to be made by [`built`].
+pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
         // A retry inside would turn an applied write whose answer was lost into a conflict.
         .retry(reqwest::retry::never())
@@ -55,6 +61,11 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     if let Some(path) = &transport.authorities {
         builder = builder.tls_certs_merge(authorities(path)?);
     }
+    Ok(builder)
+}
+
+/// Makes the client.
+pub(super) fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client, Error> {
     builder.build().map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be made: {error}"))
             .with_help("check that the machine has root certificates (Debian: the package ca-certificates)")
@@ -113,6 +124,10 @@ pub(super) async fn exchange(
 /// What the body of a response is.
 pub(super) enum Expected<'a> {
     /// The contents of this object.
+    #[cfg_attr(
+        not(any(feature = "azure", feature = "gcs")),
+        allow(dead_code, reason = "Kubernetes keeps no objects")
+    )]
     Contents(Contents, &'a str),
     /// Something that the store says, of at most this many bytes.
     Answer(usize),

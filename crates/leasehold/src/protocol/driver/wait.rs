@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 
 use super::super::record::RecordState;
 use super::super::record_cache::Observation;
@@ -28,6 +29,7 @@ impl Watch for RegisterLeases {
         let mut observation = self.known.recall(&claim.name);
         let mut held = seen.clone();
         let mut is_first = true;
+        let mut freed = Some(self.records.freed(&claim.name));
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
             let (ahead, grace) = claim.place.before(claim.id, served);
@@ -49,7 +51,12 @@ impl Watch for RegisterLeases {
             let pause = if joins_next { env.random.jittered(poll_interval.min, 0.1) } else { pause };
             is_first = false;
             let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
-            env.sleep(pause).await;
+            if ahead == 0 && !seen.reserved {
+                self.pause(&claim.name, pause, &mut freed).await;
+            } else {
+                // Others come first: a release does not concern it.
+                env.sleep(pause).await;
+            }
             let (sight, had_trouble, has_joined) =
                 self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
@@ -77,8 +84,10 @@ impl Watch for RegisterLeases {
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
         let mut age = self.held_for(self.known.recall(name).as_ref());
         let mut held = seen.clone();
+        let mut freed = Some(self.records.freed(name));
         loop {
-            env.sleep(pacing.pause(self.now(), held.token, age, held.lapses_within, &env.random)).await;
+            let pause = pacing.pause(self.now(), held.token, age, held.lapses_within, &env.random);
+            self.pause(name, pause, &mut freed).await;
             // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
             // only one of the waiters can be granted the lock.
             let (sight, had_trouble, _) = self.poll(name, None).await?;
@@ -93,7 +102,29 @@ impl Watch for RegisterLeases {
     }
 }
 
+/// Waits until the store says that a lock is free.
+type Freed<'a> = BoxFuture<'a, ()>;
+
 impl RegisterLeases {
+    /// Waits for `pause`, or until `freed` ends. It is then started again only after a whole pause: if the store's word is
+    /// outdated, polls do not follow each other at once.
+    async fn pause<'a>(&'a self, name: &'a LockName, pause: Duration, freed: &mut Option<Freed<'a>>) {
+        let env = self.records.env();
+        let Some(waiting) = freed.as_mut() else {
+            env.sleep(pause).await;
+            *freed = Some(self.records.freed(name));
+            return;
+        };
+        let is_free = tokio::select! {
+            biased;
+            () = waiting => true,
+            () = env.sleep(pause) => false,
+        };
+        if is_free {
+            *freed = None;
+        }
+    }
+
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the store
     /// failed, and whether the claim has just joined. Runs in a task: a caller that stops polling must not keep its place
     /// in the limiter.

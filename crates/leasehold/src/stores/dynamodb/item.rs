@@ -16,7 +16,7 @@ use super::dialect::Dialect;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{End, Holder, Id, PastGrant, Token, Ttl};
 use crate::protocol::record::{Content, FORMAT, Record, RecordState};
-use crate::protocol::records::Found;
+use crate::protocol::records::{Found, foreign_id};
 use crate::register::Version;
 
 pub(super) const KEY: &str = "key";
@@ -153,7 +153,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
     };
     let ttl = Duration::from_millis(lease_ms).clamp(Ttl::MIN, Ttl::MAX);
     let ttl = Ttl::new(ttl).map_err(|_| corrupt(LEASE))?;
-    let id = id_of(version).ok_or_else(|| corrupt(VERSION))?;
+    let id = foreign_id(version).ok_or_else(|| corrupt(VERSION))?;
     Ok(Content::Record(Box::new(Record {
         leasehold: FORMAT,
         state: if item.contains_key(RELEASED) { RecordState::Free } else { RecordState::Held },
@@ -174,14 +174,6 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         served: served(item).unwrap_or(0),
         history: history(item).unwrap_or_default(),
     })))
-}
-
-/// An id for another client's `version`: 128 bits of FNV-1a, because its format is unknown.
-fn id_of(version: &str) -> Option<Id> {
-    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let hash = version.bytes().fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
-    format!("{hash:032x}").parse().ok()
 }
 
 fn other_dialect(written_in: Dialect, lease: &str) -> Fault {

@@ -346,7 +346,7 @@ fn another_clients_version_is_hashed_with_fnv_1a() {
         ("a", "d228cb696f1a8caf78912b704e4a8964"),
         ("foobar", "343e1662793c64bf6f0d3597ba446f18"),
     ] {
-        assert_eq!(id_of(version).unwrap().to_string(), id);
+        assert_eq!(foreign_id(version).unwrap().to_string(), id);
     }
 }
 

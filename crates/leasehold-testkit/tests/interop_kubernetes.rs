@@ -1,0 +1,266 @@
+//! leasehold beside client-go's leader election, on one Lease; and what Kubernetes' tools show.
+
+use std::time::Duration;
+
+use leasehold::clock::{Clock, Deadline, SystemClock};
+use leasehold::lease::{State, Ttl};
+use leasehold::{ErrorKind, LockName, Locker, Released};
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::stores::fresh;
+use leasehold_testkit::stores::kubernetes::{address, ask_with, lease, namespace};
+use serde_json::{Value, json};
+
+use crate::workers::Worker;
+
+/// client-go's lease duration in these tests.
+const TTL: Duration = Duration::from_secs(3);
+
+/// A namespace with one lock.
+struct Shared {
+    url: String,
+    folder: tempfile::TempDir,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self { url: fresh("kubernetes").url().to_owned(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    async fn locker(&self) -> Locker {
+        Locker::open(&self.url).await.unwrap()
+    }
+
+    fn client_go(&self, verb: &str, more: &[&str]) -> Process {
+        let more: Vec<&str> = ["--ttl", "3"].into_iter().chain(more.iter().copied()).collect();
+        Program::CLIENT_GO.start(verb, &self.url, "job", &more)
+    }
+
+    async fn lease(&self) -> Value {
+        let (status, lease) = lease(&self.url, "GET", "job", None).await;
+        assert_eq!(status, 200, "{lease}");
+        lease
+    }
+
+    async fn change(&self, change: Value) {
+        let (status, answer) = lease(&self.url, "PATCH", "job", Some(&change)).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+}
+
+fn name() -> LockName {
+    "job".parse().unwrap()
+}
+
+/// Asserts that a try is refused, and names client-go's process as the holder.
+async fn assert_held_by_client_go(locker: &Locker) {
+    let refusal = locker.lock("job").try_acquire().await.unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::Held);
+    let holder = refusal.holder().and_then(|held| held.holder.clone()).unwrap();
+    assert!(holder.name.contains("_client-go_"), "{holder}");
+}
+
+#[tokio::test]
+async fn client_go_waits_for_us() {
+    let shared = Shared::new();
+    let guard = shared.locker().await.lock("job").acquire().await.unwrap();
+    assert_eq!(shared.client_go("try", &[]).end().await, (vec!["held".to_owned()], Some(1)));
+    let mut theirs = shared.client_go("hold", &[]);
+    guard.release().await.unwrap();
+    theirs.says("granted").await;
+    assert_held_by_client_go(&shared.locker().await).await;
+    theirs.end_input();
+    theirs.says("released").await;
+}
+
+#[tokio::test]
+async fn we_wait_for_client_go_and_tokens_rise_across_it() {
+    let shared = Shared::new();
+    let locker = shared.locker().await;
+    let guard = locker.lock("job").acquire().await.unwrap();
+    let first = guard.token().unwrap();
+    guard.release().await.unwrap();
+    let mut theirs = shared.client_go("hold", &[]);
+    theirs.says("granted").await;
+    assert_held_by_client_go(&locker).await;
+    let waiting = tokio::spawn({
+        let lock = shared.locker().await.lock("job");
+        async move { lock.acquire().await }
+    });
+    // The waiter marks their Lease, and they renew it.
+    let mut renewed = shared.lease().await["spec"]["renewTime"].clone();
+    let mut renewals = 0;
+    within("renewals", async {
+        while renewals < 3 {
+            SystemClock.sleep(Duration::from_millis(50)).await;
+            let now = shared.lease().await["spec"]["renewTime"].clone();
+            renewals += usize::from(now != renewed);
+            renewed = now;
+        }
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    theirs.end_input();
+    theirs.says("released").await;
+    let guard = within("our turn", waiting).await.unwrap().unwrap();
+    assert!(guard.token().unwrap() > first);
+    guard.release().await.unwrap();
+}
+
+/// A holder that stops renewing is replaced when its lease has ended, and not before.
+#[tokio::test]
+async fn each_takes_over_after_a_killed_holder_of_the_other() {
+    let shared = Shared::new();
+    let mut theirs = shared.client_go("hold", &[]);
+    theirs.says("granted").await;
+    let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "2"]);
+    theirs.kill().await;
+    // They renew every two fifteenths of it.
+    let alive = Deadline::new(SystemClock.now(), TTL / 2);
+    ours.granted().await;
+    assert!(alive.passed(SystemClock.now()), "granted before client-go's lease can have ended");
+    let mut theirs = shared.client_go("hold", &[]);
+    ours.kill().await;
+    let alive = Deadline::new(SystemClock.now(), Ttl::new(Duration::from_secs(2)).unwrap().holder_span() / 3);
+    theirs.says("granted").await;
+    assert!(alive.passed(SystemClock.now()), "granted before the lease of the dead can have ended");
+}
+
+/// Our renewals are too frequent for client-go's resolution of a second, and it must not take over.
+#[tokio::test]
+async fn a_holder_with_a_short_lease_keeps_it() {
+    let shared = Shared::new();
+    let lock = shared.locker().await.lock("job").ttl(Duration::from_millis(1_200));
+    let guard = lock.acquire().await.unwrap();
+    let mut theirs = shared.client_go("hold", &[]);
+    SystemClock.sleep(3 * TTL).await;
+    guard.check().unwrap();
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    theirs.says("granted").await;
+}
+
+#[tokio::test]
+async fn elections_of_both_have_one_leader() {
+    let shared = Shared::new();
+    let locker = shared.locker().await;
+    let leadership = locker.election("job").value("http://one").campaign().await.unwrap();
+    let mut theirs = shared.client_go("hold", &[]);
+    assert_eq!(shared.client_go("try", &[]).end().await, (vec!["held".to_owned()], Some(1)));
+    leadership.resign().await.unwrap();
+    theirs.says("granted").await;
+    assert!(locker.election("job").try_campaign().await.is_err());
+    let leader = locker.election("job").leader().await.unwrap();
+    assert!(leader.is_none_or(|leader| leader.value.is_none()), "client-go advertises nothing");
+    theirs.end_input();
+    within("our term", locker.election("job").campaign()).await.unwrap().resign().await.unwrap();
+}
+
+/// Four processes of each client add to one counter that only the lock protects.
+#[tokio::test]
+async fn four_of_theirs_and_four_of_ours_count_exactly() {
+    const EACH: usize = 4;
+    const TIMES: usize = 5;
+    let shared = Shared::new();
+    let file = shared.folder.path().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let times = TIMES.to_string();
+    let more = ["--file", file.to_str().unwrap(), "--times", &times];
+    let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", &shared.url, "job", &more)).collect();
+    let theirs: Vec<_> = (0..EACH).map(|_| shared.client_go("increment", &more)).collect();
+    let mut spans: Vec<(u128, u128)> = Vec::new();
+    for process in ours {
+        let (said, code) = process.end().await;
+        assert_eq!(code, Some(0), "{said:?}");
+        spans.extend(said.iter().map(|line| span(line)));
+    }
+    for process in theirs {
+        let (said, code) = process.end().await;
+        assert_eq!(code, Some(0), "{said:?}");
+        spans.extend(said.iter().map(|line| span(line)));
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (EACH * 2 * TIMES).to_string());
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "held by two at once: {pair:?}");
+    }
+}
+
+/// The last two numbers of a line: the times between which the lock was held.
+fn span(line: &str) -> (u128, u128) {
+    let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+    (numbers[numbers.len() - 2], numbers[numbers.len() - 1])
+}
+
+/// As `kubectl get leases` asks for it.
+#[tokio::test]
+async fn kubectl_shows_our_holder() {
+    let shared = Shared::new();
+    let lock = shared.locker().await.lock("job").owner("alice");
+    let guard = lock.acquire().await.unwrap();
+    let spec = shared.lease().await["spec"].clone();
+    let identity = spec["holderIdentity"].as_str().unwrap().to_owned();
+    assert!(
+        identity.starts_with("alice@") && identity.contains(&std::process::id().to_string()),
+        "{identity}"
+    );
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", namespace(&shared.url));
+    let accept = "accept: application/json;as=Table;g=meta.k8s.io;v=v1\r\n";
+    let (_, table) = ask_with(&address(&shared.url), "GET", &path, accept, None).await.unwrap();
+    let columns = table["columnDefinitions"].as_array().unwrap();
+    let holder = columns.iter().position(|column| column["name"] == "Holder").unwrap();
+    assert_eq!(table["rows"][0]["cells"][holder], json!(identity));
+    guard.release().await.unwrap();
+    let free = shared.lease().await["spec"].clone();
+    assert_eq!(free["holderIdentity"], "");
+    assert_eq!(free["leaseTransitions"], spec["leaseTransitions"]);
+    lock.acquire().await.unwrap().release().await.unwrap();
+    let transitions = shared.lease().await["spec"]["leaseTransitions"].as_u64();
+    assert_eq!(transitions, spec["leaseTransitions"].as_u64().map(|before| before + 1));
+}
+
+#[tokio::test]
+async fn labels_and_annotations_of_others_stay() {
+    let shared = Shared::new();
+    let metadata = json!({ "name": "job", "labels": { "app": "x" }, "annotations": { "note": "y" } });
+    let object = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata });
+    let (status, answer) = lease(&shared.url, "POST", "", Some(&object)).await;
+    assert_eq!(status, 201, "{answer}");
+    let guard = shared.locker().await.lock("job").acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let metadata = shared.lease().await["metadata"].clone();
+    assert_eq!((&metadata["labels"]["app"], &metadata["annotations"]["note"]), (&json!("x"), &json!("y")));
+}
+
+/// A `kubectl edit` that does not touch the lock does not end it, and one that takes the lock away does.
+#[tokio::test]
+async fn an_edit_ends_a_lock_only_if_it_names_another_holder() {
+    let shared = Shared::new();
+    let lock = shared.locker().await.lock("job").ttl(Duration::from_secs(2));
+    let guard = lock.acquire().await.unwrap();
+    shared.change(json!({ "metadata": { "labels": { "app": "x" } } })).await;
+    SystemClock.sleep(Duration::from_secs(3)).await;
+    guard.check().unwrap();
+    shared.change(json!({ "spec": { "holderIdentity": "mine" } })).await;
+    within("the loss", guard.lost()).await;
+    assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
+}
+
+/// The server elects the holder of such a Lease by rules of its own.
+#[tokio::test]
+async fn a_lease_of_coordinated_election_is_not_taken_over() {
+    let shared = Shared::new();
+    let spec = json!({ "holderIdentity": "", "strategy": "OldestEmulationVersion" });
+    let object = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "job" }, "spec": spec,
+    });
+    let (status, answer) = lease(&shared.url, "POST", "", Some(&object)).await;
+    assert_eq!(status, 201, "{answer}");
+    // Without its feature gate the server drops the field: then it is an ordinary Lease.
+    if shared.lease().await["spec"]["strategy"].is_null() {
+        return;
+    }
+    let locker = shared.locker().await;
+    let refusal = locker.lock("job").try_acquire().await.unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::Held);
+    assert!(matches!(locker.inspect(&name()).await.unwrap().state, State::Held(_)));
+}

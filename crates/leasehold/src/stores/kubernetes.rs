@@ -1,0 +1,468 @@
+//! Kubernetes: one Lease object for each lock, in the fields that client-go's leader election uses, so that both exclude
+//! each other.
+//!
+//! `docs/stores/kubernetes.md` has the layout, the permissions and the limits.
+
+mod access;
+mod config;
+mod credentials;
+mod errors;
+mod examine;
+mod kubeconfig;
+mod lease;
+mod names;
+mod wire;
+#[cfg(test)]
+mod wire_tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Certificate, Identity, Response};
+use serde_json::{Value, json};
+
+use self::access::Access;
+use self::config::Location;
+use self::credentials::Credentials;
+use self::errors::{Place, meaning};
+use self::lease::{LINE, Lease, NAME, Revision};
+use self::wire::{Event, Listing, Request};
+use super::answer::Trouble;
+use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
+use super::objects::{Meaning, Operation, failed};
+use crate::clock::{Moment, StoreClock, StoreTime};
+use crate::diagnosis::{Examination, Examined};
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::{Capabilities, LeaseStore, PollInterval, StoreOptions};
+use crate::protocol::RegisterLeases;
+use crate::protocol::record::Record;
+use crate::protocol::records::{Found, Records, Refusal, Written};
+use crate::register::{Precondition, Version};
+use crate::retry::retry;
+use crate::types::LockName;
+use crate::url::StoreUrl;
+
+/// Reads go to the cluster's etcd, which everything else in the cluster uses too. client-go polls every two seconds.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(2) };
+
+/// A page of a listing has the annotations of 500 Leases.
+const MOST_ANSWER_BYTES: usize = 64 << 20;
+
+/// An event has one Lease.
+const MOST_EVENT_BYTES: usize = 4 << 20;
+
+/// Opens leases in the namespace that `url` names:
+/// `k8s://namespace?kubeconfig=&context=&endpoint=&token_file=&ca=&proxy=&store_clock=&margin=`.
+///
+/// Sends no request. Credentials are loaded with the first request.
+///
+/// ```no_run
+/// # async fn example() -> leasehold::Result<()> {
+/// use leasehold::{Locker, lease::StoreOptions, stores::kubernetes, url::StoreUrl};
+///
+/// let url = StoreUrl::parse("k8s://jobs")?;
+/// let locker = Locker::new(kubernetes::open(url, StoreOptions::default()).await?);
+/// let guard = locker.lock("nightly").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a bad URL, a bad kubeconfig, or if no server is known.
+pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    let location = Location::from_url(url, &mut options, |name| std::env::var(name).ok())?;
+    let store = Kubernetes::new(location, options.env.clone())?;
+    Ok(Arc::new(RegisterLeases::on(Arc::new(store), options)))
+}
+
+/// The Leases of one namespace.
+#[derive(Debug)]
+struct Kubernetes {
+    client: reqwest::Client,
+    place: Place,
+    credentials: Credentials,
+    env: Env,
+    clock: StoreClock,
+}
+
+impl Kubernetes {
+    fn new(location: Location, env: Env) -> Result<Self, Error> {
+        let Location { access, namespace } = location;
+        Ok(Self {
+            client: client(&access)?,
+            credentials: Credentials::new(access.source, env.clone()),
+            place: Place { namespace, server: access.server },
+            env,
+            clock: StoreClock::default(),
+        })
+    }
+}
+
+fn client(access: &Access) -> Result<reqwest::Client, Error> {
+    let invalid = |what: &str| {
+        // The parser's error could repeat a key.
+        Error::invalid(format!("{what} of the cluster cannot be read as PEM"))
+            .with_help("check the kubeconfig with `kubectl config view`, or the service account of the pod")
+    };
+    let mut builder = https::builder(&access.transport)?;
+    if let Some(pem) = &access.authorities {
+        let authorities = Certificate::from_pem_bundle(pem).ok().filter(|found| !found.is_empty());
+        builder = builder.tls_certs_only(authorities.ok_or_else(|| invalid("the authority"))?);
+    }
+    if let Some(pem) = &access.identity {
+        builder =
+            builder.identity(Identity::from_pem(&pem.0).map_err(|_| invalid("the client certificate"))?);
+    }
+    https::built(builder)
+}
+
+#[async_trait]
+impl Records for Kubernetes {
+    async fn read(&self, name: &LockName) -> Result<Option<Found>, StoreError> {
+        let object = names::lease(name);
+        let lease = self.read_lease(&object).await?;
+        lease.map(|lease| self.found(&object, &lease)).transpose().map_err(Fault::not_applied)
+    }
+
+    async fn write(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        before: Option<&Record>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let object = names::lease(name);
+        let revision = revision(expect).map_err(Fault::not_applied)?;
+        let over = revision.as_ref().map(|revision| (revision, before));
+        let spec = lease::spec(record, over).map_err(Fault::not_applied)?;
+        let mut annotations = lease::annotations(record, Some(&spec)).map_err(Fault::not_applied)?;
+        if names::is_encoded(&object) {
+            annotations[NAME] = json!(name.as_str());
+        }
+        let spec = Some(json!(spec));
+        self.written(&object, revision, annotations, spec, record).await
+    }
+
+    /// Changes one annotation. The rest may be another client's, and is not written again.
+    async fn mark_awaited(
+        &self,
+        name: &LockName,
+        version: &Version,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        let revision = version.as_str().parse().map_err(Fault::not_applied)?;
+        let record = Record { awaited: true, ..record.clone() };
+        let annotations = lease::annotations(&record, None).map_err(Fault::not_applied)?;
+        self.written(&names::lease(name), Some(revision), annotations, None, &record).await
+    }
+
+    async fn freed(&self, name: &LockName) {
+        if self.watched(&names::lease(name)).await.is_none() {
+            std::future::pending().await
+        }
+    }
+
+    fn has_lines(&self) -> bool {
+        true
+    }
+
+    async fn read_line(&self, name: &LockName) -> Result<Option<(Bytes, Version)>, StoreError> {
+        let lease = self.read_lease(&names::line(name)).await?;
+        Ok(lease.map(|lease| {
+            let line = lease.annotation(LINE).unwrap_or_default().to_owned();
+            (line.into(), lease.version())
+        }))
+    }
+
+    async fn write_line(
+        &self,
+        name: &LockName,
+        expect: Precondition<'_>,
+        line: Bytes,
+    ) -> Result<bool, StoreError> {
+        let revision = revision(expect).map_err(Fault::not_applied)?;
+        let annotations = json!({ LINE: String::from_utf8_lossy(&line) });
+        let put = self.put(&names::line(name), revision, annotations, None).await?;
+        Ok(matches!(put, Put::Done(_)))
+    }
+
+    async fn delete_line(&self, name: &LockName, version: &Version) -> Result<(), StoreError> {
+        self.delete(&names::line(name), version).await.map(drop)
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        let pages = Pages { page: VecDeque::new(), next: Next::First };
+        let prefix = prefix.to_owned();
+        let leases = stream::try_unfold(pages, |pages| self.next_listed(pages));
+        leases
+            .filter_map(move |lease| {
+                let found = match lease {
+                    Ok(lease) => lock_of(&lease).filter(|name| name.as_str().starts_with(&prefix)).map(Ok),
+                    Err(error) => Some(Err(error)),
+                };
+                std::future::ready(found)
+            })
+            .boxed()
+    }
+
+    async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
+        self.delete(&names::lease(name), version).await
+    }
+
+    /// The API server compares versions: Kubernetes itself depends on it.
+    async fn trust(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn trust_deletes(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn examine(&self, _examination: &Examination) -> Examined {
+        self.examined().await
+    }
+
+    fn store_time(&self) -> Option<StoreTime> {
+        self.clock.bounds(self.env.now())
+    }
+
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::new("Kubernetes", POLL_INTERVAL);
+        capabilities.line = Some("the Lease `lh--line.NAME`");
+        (capabilities.permits_in_order, capabilities.queues_permits) = (true, true);
+        capabilities
+    }
+}
+
+/// The result of a conditional write.
+enum Put {
+    Done(Lease),
+    /// The Lease exists already, or has another version.
+    Conflict,
+    /// There is no Lease.
+    Absent,
+}
+
+impl Kubernetes {
+    async fn read_lease(&self, object: &str) -> Result<Option<Lease>, StoreError> {
+        match self.ask(Operation::Read, object, wire::read(&self.place.namespace, object)).await {
+            Ok(body) => Lease::of(&body).map(Some).map_err(Fault::not_applied),
+            Err(Meaning::Absent) => Ok(None),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    fn found(&self, object: &str, lease: &Lease) -> Result<Found, Fault> {
+        lease.found().map_err(|mut fault| {
+            fault.message = format!("the Lease {}/{object}: {}", self.place.namespace, fault.message);
+            fault
+        })
+    }
+
+    /// Writes `record` as these annotations and this `spec`.
+    async fn written(
+        &self,
+        object: &str,
+        revision: Option<Revision>,
+        annotations: Value,
+        spec: Option<Value>,
+        record: &Record,
+    ) -> Result<Written, StoreError> {
+        Ok(match self.put(object, revision, annotations, spec).await? {
+            Put::Done(lease) => {
+                Written::Committed { record: Box::new(record.clone()), version: lease.version() }
+            }
+            Put::Conflict => Written::Conflict(Refusal::Unexplained),
+            Put::Absent => Written::Conflict(Refusal::Absent),
+        })
+    }
+
+    /// Changes the Lease at this revision, or creates it.
+    async fn put(
+        &self,
+        object: &str,
+        revision: Option<Revision>,
+        annotations: Value,
+        spec: Option<Value>,
+    ) -> Result<Put, StoreError> {
+        let namespace = &self.place.namespace;
+        let answer = match revision {
+            Some(Revision { resource_version, .. }) => {
+                let request = wire::patch(namespace, object, &resource_version, annotations, spec);
+                self.ask(Operation::Replace, object, request).await
+            }
+            None => {
+                let request = wire::create(namespace, object, annotations, spec.unwrap_or_else(|| json!({})));
+                self.ask(Operation::Create, object, request).await
+            }
+        };
+        match answer {
+            // It was written, whatever the answer shows.
+            Ok(body) => Lease::of(&body).map(Put::Done).map_err(Fault::maybe_applied),
+            Err(Meaning::Conflict) => Ok(Put::Conflict),
+            Err(Meaning::Absent) => Ok(Put::Absent),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    /// Returns whether the Lease was deleted.
+    async fn delete(&self, object: &str, version: &Version) -> Result<bool, StoreError> {
+        let revision: Revision = version.as_str().parse().map_err(Fault::not_applied)?;
+        let request = wire::delete(&self.place.namespace, object, &revision.resource_version);
+        match self.ask(Operation::Delete, object, request).await {
+            Ok(_) => Ok(true),
+            Err(Meaning::Conflict | Meaning::Absent) => Ok(false),
+            Err(other) => Err(failed(other)),
+        }
+    }
+
+    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(Lease, Pages)>, StoreError> {
+        loop {
+            if let Some(lease) = pages.page.pop_front() {
+                return Ok(Some((lease, pages)));
+            }
+            let token = match std::mem::replace(&mut pages.next, Next::None) {
+                Next::First => None,
+                Next::After(token) => Some(token),
+                Next::None => return Ok(None),
+            };
+            let (page, next) = retry(&self.env, || self.page(token.as_deref())).await?.into_page();
+            pages.next = match next {
+                None => Next::None,
+                // A repeated token would list the same page for ever.
+                Some(next) if Some(&next) == token.as_ref() => return Err(endless_listing()),
+                Some(next) => Next::After(next),
+            };
+            pages.page = page.into();
+        }
+    }
+
+    async fn page(&self, token: Option<&str>) -> Result<Listing, StoreError> {
+        let request = wire::list(&self.place.namespace, token);
+        let body = self.ask(Operation::List, "*", request).await.map_err(failed)?;
+        Listing::of(&body).map_err(Fault::not_applied)
+    }
+
+    /// Sends one request. Returns the body of the response. Explains every failure.
+    async fn ask(&self, operation: Operation, object: &str, request: Request) -> Result<Bytes, Meaning> {
+        let explain = |trouble| meaning(operation, object, &self.place, trouble);
+        let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
+        let (builder, load) = self.signed(request).await.map_err(explain)?;
+        let answer = async {
+            let sent = self.env.now();
+            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            self.tell_time(&response, sent);
+            if response.status().is_success() {
+                self.credentials.accepted(load);
+                return Ok(response);
+            }
+            let mut answer = wire::refusal(response).await;
+            answer.signed_before = match answer.status {
+                401 => self.credentials.refused(load),
+                // The answer to a request that was authenticated.
+                400..=499 => self.credentials.accepted(load),
+                _ => true,
+            };
+            Err(explain(Trouble::Answered(answer)))
+        };
+        let expected = Expected::Answer(MOST_ANSWER_BYTES);
+        let (_, body) = https::exchange(&self.env, uploaded, answer, expected, explain).await?;
+        Ok(body)
+    }
+
+    /// Returns `request` with the proof of who sends it, and the load of that.
+    async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Trouble> {
+        let signed = self
+            .credentials
+            .proof()
+            .await
+            .map_err(|error| Trouble::Credentials { detail: error.detail, before: error.before })?;
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static(request.accept));
+        if let Some(bearer) = &signed.proof {
+            let mut value = HeaderValue::from_str(bearer)
+                .map_err(|_| Trouble::NotMade { detail: "the token is no header".to_owned() })?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let url = format!("{}{}", self.place.server, request.target);
+        let builder = self.client.request(request.method, url).headers(headers);
+        let builder = match request.content {
+            Some((media_type, body)) => builder.header(CONTENT_TYPE, media_type).body(body),
+            None => builder,
+        };
+        Ok((builder, signed.load))
+    }
+
+    /// Waits until an event of a watch says that the lock may be free, or the watch ends. `None` if there is no watch, for
+    /// example because this user may not.
+    async fn watched(&self, object: &str) -> Option<()> {
+        let (builder, _) = self.signed(wire::watch(&self.place.namespace, object)).await.ok()?;
+        let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;
+        let mut line = Vec::new();
+        while let Ok(Some(chunk)) = response.chunk().await {
+            for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+                line.extend_from_slice(part);
+                if part.ends_with(b"\n") && Event::of(&std::mem::take(&mut line)) == Event::Look {
+                    return Some(());
+                }
+            }
+            if line.len() > MOST_EVENT_BYTES {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Takes the server's time from a response that certainly comes from an API server: an intermediary has another clock.
+    fn tell_time(&self, response: &Response, sent: Moment) {
+        let headers = response.headers();
+        if let Some(us) = date_us(headers).filter(|_| headers.contains_key("audit-id")) {
+            self.clock.observe(us, DATE_RESOLUTION, sent, self.env.now());
+        }
+    }
+}
+
+/// The revision that a write expects; `None` if it expects no Lease.
+fn revision(expect: Precondition<'_>) -> Result<Option<Revision>, Fault> {
+    match expect {
+        Precondition::Absent => Ok(None),
+        Precondition::Version(version) => version.as_str().parse().map(Some),
+    }
+}
+
+/// The lock that a Lease stands for. `None` for a line of waiters.
+fn lock_of(lease: &Lease) -> Option<LockName> {
+    let object = lease.metadata.name.as_str();
+    let name = if names::is_encoded(object) { lease.annotation(NAME)? } else { object };
+    LockName::new(name).ok()
+}
+
+fn endless_listing() -> StoreError {
+    Fault::new(ErrorKind::Corrupt, "the listing has more pages, but does not say where they begin")
+        .with_help("check that the endpoint is a Kubernetes API server")
+        .not_applied()
+}
+
+/// The position of a listing.
+struct Pages {
+    page: VecDeque<Lease>,
+    next: Next,
+}
+
+enum Next {
+    First,
+    After(String),
+    None,
+}

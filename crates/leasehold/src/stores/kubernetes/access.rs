@@ -1,0 +1,77 @@
+//! How an API server is reached, and with which credentials.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::error::Error;
+use crate::stores::transport::Transport;
+
+/// The source of credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// None, or a client certificate: see [`Access::identity`].
+    Connection,
+    /// A token that does not change.
+    Token(Secret),
+    /// A file with a token, which is read again.
+    File(PathBuf),
+    /// A program that prints a token.
+    Plugin(Plugin),
+}
+
+/// Text or bytes that `Debug` does not show.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Secret(pub(super) Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// How the server is reached, and with which credentials.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    /// The URL of the server, without `/` at its end.
+    pub(super) server: String,
+    pub(super) transport: Transport,
+    /// PEM. The only authorities that are trusted; `None` for those of the system and of the option `ca`.
+    pub(super) authorities: Option<Vec<u8>>,
+    /// The certificate and the key of the client, in PEM.
+    pub(super) identity: Option<Secret>,
+    pub(super) source: Source,
+}
+
+impl Access {
+    /// Refuses to send credentials unencrypted.
+    pub(super) fn checked(self) -> Result<Self, Error> {
+        if self.source != Source::Connection && !self.transport.keeps_secrets(&self.server) {
+            return Err(Error::invalid(format!(
+                "the server {:?} would be sent credentials unencrypted",
+                self.server
+            ))
+            .with_help("use https://"));
+        }
+        Ok(self)
+    }
+}
+
+/// A program that prints a token, as kubectl runs it.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Plugin {
+    pub(super) command: PathBuf,
+    pub(super) args: Vec<String>,
+    pub(super) env: Vec<(String, String)>,
+    /// The value of the variable `KUBERNETES_EXEC_INFO`.
+    pub(super) info: String,
+    pub(super) api_version: String,
+    /// What the file says about a command that is missing.
+    pub(super) hint: Option<String>,
+}
+
+impl fmt::Debug for Plugin {
+    /// Shows no arguments and no variables, which may be secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin").field("command", &self.command).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,160 @@
+//! The meaning of a response of a Kubernetes API server, or of a missing one. A pure function, so that every row of it is
+//! tested.
+
+use std::fmt;
+
+use crate::error::ErrorKind;
+use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::objects::{Meaning, Operation};
+
+/// The namespace that is addressed, and its server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) namespace: String,
+    /// The URL of the server, without `/` at its end.
+    pub(super) server: String,
+}
+
+/// Returns the meaning of `trouble` for `operation` on the Lease `name`.
+pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { operation, name, place };
+    let answer = match case.asked().answer(trouble) {
+        Ok(answer) => answer,
+        Err(error) => return Meaning::Failed(error),
+    };
+    let code = answer.code.as_deref().unwrap_or("");
+    match (operation, answer.status, code) {
+        (Operation::Read | Operation::Replace | Operation::Delete, 404, "NotFound leases") => Meaning::Absent,
+        (Operation::Create, 409, "AlreadyExists")
+        | (Operation::Replace | Operation::Delete, 409, "Conflict") => Meaning::Conflict,
+        _ => case.answered(&answer),
+    }
+}
+
+struct Case<'a> {
+    operation: Operation,
+    name: &'a str,
+    place: &'a Place,
+}
+
+impl fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { namespace, .. } = self.place;
+        write!(f, "cannot {} the Lease {namespace}/{}", self.operation.verb(), self.name)
+    }
+}
+
+impl Case<'_> {
+    fn asked(&self) -> Asked<'_> {
+        let changes = self.operation.changes();
+        Asked { what: self, endpoint: &self.place.server, changes, sign_in: SIGN_IN }
+    }
+
+    fn answered(&self, answer: &Answer) -> Meaning {
+        let code = answer.code.as_deref().unwrap_or("");
+        let fault = |kind| self.asked().fault(kind, answer);
+        let fault = match (answer.status, code) {
+            // Refused before it began, by the server's priorities.
+            (429, _) => fault(ErrorKind::Unavailable),
+            // After these, a change may have reached etcd.
+            (408 | 500 | 502..=599, _) => {
+                return Meaning::Failed(self.asked().unknown(fault(ErrorKind::Unavailable)));
+            }
+            (200..=299, _) => {
+                let fault = fault(ErrorKind::Unavailable)
+                    .with_help("the answer is not one of a Kubernetes API server: check the endpoint");
+                return Meaning::Failed(self.asked().unknown(fault));
+            }
+            (401, _) if answer.signed_before => fault(ErrorKind::Unavailable)
+                .with_help("the server accepted these credentials before: they expired or were replaced; they are loaded again"),
+            (401, _) => fault(ErrorKind::Denied)
+                .with_help(format!("the server does not accept these credentials: {}", SIGN_IN.missing)),
+            (403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
+                fault(ErrorKind::Invalid).with_help("the namespace is being deleted: use another one")
+            }
+            (403, _) => fault(ErrorKind::Denied).with_help(format!(
+                "allow it by a Role in the namespace {:?}, on leases of coordination.k8s.io: get, create and patch for locks, \
+                 list for `leasehold ls`, delete for `leasehold sweep`, watch for waiters",
+                self.place.namespace
+            )),
+            (404, "NotFound namespaces") => fault(ErrorKind::Invalid).with_help(format!(
+                "create it (kubectl create namespace {}), or check the store URL",
+                self.place.namespace
+            )),
+            (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: begin it again"),
+            _ => fault(ErrorKind::Invalid).with_help(format!(
+                "if the answer does not say what is wrong: check that {} is a Kubernetes API server of version 1.14 or newer",
+                self.place.server
+            )),
+        };
+        Meaning::Failed(fault.not_applied())
+    }
+}
+
+const SIGN_IN: SignIn = SignIn {
+    missing: "check the user of the kubeconfig with `kubectl auth whoami`; in a pod, that its service account exists",
+    refresh: "if this goes on: check the token's file or the plugin with `kubectl auth whoami`",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::answer::tests::answered;
+
+    const ALL: [Operation; 5] =
+        [Operation::Read, Operation::Create, Operation::Replace, Operation::Delete, Operation::List];
+
+    fn place() -> Place {
+        Place { namespace: "jobs".into(), server: "https://here".into() }
+    }
+
+    #[test]
+    fn every_answer_has_a_meaning_for_every_operation() {
+        let same = |meaning: &'static str| [meaning; 5];
+        let maybe = ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable"];
+        let maybe = [maybe[0], maybe[1], maybe[2], maybe[3], "not unavailable"];
+        for (status, code, expected) in [
+            (404, "NotFound leases", ["absent", "not invalid", "absent", "absent", "not invalid"]),
+            (404, "NotFound namespaces", same("not invalid")),
+            (404, "", same("not invalid")),
+            (409, "AlreadyExists", ["not invalid", "conflict", "not invalid", "not invalid", "not invalid"]),
+            (409, "Conflict", ["not invalid", "not invalid", "conflict", "conflict", "not invalid"]),
+            (429, "TooManyRequests", same("not unavailable")),
+            (410, "Expired", same("not unavailable")),
+            (401, "Unauthorized", same("not denied")),
+            (403, "Forbidden", same("not denied")),
+            (422, "Invalid", same("not invalid")),
+            (500, "InternalError", maybe),
+            (503, "ServiceUnavailable", maybe),
+            (504, "Timeout", maybe),
+            (301, "", same("not invalid")),
+        ] {
+            for (operation, expected) in ALL.into_iter().zip(expected) {
+                let meaning = meaning(operation, "x", &place(), answered(status, code));
+                assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_failure_says_what_to_do() {
+        for (status, code, help) in [
+            (401, "Unauthorized", "whoami"),
+            (403, "Forbidden", "get, create and patch"),
+            (404, "NotFound namespaces", "kubectl create namespace jobs"),
+            (404, "", "API server"),
+            (204, "", "endpoint"),
+        ] {
+            let fault = meaning(Operation::Replace, "x", &place(), answered(status, code)).fault();
+            assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
+            assert!(fault.message.contains("the Lease jobs/x"), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn refused_credentials_are_loaded_again_if_they_were_good() {
+        let answer = Answer { status: 401, signed_before: true, ..Answer::default() };
+        let meaning = meaning(Operation::Replace, "x", &place(), Trouble::Answered(answer));
+        assert_eq!(meaning.short(), "not unavailable");
+    }
+}

@@ -1,0 +1,128 @@
+//! The names of Lease objects. A lock whose name Kubernetes accepts has it; others are encoded.
+
+use sha2::{Digest, Sha256};
+
+use crate::types::LockName;
+
+/// The longest name of an object.
+const MOST_BYTES: usize = 253;
+
+/// The beginning of the names that leasehold gives.
+const OURS: &str = "lh--";
+
+/// The beginning of the name of the Lease with a lock's line of waiters.
+pub(super) const LINE: &str = "lh--line.";
+
+/// The name of the Lease of lock `name`, as it begins a line's name too.
+///
+/// `lh--` and the lock's name in base32hex, if that is short enough; otherwise `lh---` and its SHA-256 in base32hex. No
+/// two locks have the same.
+pub(super) fn lease(name: &LockName) -> String {
+    let name = name.as_str();
+    let most = MOST_BYTES - LINE.len();
+    if is_subdomain(name) && !name.starts_with(OURS) && name.len() <= most {
+        return name.to_owned();
+    }
+    let encoded = format!("{OURS}{}", base32hex(name.as_bytes()));
+    if encoded.len() <= most { encoded } else { format!("{OURS}-{}", base32hex(&Sha256::digest(name))) }
+}
+
+/// The name of the Lease with the line of lock `name`.
+pub(super) fn line(name: &LockName) -> String {
+    format!("{LINE}{}", lease(name))
+}
+
+/// Whether the Lease of a lock has another name than the lock.
+pub(super) fn is_encoded(lease: &str) -> bool {
+    lease.starts_with(OURS)
+}
+
+/// Whether `text` is a label of DNS (RFC 1123), as of a namespace.
+pub(super) fn is_label(text: &str) -> bool {
+    let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = text.as_bytes();
+    text.len() <= 63
+        && bytes.first().is_some_and(letter)
+        && bytes.last().is_some_and(letter)
+        && bytes.iter().all(|b| letter(b) || *b == b'-')
+}
+
+/// Whether `text` consists of labels of any length, as the name of an object.
+fn is_subdomain(text: &str) -> bool {
+    let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    text.split('.').all(|label| {
+        let bytes = label.as_bytes();
+        bytes.first().is_some_and(letter)
+            && bytes.last().is_some_and(letter)
+            && bytes.iter().all(|b| letter(b) || *b == b'-')
+    })
+}
+
+/// RFC 4648, section 7, without padding, in lower case.
+fn base32hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
+    let digit = |chunk: &[u8], n: usize| {
+        let bits =
+            chunk.iter().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte)) << (8 * (5 - chunk.len()));
+        char::from(DIGITS[(bits >> (35 - 5 * n)) as usize & 31])
+    };
+    let digits =
+        |chunk: &[u8]| (0..(chunk.len() * 8).div_ceil(5)).map(|n| digit(chunk, n)).collect::<String>();
+    bytes.chunks(5).map(digits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn of(name: &str) -> String {
+        lease(&LockName::new(name).unwrap())
+    }
+
+    /// Other programs can compute these names, so they stay as they are.
+    #[test]
+    fn names_are_kept_or_encoded() {
+        for (name, expected) in [
+            ("leader", "leader"),
+            ("my.app-1", "my.app-1"),
+            ("deploy/prod", "lh--chin0r3ff4nn0sjfcg"),
+            ("Deploy", "lh--8hin0r3ff4"),
+            ("a_b", "lh--c5fm4"),
+            ("-a", "lh--5lgg"),
+            ("a..b", "lh--c4n2sog"),
+            ("lh--x", "lh--dhk2qbbo"),
+        ] {
+            assert_eq!(of(name), expected);
+        }
+    }
+
+    /// The examples of the RFC.
+    #[test]
+    fn base32hex_is_that_of_the_rfc() {
+        for (text, expected) in [
+            ("", ""),
+            ("f", "co"),
+            ("fo", "cpng"),
+            ("foo", "cpnmu"),
+            ("foob", "cpnmuog"),
+            ("fooba", "cpnmuoj1"),
+            ("foobar", "cpnmuoj1e8"),
+        ] {
+            assert_eq!(base32hex(text.as_bytes()), expected);
+        }
+    }
+
+    #[test]
+    fn no_two_locks_share_a_lease() {
+        let long = "x".repeat(256);
+        let other = format!("{}y", "x".repeat(255));
+        let names = ["a", "A", "a/b", "a.b", "lh--a", "lh--", "lh--line.a", "lh---a", &long, &other];
+        let leases: HashSet<_> = names.iter().map(|name| of(name)).collect();
+        let lines = names.iter().map(|name| line(&LockName::new(name).unwrap()));
+        let all: HashSet<_> = leases.iter().cloned().chain(lines).collect();
+        assert_eq!(all.len(), 2 * names.len());
+        assert!(all.iter().all(|name| is_subdomain(name) && name.len() <= MOST_BYTES), "{all:?}");
+    }
+}

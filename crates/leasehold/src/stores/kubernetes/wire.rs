@@ -1,0 +1,276 @@
+//! Requests and responses of the API, without their meaning.
+
+use bytes::Bytes;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{Method, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::lease::Lease;
+use crate::error::{ErrorKind, Fault};
+use crate::stores::answer::Answer;
+use crate::stores::https::{body, retry_after};
+
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// The longest text of an error.
+const MOST_ERROR_BYTES: usize = 16_384;
+
+/// How many names a page of a listing has.
+const PAGE: usize = 500;
+
+/// How long the server keeps a watch open, in seconds. Idle connections are closed by some networks after some minutes.
+const WATCH_S: u32 = 240;
+
+const GROUP: &str = "coordination.k8s.io";
+
+/// A request, without its sender.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    /// The path and the query, encoded.
+    pub(super) target: String,
+    pub(super) accept: &'static str,
+    /// The media type of the body, and the body.
+    pub(super) content: Option<(&'static str, Bytes)>,
+}
+
+impl Request {
+    fn of(method: Method, target: String) -> Self {
+        Self { method, target, accept: JSON, content: None }
+    }
+
+    fn with(self, media_type: &'static str, content: &Value) -> Self {
+        Self { content: Some((media_type, content.to_string().into())), ..self }
+    }
+}
+
+const JSON: &str = "application/json";
+/// Changes the named fields and keeps all others. Never creates an object.
+const MERGE_PATCH: &str = "application/merge-patch+json";
+/// Only the names and annotations of objects.
+const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+fn leases(namespace: &str) -> String {
+    format!("/apis/{GROUP}/v1/namespaces/{namespace}/leases")
+}
+
+/// Reads the Lease `name`. Without a resourceVersion, so that the answer is not older than the request.
+pub(super) fn read(namespace: &str, name: &str) -> Request {
+    Request::of(Method::GET, format!("{}/{name}", leases(namespace)))
+}
+
+/// Creates the Lease `name`.
+pub(super) fn create(namespace: &str, name: &str, annotations: Value, spec: Value) -> Request {
+    let target = format!("{}?fieldManager=leasehold", leases(namespace));
+    let object = json!({
+        "apiVersion": format!("{GROUP}/v1"), "kind": "Lease",
+        "metadata": { "name": name, "namespace": namespace, "annotations": annotations },
+        "spec": spec,
+    });
+    Request::of(Method::POST, target).with(JSON, &object)
+}
+
+/// Changes the annotations, and `spec` unless it is `None`, of the Lease `name` if it is still at `resource_version`.
+///
+/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease anew after it was
+/// deleted.
+pub(super) fn patch(
+    namespace: &str,
+    name: &str,
+    resource_version: &str,
+    annotations: Value,
+    spec: Option<Value>,
+) -> Request {
+    let target = format!("{}/{name}?fieldManager=leasehold", leases(namespace));
+    let metadata = json!({ "resourceVersion": resource_version, "annotations": annotations });
+    let mut change = json!({ "metadata": metadata });
+    if let (Some(spec), Some(change)) = (spec, change.as_object_mut()) {
+        change.insert("spec".to_owned(), spec);
+    }
+    Request::of(Method::PATCH, target).with(MERGE_PATCH, &change)
+}
+
+/// Deletes the Lease `name` if it is still at `resource_version`.
+pub(super) fn delete(namespace: &str, name: &str, resource_version: &str) -> Request {
+    let options = json!({
+        "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "resourceVersion": resource_version },
+    });
+    Request::of(Method::DELETE, format!("{}/{name}", leases(namespace))).with(JSON, &options)
+}
+
+/// Lists a page of the Leases.
+pub(super) fn list(namespace: &str, page: Option<&str>) -> Request {
+    let mut target = format!("{}?limit={PAGE}", leases(namespace));
+    if let Some(page) = page {
+        target.push_str(&format!("&continue={}", utf8_percent_encode(page, QUERY)));
+    }
+    Request { accept: NAMES, ..Request::of(Method::GET, target) }
+}
+
+/// Watches the Lease `name`. The first event is its state now.
+pub(super) fn watch(namespace: &str, name: &str) -> Request {
+    let query = format!("watch=1&timeoutSeconds={WATCH_S}&fieldSelector=metadata.name%3D{name}");
+    Request::of(Method::GET, format!("{}?{query}", leases(namespace)))
+}
+
+/// An event of a [`watch`]: a line of its response.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The lock is held.
+    Held,
+    /// It may be free, or the watch has ended: the Lease has to be read.
+    Look,
+}
+
+impl Event {
+    pub(super) fn of(line: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Line {
+            r#type: String,
+            object: Lease,
+        }
+        let event: Option<Line> = serde_json::from_slice(line).ok();
+        match event {
+            Some(Line { r#type, object }) if matches!(r#type.as_str(), "ADDED" | "MODIFIED") => {
+                if object.is_held() { Self::Held } else { Self::Look }
+            }
+            // Deleted; or an error, such as 410 for a watch that is too far behind.
+            _ => Self::Look,
+        }
+    }
+}
+
+/// Asks whether this user may do `verb` with Leases.
+pub(super) fn may(namespace: &str, verb: &str) -> Request {
+    let resource = json!({ "namespace": namespace, "verb": verb, "group": GROUP, "resource": "leases" });
+    let kind = "SelfSubjectAccessReview";
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": { "resourceAttributes": resource },
+    });
+    let target = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned();
+    Request::of(Method::POST, target).with(JSON, &review)
+}
+
+/// The answer to [`may`]. `None` if it is none.
+pub(super) fn is_allowed(body: &[u8]) -> Option<bool> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    answer.pointer("/status/allowed")?.as_bool()
+}
+
+/// A page of a listing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Listing {
+    metadata: ListMetadata,
+    // An empty list is `null`.
+    items: Option<Vec<Lease>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ListMetadata {
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+impl Listing {
+    /// Parses the body of a response.
+    pub(super) fn of(body: &[u8]) -> Result<Self, Fault> {
+        serde_json::from_slice(body).map_err(|_| {
+            Fault::new(ErrorKind::Corrupt, "the server's listing cannot be read")
+                .with_help("check that the endpoint is a Kubernetes API server")
+        })
+    }
+
+    /// The Leases of the page, and the token of the next one.
+    pub(super) fn into_page(self) -> (Vec<Lease>, Option<String>) {
+        (self.items.unwrap_or_default(), self.metadata.next.filter(|next| !next.is_empty()))
+    }
+}
+
+/// Parses a response other than success, including its body. The code is the reason that Kubernetes gives; for an object
+/// that is missing, with its kind.
+pub(super) async fn refusal(response: Response) -> Answer {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Status {
+        reason: Option<String>,
+        message: Option<String>,
+        details: Option<Details>,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Details {
+        kind: Option<String>,
+    }
+    let status = response.status().as_u16();
+    let retry_after = retry_after(response.headers());
+    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let (code, message) = match serde_json::from_slice::<Status>(&text) {
+        Ok(Status { reason, message, details }) => {
+            let kind = details.and_then(|details| details.kind).unwrap_or_default();
+            let code = match reason.as_deref() {
+                Some("NotFound") => Some(format!("NotFound {kind}").trim_end().to_owned()),
+                _ => reason,
+            };
+            (code, message)
+        }
+        Err(_) => {
+            let text = String::from_utf8_lossy(&text).trim().to_owned();
+            (None, Some(text).filter(|text| !text.is_empty()))
+        }
+    };
+    Answer { status, code, message, retry_after, ..Answer::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_names_the_version_that_it_expects() {
+        let request = patch("jobs", "x", "7", json!({ "a": "b" }), None);
+        assert_eq!(
+            request.target,
+            "/apis/coordination.k8s.io/v1/namespaces/jobs/leases/x?fieldManager=leasehold"
+        );
+        let (media_type, body) = request.content.unwrap();
+        assert_eq!(media_type, MERGE_PATCH);
+        assert_eq!(body, r#"{"metadata":{"annotations":{"a":"b"},"resourceVersion":"7"}}"#);
+        let (_, body) = delete("jobs", "x", "7").content.unwrap();
+        assert!(String::from_utf8_lossy(&body).contains(r#""preconditions":{"resourceVersion":"7"}"#));
+        assert!(list("jobs", Some("a=&b")).target.ends_with("?limit=500&continue=a%3D%26b"));
+    }
+
+    #[test]
+    fn only_an_event_of_a_held_lock_needs_no_look() {
+        let of = |r#type: &str, holder: &str| {
+            let object = json!({ "metadata": {}, "spec": { "holderIdentity": holder } });
+            Event::of(json!({ "type": r#type, "object": object }).to_string().as_bytes())
+        };
+        assert_eq!(of("ADDED", "x"), Event::Held);
+        assert_eq!(of("MODIFIED", "x"), Event::Held);
+        for (r#type, holder) in [("MODIFIED", ""), ("DELETED", "x"), ("ERROR", ""), ("ERROR", "x")] {
+            assert_eq!(of(r#type, holder), Event::Look, "{type} {holder:?}");
+        }
+        assert_eq!(Event::of(b"<html>"), Event::Look);
+        let target = watch("jobs", "x").target;
+        assert!(
+            target.ends_with("/jobs/leases?watch=1&timeoutSeconds=240&fieldSelector=metadata.name%3Dx"),
+            "{target}"
+        );
+    }
+
+    #[test]
+    fn listings_are_read() {
+        let page = |text: &str| {
+            let (leases, next) = Listing::of(text.as_bytes()).unwrap().into_page();
+            (leases.into_iter().map(|lease| lease.metadata.name).collect::<Vec<_>>(), next)
+        };
+        let text = r#"{"metadata":{"continue":"n"},"items":[{"metadata":{"name":"a","annotations":null}}]}"#;
+        assert_eq!(page(text), (vec!["a".to_owned()], Some("n".to_owned())));
+        assert_eq!(page(r#"{"metadata":{"continue":""},"items":null}"#), (vec![], None));
+        assert!(Listing::of(b"<html>").is_err());
+    }
+}

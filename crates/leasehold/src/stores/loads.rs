@@ -1,0 +1,209 @@
+//! Credentials that are loaded, and loaded again: before they end, and after a refusal.
+//!
+//! A load that takes time runs in a task of its own, so it continues when the request that started it is given up, which
+//! happens soon to a request of a short lease.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{self, BoxFuture, FutureExt, Shared};
+
+use crate::env::Env;
+
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
+pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(12);
+
+/// A proof of who sends a request, and the load that it comes from.
+pub(super) struct Signed<P> {
+    pub(super) proof: P,
+    pub(super) load: u64,
+}
+
+/// Why there are no credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NotLoaded {
+    pub(super) detail: String,
+    /// Whether there were credentials before.
+    pub(super) before: bool,
+}
+
+/// A load in progress, which any number of requests await.
+pub(super) type Load<P> = Shared<BoxFuture<'static, Result<Loaded<P>, String>>>;
+
+/// The result of a load. Times are microseconds since the Unix epoch on the wall clock, which tokens refer to.
+#[derive(Clone)]
+pub(super) struct Loaded<P> {
+    pub(super) proof: P,
+    /// From then on it is loaded again, while it is still used.
+    pub(super) renew_us: u64,
+    /// From then on it is not used.
+    pub(super) until_us: u64,
+}
+
+impl<P> Loaded<P> {
+    /// What does not end by itself.
+    pub(super) fn forever(proof: P) -> Self {
+        Self { proof, renew_us: u64::MAX, until_us: u64::MAX }
+    }
+}
+
+/// A load that has ended.
+pub(super) fn ended<P: Clone + Send + Sync + 'static>(loaded: Result<Loaded<P>, String>) -> Load<P> {
+    let load = future::ready(loaded).boxed().shared();
+    // Ready at once for `collect`.
+    let _ = load.clone().now_or_never();
+    load
+}
+
+/// A load in a task.
+pub(super) fn spawned<P: Clone + Send + Sync + 'static>(
+    load: impl Future<Output = Result<Loaded<P>, String>> + Send + 'static,
+) -> Load<P> {
+    let task = tokio::spawn(load);
+    task.map(|ended| ended.unwrap_or_else(|_| Err("the runtime ended".to_owned()))).boxed().shared()
+}
+
+/// The credentials of one store, and their loads.
+pub(super) struct Loads<P> {
+    env: Env,
+    state: Mutex<State<P>>,
+}
+
+struct State<P> {
+    loaded: Option<Loaded<P>>,
+    loading: Option<Load<P>>,
+    /// How often something was loaded.
+    loads: u64,
+    /// The latest load that the store has accepted.
+    accepted: Option<u64>,
+}
+
+impl<P: Clone + Send + Sync + 'static> State<P> {
+    /// Takes the result of a load that has ended. Returns why it failed.
+    fn collect(&mut self) -> Option<String> {
+        let ended = self.loading.as_ref().and_then(|load| load.peek().cloned())?;
+        self.loading = None;
+        match ended {
+            Ok(loaded) => {
+                self.loads += 1;
+                self.loaded = Some(loaded);
+                None
+            }
+            Err(detail) => Some(detail),
+        }
+    }
+
+    fn signed(&self, now_us: u64) -> Option<Signed<P>> {
+        let loaded = self.loaded.as_ref().filter(|loaded| loaded.until_us > now_us)?;
+        Some(Signed { proof: loaded.proof.clone(), load: self.loads })
+    }
+}
+
+impl<P: Clone + Send + Sync + 'static> Loads<P> {
+    pub(super) fn new(env: Env) -> Self {
+        let state = State { loaded: None, loading: None, loads: 0, accepted: None };
+        Self { env, state: Mutex::new(state) }
+    }
+
+    /// Returns what the next request carries. `load` starts a load. All requests await one load, and none does while the
+    /// earlier proof is valid. Cancel safe: a load that was begun continues.
+    pub(super) async fn proof(&self, load: impl Fn() -> Load<P>) -> Result<Signed<P>, NotLoaded> {
+        let now_us = self.env.now().wall_us();
+        let (signed, load) = self.change(|state| {
+            state.collect();
+            let lasts = state.loaded.as_ref().is_some_and(|loaded| loaded.renew_us > now_us);
+            let load = (!lasts).then(|| state.loading.get_or_insert_with(load).clone());
+            (state.signed(now_us), load)
+        });
+        if let Some(signed) = signed {
+            return Ok(signed);
+        }
+        let failed = match load {
+            Some(load) => load.await.err(),
+            None => None,
+        };
+        self.change(|state| {
+            let detail = state.collect().or(failed);
+            state.signed(now_us).ok_or_else(|| NotLoaded {
+                detail: detail.unwrap_or_else(|| "they ended at once".to_owned()),
+                before: state.accepted.is_some(),
+            })
+        })
+    }
+
+    /// Records that the store has accepted what came from `load`. Always returns true: it was good.
+    pub(super) fn accepted(&self, load: u64) -> bool {
+        self.change(|state| state.accepted = state.accepted.max(Some(load)));
+        true
+    }
+
+    /// Records that the store has refused what came from `load`, so that the next request loads again. Returns whether
+    /// the store had accepted this or a later load before.
+    pub(super) fn refused(&self, load: u64) -> bool {
+        self.change(|state| {
+            if state.loads == load {
+                state.loaded = None;
+            }
+            state.accepted >= Some(load)
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State<P>) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<P> fmt::Debug for Loads<P> {
+    /// Shows nothing that was loaded.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loads").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pending() -> Load<u8> {
+        future::pending().boxed().shared()
+    }
+
+    /// Renewals do not wait while a token is replaced, and only one load runs.
+    #[tokio::test]
+    async fn a_token_is_used_until_its_end_while_the_next_one_loads() {
+        let loads = Loads::new(Env::system());
+        let now_us = loads.env.now().wall_us();
+        let soon = Loaded { proof: 1, renew_us: now_us, until_us: now_us + 60_000_000 };
+        assert_eq!(loads.proof(|| ended(Ok(soon.clone()))).await.unwrap().load, 1);
+        assert_eq!(loads.proof(pending).await.unwrap().load, 1);
+        // The load that is under way is not replaced.
+        assert_eq!(loads.proof(|| ended(Ok(Loaded::forever(2)))).await.unwrap().proof, 1);
+        loads.change(|state| state.loading = Some(ended(Ok(Loaded::forever(3)))));
+        let next = loads.proof(pending).await.unwrap();
+        assert_eq!((next.load, next.proof), (2, 3));
+        assert!(loads.change(|state| state.loading.is_none()), "the new token lasts");
+    }
+
+    #[tokio::test]
+    async fn after_a_failed_load_the_next_request_tries_again() {
+        let loads = Loads::new(Env::system());
+        let error = loads.proof(|| ended::<u8>(Err("no".to_owned()))).await.err().unwrap();
+        assert_eq!(error, NotLoaded { detail: "no".into(), before: false });
+        assert_eq!(loads.proof(|| ended(Ok(Loaded::forever(1)))).await.unwrap().load, 1);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_an_older_load_does_not_discard_a_newer_one() {
+        let loads = Loads::new(Env::system());
+        let load = || ended(Ok(Loaded::forever(())));
+        let first = loads.proof(load).await.unwrap().load;
+        loads.accepted(first);
+        assert!(loads.refused(first));
+        let second = loads.proof(load).await.unwrap().load;
+        assert!(second > first && !loads.refused(second));
+        let third = loads.proof(load).await.unwrap().load;
+        loads.refused(first);
+        assert_eq!(loads.proof(load).await.unwrap().load, third);
+    }
+}
