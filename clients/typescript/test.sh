@@ -32,4 +32,4 @@ fi
 npm run --silent clean
 npm run --silent build:test
 (($# > 0)) || set -- build/*.test.js
-LEASEHOLD_COMMAND=$command exec node --test --test-force-exit --test-reporter=spec "$@"
+LEASEHOLD_COMMAND=$command exec node --test --test-force-exit --test-concurrency=3 --test-reporter=spec "$@"
