@@ -133,7 +133,6 @@ class Guard(BaseGuard):
                 return False
             # Sent here, before this waits for anything.
             call = _Call(hold.agent, fields)
-        call.pending.keeps_on = True
         return was_held(await call.next(_ANSWER_TIMEOUT), "released")
 
     async def ticket(self) -> str:
