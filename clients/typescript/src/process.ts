@@ -7,6 +7,8 @@ import { AgentError } from "./errors.js";
 
 /** How much of what the agent writes to stderr is kept. */
 const STDERR_KEPT = 4_096;
+/** How long the stderr of an agent that was killed may take to end. */
+const STDERR_LIMIT_MS = 2_000;
 /** How long an agent that was asked to end may take. It gives itself 5 s to release locks. */
 const END_LIMIT_MS = 10_000;
 
@@ -97,7 +99,10 @@ export class AgentProcess {
   async explained(error: AgentError): Promise<AgentError> {
     const command = JSON.stringify(this.#command);
     this.#child.ref();
-    await this.#closed;
+    // It was killed. Another process may still have its stderr.
+    let limit: NodeJS.Timeout | undefined;
+    await Promise.race([this.#closed, new Promise((done) => (limit = setTimeout(done, STDERR_LIMIT_MS)))]);
+    clearTimeout(limit);
     if (this.#failure !== null) {
       const missing = this.#failure.code === "ENOENT";
       return new AgentError(

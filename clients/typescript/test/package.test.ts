@@ -30,7 +30,7 @@ test("the package can be installed, compiled against, and run", async (t) => {
   const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", place], { cwd: root });
   const described = JSON.parse(stdout) as Record<string, unknown>;
   const [packed] = Object.values(described) as [{ filename: string; files: { path: string }[] }];
-  assert.ok(packed.files.every(({ path }) => /^(dist\/[a-z]+\.(js|d\.ts)|package\.json|README\.md)$/.test(path)), stdout);
+  assert.ok(packed.files.every(({ path }) => /^(dist\/[a-z]+\.(js|d\.ts)|package\.json|README\.md|LICENSE-[A-Z]+)$/.test(path)), stdout);
   writeFileSync(join(place, "package.json"), '{"name":"user","private":true,"type":"module"}');
   await run("npm", ["install", "--offline", "--no-audit", "--no-fund", `./${packed.filename}`], { cwd: place });
   writeFileSync(join(place, "program.ts"), PROGRAM);
