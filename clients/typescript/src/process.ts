@@ -33,8 +33,6 @@ export class AgentProcess {
     // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
     const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
     this.#child = child;
-    this.#input = child.stdin as Socket;
-    this.#output = child.stdout as Socket;
     this.#closed = new Promise((closed) => {
       child.once("close", closed);
       child.once("error", closed);
@@ -43,6 +41,10 @@ export class AgentProcess {
       this.#failure = error;
       events.end(`could not be started: ${error.message}`);
     });
+    // Node's types do not say so: there are no pipes if too many files are open.
+    if ((child.stdin as unknown) === undefined) throw new Error("too many files are open");
+    this.#input = child.stdin as Socket;
+    this.#output = child.stdout as Socket;
     child.once("exit", (code, signal) => {
       if (this.#endLimit !== null) clearTimeout(this.#endLimit);
       events.end(signal === null ? `ended with exit code ${code}` : `was killed by ${signal}`);
@@ -57,10 +59,6 @@ export class AgentProcess {
     (child.stderr as Socket).unref();
     child.unref();
     this.#input.unref();
-  }
-
-  get pid(): number | undefined {
-    return this.#child.pid;
   }
 
   /**

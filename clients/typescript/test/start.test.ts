@@ -37,6 +37,32 @@ test("a file that cannot be executed is an error", async (t) => {
   await refused(Locker.open("mem:", { command: fake.folder }), /could not be started/);
 });
 
+test("a command that is no path is an error", async () => {
+  await refused(Locker.open("mem:", { command: "a\0b" }), /"a\\u0000b" could not be started/);
+});
+
+test("a signal ends the wait for the start of the agent", async (t) => {
+  const fake = Fake.in(t);
+  const stop = new AbortController();
+  const waiting = new Locker("mem:", { command: fake.command }).acquire("x", { signal: stop.signal });
+  const failed = assert.rejects(waiting, /enough/);
+  const agent = await fake.agent();
+  await agent.next("hello");
+  stop.abort(new Error("enough"));
+  await failed;
+});
+
+test("a request that meets the end of the agent by another locker starts a new one", async (t) => {
+  const fake = Fake.in(t);
+  const [first, agent] = await fake.open();
+  const listing = new Locker("mem:", { command: fake.command }).list();
+  // Before the request is sent.
+  const closing = first.close();
+  await agent.ended;
+  await (await fake.greeted()).answer("list", { ev: "done" });
+  await Promise.all([closing, listing]);
+});
+
 test("a command without an agent is too old", async (t) => {
   const fake = Fake.in(t);
   const command = join(fake.folder, "old");
