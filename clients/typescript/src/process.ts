@@ -33,6 +33,11 @@ export class AgentProcess {
     // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
     const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
     this.#child = child;
+    // Node's types do not say so: there are no pipes if too many files are open.
+    if ((child.stdin as unknown) === undefined) {
+      child.once("error", () => {});
+      throw new Error("too many files are open");
+    }
     this.#closed = new Promise((closed) => {
       child.once("close", closed);
       child.once("error", closed);
@@ -41,8 +46,6 @@ export class AgentProcess {
       this.#failure = error;
       events.end(`could not be started: ${error.message}`);
     });
-    // Node's types do not say so: there are no pipes if too many files are open.
-    if ((child.stdin as unknown) === undefined) throw new Error("too many files are open");
     this.#input = child.stdin as Socket;
     this.#output = child.stdout as Socket;
     child.once("exit", (code, signal) => {

@@ -1,7 +1,10 @@
 // How an agent is found, started and refused.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { AgentError, InvalidError, Locker } from "leasehold";
 import { Fake, hello, now, script, test } from "./fake.js";
 
@@ -39,6 +42,18 @@ test("a file that cannot be executed is an error", async (t) => {
 
 test("a command that is no path is an error", async () => {
   await refused(Locker.open("mem:", { command: "a\0b" }), /"a\\u0000b" could not be started/);
+});
+
+test("too many open files are an error", async () => {
+  const program = `
+    import { openSync } from "node:fs";
+    import { Locker } from "leasehold";
+    for (;;) try { openSync("/dev/null"); } catch { break; }
+    await Locker.open("mem:", { command: "/bin/true" }).catch(({ name, message }) => console.log(name, message));`;
+  const cwd = fileURLToPath(new URL("..", import.meta.url));
+  const node = ["-c", 'ulimit -n 100; exec "$0" "$@"', process.execPath, "--input-type=module", "--eval", program];
+  const { stdout } = await promisify(execFile)("/bin/sh", node, { cwd });
+  assert.equal(stdout, 'AgentError the command "/bin/true" could not be started: too many files are open\n');
 });
 
 test("a signal ends the wait for the start of the agent", async (t) => {
