@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from leasehold_locks import Locker, _shared
 from leasehold_locks._agent import Agent
 

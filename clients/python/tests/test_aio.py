@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from conftest import LIMIT, agent, agent_pid
 from leasehold_locks import AlreadyRan, LockHeld, LockLost, Ran, StoreError, aio
 from leasehold_locks.aio import Locker

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+
 from conftest import ROOT
 from leasehold_locks import Locker
 
@@ -35,13 +36,17 @@ def test_the_blocks_of_a_document_run_in_their_order(document: str, url: str) ->
         exec(compile(block, document, "exec"), names)
 
 
-@pytest.mark.parametrize("module", ["", "._locker", "._types", ".aio"])
+@pytest.mark.parametrize("module", ["", "._locker", "._locks", "._types", ".aio"])
 def test_the_examples_of_docstrings_run(module: str, url: str) -> None:
     found = importlib.import_module(f"leasehold_locks{module}")
     tests = [test for test in doctest.DocTestFinder(exclude_empty=True).find(found) if test.examples]
     assert tests
     for test in tests:
-        names = {**vars(found), **namespace(url), "deploy": namespace(url)["deploy_async"] if module == ".aio" else MagicMock()}
+        names = {
+            **vars(found),
+            **namespace(url),
+            "deploy": namespace(url)["deploy_async"] if module == ".aio" else MagicMock(),
+        }
         for example in test.examples:
             if example.want:
                 assert repr(eval(example.source, names)) == example.want.strip()

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 import pytest
+
 from conftest import LIMIT, agent, agent_pid
 from leasehold_locks import ForkedError, Locker, _fork, _shared
 

@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+
 from conftest import agent, agent_pid
 from leasehold_locks import (
     AgentError,

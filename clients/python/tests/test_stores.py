@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from leasehold_locks import Locker, LockLost, open_object
 
 MINIO = os.environ.get("LEASEHOLD_TEST_S3_MINIO")
