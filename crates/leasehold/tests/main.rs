@@ -16,6 +16,7 @@ mod many;
 mod once;
 mod outage;
 mod protocol;
+mod repeatable;
 mod rw_lock;
 mod semaphore;
 mod simulation;

@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Sandbox};
 
-const SUBCOMMANDS: [&str; 19] = [
+const SUBCOMMANDS: [&str; 20] = [
     "run",
     "once",
     "elect",
@@ -17,6 +17,7 @@ const SUBCOMMANDS: [&str; 19] = [
     "sweep",
     "update",
     "put",
+    "serve",
     "init",
     "doctor",
     "completions",
@@ -46,6 +47,7 @@ fn every_subcommand_has_help() {
         "sweep",
         "update",
         "put",
+        "serve",
         "doctor",
         "completions",
         "man",

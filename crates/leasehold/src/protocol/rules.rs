@@ -163,6 +163,11 @@ pub(super) fn judge<'a>(
             None => Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn },
         };
     }
+    // Rule 12: a repeated claim whose grant has ended is never granted again.
+    let spent = || record.history.iter().find(|past| past.grant == claim.id);
+    if let Some(past) = claim.repeatable.then(spent).flatten() {
+        return Claimed::Lost(Loss::new(claim.name.clone(), past.token, LossReason::Ended));
+    }
     match availability(record, unchanged_for, store, rules) {
         Availability::Grantable => {
             Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn }
