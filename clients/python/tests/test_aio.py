@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from conftest import LIMIT, agent, agent_pid
 from leasehold_locks import AlreadyRan, LockHeld, LockLost, Ran, StoreError, aio
 from leasehold_locks.aio import Locker
@@ -197,6 +198,21 @@ def test_cancelled_at_any_time_it_leaves_nothing_held(locker: Locker, start: str
         asyncio.run(is_free(locker, "x"))
         step += 1
     assert step > 1
+
+
+def test_cancelled_when_the_grant_has_arrived_it_is_released(locker: Locker) -> None:
+    async def main() -> None:
+        here = await asyncio.get_running_loop().run_in_executor(None, agent)
+        acquisition = asyncio.ensure_future(locker.lock("x", ttl=3_600).guard())
+        await asyncio.sleep(0)
+        while not here._holds:  # This loop does not run, so the task does not know yet.
+            os.sched_yield()
+        acquisition.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquisition
+        await is_free(locker, "x")
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_waiter_leaves_its_place(locker: Locker) -> None:

@@ -7,10 +7,11 @@ import json
 import pathlib
 from typing import Any
 
-import leasehold_locks
 import pytest
+
+import leasehold_locks
 from conftest import ROOT
-from leasehold_locks import AgentError, LeaseholdError, LockHeld, LockLost, _shared, aio
+from leasehold_locks import AgentError, LeaseholdError, LockHeld, LockLost, _call, _shared, aio
 
 KIT = ROOT / "clients/conformance"
 SCENARIOS: list[dict[str, Any]] = json.loads((KIT / "scenarios.json").read_text())
@@ -44,7 +45,7 @@ def test_blocking_client(scenario: dict[str, Any], tmp_path: pathlib.Path) -> No
         found = "?"
         try:
             if action == "acquire" and expected == "cancelled":
-                call = leasehold_locks._locker._Call(_shared.shared(), {"op": "acquire", "lock": "x"})
+                call = _call.begin({"op": "acquire", "lock": "x"})
                 call.pending.abandon()
                 found = "cancelled"
             elif action == "acquire":

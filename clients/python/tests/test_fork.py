@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable
 
 import pytest
-from conftest import LIMIT, agent_pid
+
+from conftest import LIMIT, agent, agent_pid
 from leasehold_locks import ForkedError, Locker, _fork, _shared
 
 
@@ -95,12 +96,16 @@ def test_a_fork_while_other_threads_use_the_agent(locker: Locker) -> None:
         while not stop.is_set():
             locker.lock("busy").guard().release()
 
+    def child() -> None:
+        locker.lock("mine").guard(timeout=LIMIT).release()
+        _shared._at_exit()
+
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(5):
-            in_child(lambda: (locker.lock("mine").guard(timeout=LIMIT).release(), _shared._at_exit(), None)[2])
+            in_child(child)
     finally:
         stop.set()
         for thread in threads:
@@ -118,3 +123,21 @@ def test_workers_of_multiprocessing(locker: Locker, url: str) -> None:
         tokens = pool.map(_job, [url] * 9)
         assert len(set(tokens)) == 9
         guard.check()
+
+
+def test_a_child_does_not_keep_the_agent_of_its_parent(locker: Locker) -> None:
+    locker.lock("x").guard().release()
+    here = agent()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writes)
+        os.read(reads, 1)
+        os._exit(0)
+    try:
+        _shared._at_exit()  # Closes the pipe to the agent, which ends if nobody else has it.
+        assert here._process.returncode == 0
+    finally:
+        os.close(writes)
+        os.close(reads)
+        os.waitpid(child, 0)

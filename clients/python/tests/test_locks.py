@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+
 from conftest import agent, agent_pid
 from leasehold_locks import (
     AgentError,
@@ -234,14 +235,17 @@ def test_a_command_that_is_no_agent(locker: Locker, monkeypatch: pytest.MonkeyPa
         assert "LEASEHOLD_COMMAND" in str(error.value)
 
 
-def test_the_agent_ends_when_it_is_idle(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold_locks._agent._IDLE", 0.0)
+def test_the_agent_ends_when_it_is_idle(locker: Locker) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leasehold_locks._agent._IDLE", 0.0)
+        end_idle(locker)
+    with locker.lock("x").hold():
+        pass
+
+
+def end_idle(locker: Locker) -> None:
     with locker.lock("x").hold():
         first = agent()
         assert first.alive
     first._reader.join()
-    assert first._process.returncode == 0
-    monkeypatch.undo()
-    os.environ["LEASEHOLD_COMMAND"] = first._process.args[0]  # type: ignore[index]
-    with locker.lock("x").hold():
-        assert _shared.running() is not first
+    assert first._process.returncode == 0 and _shared.running() is None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+
 from conftest import LIMIT, Program, agent, agent_pid
 from leasehold_locks import Locker, LockLost, _clock
 
@@ -50,7 +51,7 @@ def test_the_end_of_the_agent_is_a_loss_at_once(locker: Locker) -> None:
 
 
 def test_a_killed_agent_keeps_the_lock_from_others(locker: Locker, program: Callable[..., Program], url: str) -> None:
-    # This process may still be in a step that it checked before. The lock is its own while it lives, until the lease ends.
+    # This process may still be in a step that it checked before.
     guard = locker.lock("x", ttl=3_600).guard()
     os.kill(agent_pid(), signal.SIGKILL)
     agent()._reader.join()
@@ -90,7 +91,8 @@ def test_a_check_reads_the_clocks(locker: Locker, monkeypatch: pytest.MonkeyPatc
         guard = locker.lock("x", ttl=3_600).guard()
         now = list(_clock.now())
         now[clock] += 3_600_000_000
-        monkeypatch.setattr(_clock, "now", lambda: _clock.Moment(*now))
+        later = _clock.Moment(*now)
+        monkeypatch.setattr(_clock, "now", lambda later=later: later)
         with pytest.raises(LockLost):
             guard.check()
         monkeypatch.undo()

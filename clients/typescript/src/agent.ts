@@ -20,6 +20,9 @@ const WATCH_MS = 1_000;
 /** The length of a read. */
 const CHUNK = 65_536;
 
+// The function of this moment: see the clocks.
+const monotonic = performance.now.bind(performance);
+
 /** The last answer to a request. */
 export interface Answer {
   readonly message: Message;
@@ -88,7 +91,7 @@ export class Agent {
 
   /** Starts an agent, and compares its clocks with those of this process. */
   static async start(command: string, idleMs: number): Promise<Agent> {
-    const agent = new Agent(command, idleMs);
+    const agent = Agent.#spawn(command, idleMs);
     const limit = setTimeout(() => agent.#die(`did not answer for ${START_LIMIT_MS / 1000} s`), START_LIMIT_MS);
     limit.unref();
     try {
@@ -101,6 +104,14 @@ export class Agent {
       clearTimeout(limit);
     }
     return agent;
+  }
+
+  static #spawn(command: string, idleMs: number): Agent {
+    try {
+      return new Agent(command, idleMs);
+    } catch (error) {
+      throw new AgentError(`the command ${JSON.stringify(command)} could not be started: ${(error as Error).message}`);
+    }
   }
 
   async #hello(): Promise<void> {
@@ -132,9 +143,9 @@ export class Agent {
     return this.#state === "open";
   }
 
-  /** Process id of the agent. */
-  get pid(): number | undefined {
-    return this.#process.pid;
+  /** Whether it ends because nothing was left to do. */
+  get isClosing(): boolean {
+    return this.#state === "closing";
   }
 
   // --- requests ---------------------------------------------------------------------------------------------------
@@ -320,7 +331,7 @@ export class Agent {
 
   #watchWithin(microseconds: number): void {
     const wait = Math.min(WATCH_MS, Math.ceil(microseconds / 1_000));
-    const due = performance.now() + wait;
+    const due = monotonic() + wait;
     if (due >= this.#watchDue) return;
     if (this.#watch !== null) clearTimeout(this.#watch);
     this.#watchDue = due;

@@ -173,8 +173,7 @@ export async function under<T>(
     const running = (async () => work(stop.signal, guard))();
     const outcome = await Promise.race([running.then((value) => ({ value })), guard.lost]);
     if (outcome instanceof LockLostError) throw outcome;
-    // Work that was done after the deadline must not look protected.
-    guard.check();
+    // A release finds out whether the deadline has passed: work that was done after it must not look protected.
     const held = await endings.success();
     if (!held) throw guard.loss ?? new LockLostError(`the lock ${JSON.stringify(guard.lock)} was lost`, "ended");
     return outcome.value;

@@ -1,6 +1,6 @@
 // An open store: where everything begins.
 
-import type { Answer, CallOptions } from "./agent.js";
+import type { Agent, Answer, CallOptions } from "./agent.js";
 import { locate } from "./command.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { Election } from "./election.js";
@@ -267,7 +267,10 @@ export class Locker implements AsyncDisposable {
   async #call(op: string, fields: Message, options: CallOptions = {}): Promise<Answer> {
     options.signal?.throwIfAborted();
     if (this.#closed) throw closed();
-    const agent = await this.#pool.agent();
+    let agent: Agent;
+    // Another locker may have closed it just now.
+    do agent = await unless(options.signal, this.#pool.agent());
+    while (agent.isClosing);
     if (this.#closed) throw closed();
     return agent.call(op, fields, { ...options, owner: this });
   }
@@ -279,6 +282,16 @@ function absolute(store: string | undefined): string | undefined {
   if (path === undefined) return store;
   const folder = process.cwd().replaceAll("%", "%25").replaceAll("?", "%3F");
   return `sqlite:${folder === "/" ? "" : folder}/${path}`;
+}
+
+/** Waits for a promise until a signal aborts. The promise goes on. */
+function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>): Promise<T> {
+  if (signal === undefined) return promise;
+  return new Promise((resolve, reject) => {
+    const aborted = () => reject(signal.reason as Error);
+    signal.addEventListener("abort", aborted, { once: true });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", aborted));
+  });
 }
 
 function closed(): Error {

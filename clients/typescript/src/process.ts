@@ -7,6 +7,8 @@ import { AgentError } from "./errors.js";
 
 /** How much of what the agent writes to stderr is kept. */
 const STDERR_KEPT = 4_096;
+/** How long the stderr of an agent that was killed may take to end. */
+const STDERR_LIMIT_MS = 2_000;
 /** How long an agent that was asked to end may take. It gives itself 5 s to release locks. */
 const END_LIMIT_MS = 10_000;
 
@@ -31,8 +33,11 @@ export class AgentProcess {
     // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
     const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
     this.#child = child;
-    this.#input = child.stdin as Socket;
-    this.#output = child.stdout as Socket;
+    // Node's types do not say so: there are no pipes if too many files are open.
+    if ((child.stdin as unknown) === undefined) {
+      child.once("error", () => {});
+      throw new Error("too many files are open");
+    }
     this.#closed = new Promise((closed) => {
       child.once("close", closed);
       child.once("error", closed);
@@ -41,6 +46,8 @@ export class AgentProcess {
       this.#failure = error;
       events.end(`could not be started: ${error.message}`);
     });
+    this.#input = child.stdin as Socket;
+    this.#output = child.stdout as Socket;
     child.once("exit", (code, signal) => {
       if (this.#endLimit !== null) clearTimeout(this.#endLimit);
       events.end(signal === null ? `ended with exit code ${code}` : `was killed by ${signal}`);
@@ -55,10 +62,6 @@ export class AgentProcess {
     (child.stderr as Socket).unref();
     child.unref();
     this.#input.unref();
-  }
-
-  get pid(): number | undefined {
-    return this.#child.pid;
   }
 
   /**
@@ -97,7 +100,10 @@ export class AgentProcess {
   async explained(error: AgentError): Promise<AgentError> {
     const command = JSON.stringify(this.#command);
     this.#child.ref();
-    await this.#closed;
+    // It was killed. Another process may still have its stderr.
+    let limit: NodeJS.Timeout | undefined;
+    await Promise.race([this.#closed, new Promise((done) => (limit = setTimeout(done, STDERR_LIMIT_MS)))]);
+    clearTimeout(limit);
     if (this.#failure !== null) {
       const missing = this.#failure.code === "ENOENT";
       return new AgentError(

@@ -100,7 +100,7 @@ test("a ticket passes a lock on", async (t) => {
 test("locks are listed, shown, awaited, evicted and swept", async (t) => {
   const locker = await opened(t);
   assert.equal((await locker.status("builds/1")).state, "free");
-  const guard = await locker.acquire("builds/1", { owner: "ci-7" });
+  const guard = await locker.acquire("builds/1", { ttl: "3s", owner: "ci-7" });
   await (await locker.acquire("other")).release();
   assert.deepEqual(await locker.list("builds/"), ["builds/1"]);
   assert.deepEqual((await locker.list()).sort(), ["builds/1", "other"]);
@@ -118,7 +118,7 @@ test("locks are listed, shown, awaited, evicted and swept", async (t) => {
 
 test("an evicted holder's work rejects, and its signal aborts", async (t) => {
   const locker = await opened(t);
-  const work = locker.using("x", async (signal, guard) => {
+  const work = locker.using("x", { ttl: "3s" }, async (signal, guard) => {
     await locker.break("x", guard.token);
     await new Promise((resolve) => signal.addEventListener("abort", resolve));
   });

@@ -51,11 +51,11 @@ test("a renewal after a local loss is ignored", async (t) => {
   const { locker, agent, guard } = await guarded(fake, 300);
   const renewing = assert.rejects(guard.renew(), LockLostError);
   const { id } = await agent.next("renew");
-  await guard.lost;
+  // At the deadline, while the agent does not answer.
+  await Promise.all([guard.lost, renewing]);
   const { id: release } = await agent.next("release");
   agent.send({ hold: 1, ev: "renewed", ...until(MINUTE) });
   agent.send({ id, ev: "renewed", hold: 1, ...until(MINUTE) }, { id: release, ev: "released", was_held: true });
-  await renewing;
   // Everything before this answer was read.
   const listing = locker.list();
   await agent.answer("list", { ev: "done" });

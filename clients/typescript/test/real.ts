@@ -13,10 +13,10 @@ const built = fileURLToPath(new URL("../../../target/debug/leasehold", import.me
 export const command = process.env["LEASEHOLD_COMMAND"] ?? (existsSync(built) ? built : null);
 if (command !== null) process.env["LEASEHOLD_COMMAND"] = command;
 
-/** A test on the real agent. It is skipped where there is none. */
-export function test(name: string, body: (t: TestContext) => Promise<void>): void {
-  const skip = command === null ? "there is no leasehold command: set LEASEHOLD_COMMAND" : false;
-  void nodeTest(name, { timeout: 120_000, skip }, body);
+/** A test on the real agent. It is skipped where there is none, or for another reason. */
+export function test(name: string, body: (t: TestContext) => Promise<void>, otherwise: string | false = false): void {
+  const skip = command === null && "there is no leasehold command: set LEASEHOLD_COMMAND";
+  void nodeTest(name, { timeout: 120_000, skip: skip || otherwise }, body);
 }
 
 export function folder(t: TestContext): string {

@@ -1,7 +1,10 @@
 // How an agent is found, started and refused.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { AgentError, InvalidError, Locker } from "leasehold";
 import { Fake, hello, now, script, test } from "./fake.js";
 
@@ -35,6 +38,44 @@ test("LEASEHOLD_COMMAND names the command", async (t) => {
 test("a file that cannot be executed is an error", async (t) => {
   const fake = Fake.in(t);
   await refused(Locker.open("mem:", { command: fake.folder }), /could not be started/);
+});
+
+test("a command that is no path is an error", async () => {
+  await refused(Locker.open("mem:", { command: "a\0b" }), /"a\\u0000b" could not be started/);
+});
+
+test("too many open files are an error", async () => {
+  const program = `
+    import { openSync } from "node:fs";
+    import { Locker } from "leasehold";
+    for (;;) try { openSync("/dev/null"); } catch { break; }
+    await Locker.open("mem:", { command: "/bin/true" }).catch(({ name, message }) => console.log(name, message));`;
+  const cwd = fileURLToPath(new URL("..", import.meta.url));
+  const node = ["-c", 'ulimit -n 100; exec "$0" "$@"', process.execPath, "--input-type=module", "--eval", program];
+  const { stdout } = await promisify(execFile)("/bin/sh", node, { cwd });
+  assert.equal(stdout, 'AgentError the command "/bin/true" could not be started: too many files are open\n');
+});
+
+test("a signal ends the wait for the start of the agent", async (t) => {
+  const fake = Fake.in(t);
+  const stop = new AbortController();
+  const waiting = new Locker("mem:", { command: fake.command }).acquire("x", { signal: stop.signal });
+  const failed = assert.rejects(waiting, /enough/);
+  const agent = await fake.agent();
+  await agent.next("hello");
+  stop.abort(new Error("enough"));
+  await failed;
+});
+
+test("a request that meets the end of the agent by another locker starts a new one", async (t) => {
+  const fake = Fake.in(t);
+  const [first, agent] = await fake.open();
+  const listing = new Locker("mem:", { command: fake.command }).list();
+  // Before the request is sent.
+  const closing = first.close();
+  await agent.ended;
+  await (await fake.greeted()).answer("list", { ev: "done" });
+  await Promise.all([closing, listing]);
 });
 
 test("a command without an agent is too old", async (t) => {

@@ -2,6 +2,8 @@
 
 mod objects;
 mod running;
+#[cfg(feature = "serve")]
+mod serving;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,6 +15,8 @@ use clap_complete::engine::ArgValueCompleter;
 
 pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
 pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, RunArgs};
+#[cfg(feature = "serve")]
+pub(crate) use self::serving::ServeArgs;
 use crate::complete::lock_names;
 
 /// Distributed locks on the storage you already have.
@@ -111,6 +115,9 @@ pub(crate) enum Subcommand {
 docs/agent.md. It ends when its stdin is closed."
     )]
     Agent,
+    /// Serve the locks of the store over HTTP
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     /// Create what the store needs: a folder or a table
     Init,
     /// Check whether the store is safe for locks, and explain how to fix what is not

@@ -83,7 +83,7 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need faketime faketime && need node nodejs && need npm npm && need_postgresql && need_redis || return 1
+        need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_postgresql && need_redis || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 

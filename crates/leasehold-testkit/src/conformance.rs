@@ -44,6 +44,7 @@ mod once;
 mod races;
 mod release;
 mod renewal;
+mod repeatable;
 mod semaphore;
 mod shared;
 mod status;
@@ -71,6 +72,7 @@ pub use self::once::*;
 pub use self::races::*;
 pub use self::release::*;
 pub use self::renewal::*;
+pub use self::repeatable::*;
 pub use self::semaphore::*;
 pub use self::shared::*;
 pub use self::status::*;
@@ -196,6 +198,9 @@ cases! {
     shared_holders_do_not_starve_an_exclusive_one
     the_loss_of_one_part_is_the_loss_of_an_exclusive_hold
     a_ticket_is_taken_up_and_handed_on_again
+    a_repeated_acquisition_has_the_same_hold
+    a_spent_id_is_refused
+    a_wait_given_up_frees_no_repetition
     one_candidate_leads_and_another_follows_when_it_resigns
     an_observer_sees_each_leader_and_each_vacancy
     an_observer_sees_a_leader_that_follows_at_once

@@ -4,6 +4,7 @@
 //! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
 //! [`Guard`](crate::Guard) provide them.
 
+mod claim;
 mod place;
 mod trouble;
 mod watch;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
+pub use self::claim::Claim;
 pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, grace, pause};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
@@ -80,6 +82,16 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
         self.capabilities().fifo() && claim.waits
+    }
+
+    /// Gives up the place of `claim` in the store's queue. Unlike [`release`](Self::release), this ends no grant: a
+    /// repetition of the claim elsewhere may have it.
+    ///
+    /// # Errors
+    /// The store did not answer. The place is then passed over after a while.
+    async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
+        let _ = claim;
+        Ok(())
     }
 
     /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
@@ -152,77 +164,6 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
 
     /// The clock and the source of randomness that this store uses.
     fn env(&self) -> &Env;
-}
-
-/// A request for a lock, for one acquisition.
-///
-/// ```
-/// use leasehold::{LockName, env::Env, lease::{Claim, Holder, Ttl}};
-///
-/// let (name, holder) = (LockName::new("deploy/prod")?, Holder::this_process());
-/// let mut claim = Claim::new(&Env::system(), name, Ttl::DEFAULT, holder);
-/// claim.waits = true; // stay in the store's queue, if there is one
-/// assert!(claim.lock_delay.is_zero() && claim.tokens == 1);
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Claim {
-    /// The name of the lock.
-    pub name: LockName,
-    /// The lease's time to live.
-    pub ttl: Ttl,
-    /// The random id of this acquisition.
-    pub id: Id,
-    /// The process that wants the lock.
-    pub holder: Holder,
-    /// How much longer contenders wait after the lease has lapsed. Does not apply after a release.
-    pub lock_delay: Duration,
-    /// Whether the claim stays in the store's queue, if there is one ([`Capabilities::fifo`]), until it is granted or
-    /// withdrawn ([`LeaseStore::release`]).
-    pub waits: bool,
-    /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`]).
-    pub detached: bool,
-    /// How many tokens the grant can use: its process passes the lock on among this many tasks. If the store supports
-    /// this, it reserves these tokens below the one that it grants ([`Grant::after`]).
-    pub tokens: u64,
-    /// How long to keep trying if the store does not answer.
-    pub store_timeout: Duration,
-    /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
-    pub trouble: StoreTrouble,
-    /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
-    pub barges: bool,
-    /// Whether to read the line even if the lock's record does not say that processes wait.
-    pub(crate) looks: bool,
-    /// Where it stands in the line.
-    pub(crate) place: Place,
-    /// For a permit whose waiters have a [queue](PermitQueue).
-    pub(crate) queue: Option<PermitQueue>,
-}
-
-impl Claim {
-    /// The default of [`store_timeout`](Self::store_timeout).
-    pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
-
-    /// A claim with a new random id and default settings.
-    pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
-        Self {
-            name,
-            ttl,
-            id: Id::random(&env.random),
-            holder,
-            lock_delay: Duration::ZERO,
-            waits: false,
-            detached: false,
-            tokens: 1,
-            store_timeout: Self::DEFAULT_STORE_TIMEOUT,
-            trouble: StoreTrouble::default(),
-            barges: false,
-            looks: false,
-            place: Place::default(),
-            queue: None,
-        }
-    }
 }
 
 /// A lease that was granted.

@@ -94,5 +94,5 @@ pub use self::objects::{Object, Updated, fence, update};
 pub use self::primitives::{AlreadyRan, Due, Election, Leader, Leadership, Once, OncePer, RwLock, Semaphore};
 pub use self::protocol::RegisterLeases;
 pub use self::register::Register;
-pub use self::ticket::Ticket;
+pub use self::ticket::{HeldTicket, Ticket};
 pub use self::types::{InvalidValue, LockName};

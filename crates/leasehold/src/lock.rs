@@ -1,5 +1,7 @@
 //! [`Lock`]: a named lock, and how to acquire it.
 
+mod repeatable;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,11 +191,7 @@ impl Lock {
             // A task of this process holds the lock or is ahead in the queue.
             None => Err(match queue.seen() {
                 Some(held) => Error::held(&claim.name, held),
-                None => Error::held_as(
-                    format!("lock `{}` is being acquired by another task of this process", claim.name),
-                    HolderInfo::default(),
-                )
-                .with_help("the holder is unknown: the store has not answered that task yet"),
+                None => self.unknown_holder(&claim.name),
             }),
         }
     }

@@ -16,7 +16,7 @@ use crate::lease::{
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::{Hold, Opened};
 use crate::stores;
-use crate::ticket::Ticket;
+use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -165,15 +165,17 @@ impl Locker {
         }
     }
 
-    /// Renews the lock of `ticket` once. Returns for how long the lock is now certain to be held.
+    /// Renews the lock of `ticket` once. Returns the ticket, and for how long the lock is now certain to be held.
     ///
     /// # Errors
     /// As [`resume`](Self::resume).
-    pub async fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+    pub async fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
         match self.store().renew(&mut grant).await? {
-            Renewal::Renewed => Ok(grant.deadline.remaining(self.store().env().now())),
+            Renewal::Renewed => {
+                Ok(HeldTicket::new(ticket.clone(), grant.deadline, self.store().env().clone()))
+            }
             Renewal::Lost(loss) => Err(Error::lost(loss)),
         }
     }

@@ -8,7 +8,8 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Moment;
+use crate::clock::{Deadline, Moment};
+use crate::env::Env;
 use crate::error::Error;
 use crate::lease::{Grant, Id, Token, Ttl, deadline};
 use crate::types::LockName;
@@ -103,6 +104,52 @@ impl Ticket {
             deadline: deadline(ttl, now),
             memo: None,
         }
+    }
+}
+
+/// A [`Ticket`] whose lock was acquired or renewed just now, and until when the lock is certainly held.
+///
+/// ```
+/// # use std::time::Duration;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let ticket = locker.lock("deploy").ttl(Duration::from_secs(30)).acquire().await?.into_ticket().await?;
+/// let held = locker.renew(&ticket).await?;
+/// assert!(held.remaining() > Duration::from_secs(25));
+/// assert_eq!(held.ticket(), &ticket);
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct HeldTicket {
+    ticket: Ticket,
+    deadline: Deadline,
+    env: Env,
+}
+
+impl HeldTicket {
+    pub(crate) fn new(ticket: Ticket, deadline: Deadline, env: Env) -> Self {
+        Self { ticket, deadline, env }
+    }
+
+    /// The ticket. It has the [token](Ticket::token) of the grant.
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Until when the lock is certainly held, on this machine's clocks.
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// For how long the lock is certain to be held from now on, without another renewal.
+    pub fn remaining(&self) -> Duration {
+        self.deadline.remaining(self.env.now())
+    }
+
+    /// The ticket alone.
+    pub fn into_ticket(self) -> Ticket {
+        self.ticket
     }
 }
 

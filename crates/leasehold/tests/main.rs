@@ -19,6 +19,7 @@ mod once;
 mod outage;
 mod permit_queue;
 mod protocol;
+mod repeatable;
 mod rw_lock;
 mod semaphore;
 mod simulation;

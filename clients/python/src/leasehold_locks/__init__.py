@@ -10,7 +10,10 @@
 """
 
 from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError
-from ._locker import Election, Guard, Holding, Lock, Locker, Object, Once, OnceDecorator, RwLock, open_object
+from ._locker import Locker
+from ._locks import Election, Guard, Holding, Lock, RwLock
+from ._objects import Object, open_object
+from ._once import Once, OnceDecorator
 from ._types import (
     AlreadyRan,
     Capabilities,

@@ -95,7 +95,7 @@ class Agent:
             raise AgentError(f"{command} is not leasehold's command, or one of another version", [FIND]) from None
         if not all(
             early - TOLERANCE_US <= between <= late + TOLERANCE_US
-            for early, between, late in zip(before, clocks, after)
+            for early, between, late in zip(before, clocks, after, strict=True)
         ):
             raise AgentError(
                 "the agent and this process have different clocks, so deadlines would be wrong",
@@ -144,7 +144,7 @@ class Agent:
                     stream.close()
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: the agent belongs to the parent. Takes no lock: another thread may have had it."""
+        """After a fork, in the child: the agent is the parent's. Takes no lock: another thread may have had it."""
         self._death = AgentError("the agent belongs to the parent process")
         self._process.returncode = 0
         self._close()

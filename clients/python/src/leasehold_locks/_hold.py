@@ -80,7 +80,7 @@ class Hold:
 
     def renewed(self, deadline: Deadline) -> None:
         """A renewal was read. A loss is final, and a late message about an earlier renewal changes nothing."""
-        if not self._over and deadline.start.boot_us >= self._deadline.start.boot_us:
+        if deadline.start.boot_us >= self._deadline.start.boot_us:
             self._deadline = deadline
 
     def _expire(self, now: Moment) -> int:
@@ -115,7 +115,7 @@ class Hold:
 class Pending:
     """A request that has no final answer yet."""
 
-    __slots__ = ("_agent", "_deliver", "abandoned", "hold", "id", "keeps_on", "op")
+    __slots__ = ("_agent", "_deliver", "abandoned", "hold", "id", "op")
 
     def __init__(self, agent: Agent, id: int, op: str, deliver: Callable[[Message | LeaseholdError], None]) -> None:
         self.id = id
@@ -123,8 +123,6 @@ class Pending:
         #: The hold of the final answer.
         self.hold: Hold | None = None
         self.abandoned = False
-        #: It goes on if nobody waits for it any more.
-        self.keeps_on = False
         self._agent = agent
         self._deliver = deliver
 
@@ -140,5 +138,5 @@ class Pending:
             self.abandoned = True
             if self.hold is not None:
                 self._agent.release(self.hold)
-            elif not self.keeps_on:
+            else:
                 self._agent.cancel(self)

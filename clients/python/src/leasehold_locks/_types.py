@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar, Union
+from typing import Any, Generic, Literal, TypeVar
 
 __all__ = [
     "AlreadyRan",
@@ -25,7 +25,7 @@ __all__ = [
 T = TypeVar("T")
 
 #: Seconds, a timedelta, or a text such as ``"30s"``, ``"10m"``, ``"1h 30m"``, ``"250ms"``.
-Duration = Union[float, timedelta, str]
+Duration = float | timedelta | str
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _PART = re.compile(r"(\d+)\s*(ms|s|m|h|d)\s*")

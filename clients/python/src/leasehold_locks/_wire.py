@@ -10,6 +10,7 @@ from typing import Any
 from . import _clock
 from ._clock import TOLERANCE_US, Deadline, Moment
 
+
 class Garbage(Exception):
     """The agent sent something that is not of the protocol."""
 

@@ -16,6 +16,8 @@ mod put;
 mod release;
 mod renew;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod show;
 mod sweep;
 mod ticket;
@@ -72,6 +74,8 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
         Subcommand::Update(args) => on(small_runtime(), update::update(context, args)),
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
         Subcommand::Agent => on(run_runtime(), agent::agent(context)),
+        #[cfg(feature = "serve")]
+        Subcommand::Serve(args) => on(serve_runtime(), serve::serve(context, args)),
         Subcommand::Init => on(small_runtime(), init::init(context)),
         Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
         Subcommand::Completions(args) => completions::completions(&args),
@@ -84,6 +88,12 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
 /// by a terminal.
 fn run_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}
+
+/// For the server: its requests use all processors.
+#[cfg(feature = "serve")]
+fn serve_runtime() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().enable_all().build()
 }
 
 /// For the others: starts fastest.

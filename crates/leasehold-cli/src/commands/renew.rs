@@ -12,7 +12,7 @@ use crate::report::ms;
 
 pub(super) async fn renew(context: &Context, args: TicketArgs) -> Result<u8, Failure> {
     let (ticket, locker) = open(context, args).await?;
-    let remaining = locker.renew(&ticket).await?;
+    let remaining = locker.renew(&ticket).await?.remaining();
     if context.output.json {
         let mut document = object("renewed", ticket.name());
         if locker.capabilities().tokens {

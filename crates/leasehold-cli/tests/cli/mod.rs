@@ -1,5 +1,6 @@
 //! Tests of the `leasehold` command with real processes, real signals and a real store in a temporary folder.
 
+mod agent;
 mod bad_input;
 mod doctor;
 mod elect;

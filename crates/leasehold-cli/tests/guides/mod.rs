@@ -49,6 +49,9 @@ guides! {
     leader_election: "leader-election.md",
     one_writer_per_json: "one-writer-per-json.md",
     migrating: "migrating.md",
+    go: "go.md",
+    java: "java.md",
+    ruby: "ruby.md",
 }
 
 /// Runs a guide.

@@ -189,6 +189,10 @@ impl LeaseStore for RegisterLeases {
         self.release_with(lent.grant, memo, cooldown, &mut budget).await
     }
 
+    async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.leave(&claim.name, claim.id).await
+    }
+
     fn may_have_place(&self, claim: &Claim) -> bool {
         claim.place.may_be_taken(claim.id)
     }

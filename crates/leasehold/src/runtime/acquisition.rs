@@ -42,7 +42,37 @@ impl Wait {
     }
 }
 
-type Reply = oneshot::Sender<Result<Hold>>;
+/// Where the outcome of an acquisition goes.
+pub(crate) enum Reply {
+    /// To a caller that wants the lock kept.
+    Hold(oneshot::Sender<Result<Hold>>),
+    /// To a caller that hands the grant on, which is then not renewed and not released here.
+    Grant(oneshot::Sender<Result<Grant>>),
+}
+
+impl Reply {
+    /// Completes when the caller is gone.
+    async fn closed(&mut self) {
+        match self {
+            Self::Hold(reply) => reply.closed().await,
+            Self::Grant(reply) => reply.closed().await,
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Hold(reply) => reply.is_closed(),
+            Self::Grant(reply) => reply.is_closed(),
+        }
+    }
+
+    fn fail(self, error: Error) {
+        match self {
+            Self::Hold(reply) => drop(reply.send(Err(error))),
+            Self::Grant(reply) => drop(reply.send(Err(error))),
+        }
+    }
+}
 
 /// Which lock to acquire, and how.
 pub(crate) struct Request {
@@ -80,7 +110,16 @@ impl Acquisition {
     /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store. A grant that
     /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
-        match task::answer_of(|reply| self.queue_up(reply)).await {
+        match task::answer_of(|reply| self.queue_up(Reply::Hold(reply))).await {
+            Some(outcome) => outcome,
+            None => Err(task::shut_down()),
+        }
+    }
+
+    /// Acquires the lock in a task, and returns the grant as the store made it. Dropping the future ends the task. A
+    /// grant that arrives afterwards stays, and lapses.
+    pub(crate) async fn grant(self) -> Result<Grant> {
+        match task::answer_of(|reply| self.queue_up(Reply::Grant(reply))).await {
             Some(outcome) => outcome,
             None => Err(task::shut_down()),
         }
@@ -94,12 +133,16 @@ impl Acquisition {
             () = reply.closed() => return,
             served = queue.served(entry, request.terms.as_ref(), request.on_wait.as_deref()) => served,
             held = queue.cooldown(), if request.wait == Wait::UntilCooldown => {
-                let _ = reply.send(Err(Error::held(&request.claim.name, held)));
+                reply.fail(Error::held(&request.claim.name, held));
                 return;
             }
         };
         match served {
-            Served::Lock(hold) => drop(reply.send(Ok(hold))),
+            // Without terms, no task passes the lock on.
+            Served::Lock(hold) => match reply {
+                Reply::Hold(reply) => drop(reply.send(Ok(hold))),
+                Reply::Grant(_) => drop(hold),
+            },
             Served::Turn(turn) => {
                 let Request { opened, claim, terms, wait, on_wait, store_timeout } = request;
                 let store = opened.store.clone();
@@ -165,21 +208,31 @@ impl Contender {
             _ => None,
         };
         // Give up the turn first: the caller may try again as soon as it has the outcome.
-        if pending {
+        if pending && self.claim.repeatable {
+            stop_waiting(self.store, self.claim, self.turn);
+        } else if pending {
             withdraw(self.store, self.claim, self.turn);
         } else {
             drop(self.turn);
         }
         if let Some(error) = error {
-            let _ = self.reply.send(Err(error));
+            self.reply.fail(error);
         }
     }
 
     fn granted(self, grant: Grant) {
         self.turn.policy(|policy, _| policy.granted(&grant, self.store.env().now()));
-        let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
-        // If the caller is gone, the hold is dropped here, which releases the lock.
-        let _ = self.reply.send(Ok(keep(self.opened, grant, Some(cohort))));
+        match self.reply {
+            Reply::Hold(reply) => {
+                let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
+                // If the caller is gone, the hold is dropped here, which releases the lock.
+                let _ = reply.send(Ok(keep(self.opened, grant, Some(cohort))));
+            }
+            Reply::Grant(reply) => {
+                drop(self.turn);
+                let _ = reply.send(Ok(grant));
+            }
+        }
     }
 
     /// Asks the store again and again. Breaks with the grant or the error, or with `None` if the caller is gone.
@@ -251,6 +304,10 @@ impl Contender {
             }
             Ok(AcquireOutcome::Held(held)) => Next::Wait(held),
             Ok(AcquireOutcome::Lost(loss)) => {
+                // Its caller may have been granted the lock elsewhere by the same id, so no other id will do.
+                if self.claim.repeatable {
+                    return Next::Over(Error::lost(loss));
+                }
                 let too_late = matches!(loss.reason, LossReason::Expired { .. });
                 self.late = if too_late { self.late + 1 } else { 0 };
                 if self.late >= LATE_GRANTS {
@@ -328,6 +385,17 @@ impl Contender {
             pause *= 2;
         }
     }
+}
+
+/// Gives up the place of `claim` in the store's queue in the background, and then the turn. What the store granted
+/// unnoticed stays: a repetition of the claim may have it.
+fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
+    tokio::spawn(async move {
+        if let Err(error) = store.stop_waiting(&claim).await {
+            tracing::debug!(lock = %claim.name, %error, "a place in the queue was not given up; it is passed over");
+        }
+        drop(turn);
+    });
 }
 
 /// Withdraws `claim` in the background: gives up its place in the store's queue, and releases what the store may still

@@ -48,7 +48,7 @@ pub(crate) struct Opened {
     /// The URL that the store was opened with, without passwords.
     pub(crate) url: Option<String>,
     /// The part of the URL that tells the store from others, for tickets.
-    identity: Option<String>,
+    pub(crate) identity: Option<String>,
     renewals: Arc<Limiter>,
 }
 

@@ -197,6 +197,11 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
             .await?
     }
 
+    async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
+        let (name, id) = (claim.name.clone(), claim.id);
+        self.0.run(|leases| async move { wait::leave(&*leases, &name, id).await }).await
+    }
+
     fn may_have_place(&self, claim: &Claim) -> bool {
         claim.waits && !claim.barges
     }

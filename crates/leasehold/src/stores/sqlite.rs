@@ -198,9 +198,13 @@ impl SqliteLeases {
     }
 
     /// Returns `grant`, unless its deadline passed before it arrived. Then the grant is released.
-    async fn in_time(&self, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
+    async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(AcquireOutcome::Granted(grant));
+        }
+        if claim.repeatable {
+            // A repetition of the claim may have the same grant by now.
+            return Ok(AcquireOutcome::Lost(grant.came_too_late()));
         }
         match self.release(&mut grant, None).await {
             Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
@@ -221,7 +225,7 @@ impl LeaseStore for SqliteLeases {
             acquire::acquire(connection, &owned, &machine, &heartbeats, &env)
         };
         match self.database.run(&self.env, claim.store_timeout, Purpose::Write, work).await? {
-            AcquireOutcome::Granted(grant) => self.in_time(grant).await,
+            AcquireOutcome::Granted(grant) => self.in_time(claim, grant).await,
             verdict => Ok(verdict),
         }
     }
@@ -336,6 +340,10 @@ impl LeaseStore for SqliteLeases {
         let pids = pids.to_vec();
         let step = move |record, machine: &Machine, _| ((), rules::add_processes(record, &pids, machine));
         self.change(name, STORE_TIMEOUT, Purpose::Release, Durability::System, step).await
+    }
+
+    async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.leave(claim.id).await
     }
 
     fn may_have_place(&self, claim: &Claim) -> bool {

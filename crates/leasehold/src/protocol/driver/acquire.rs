@@ -163,7 +163,8 @@ impl RegisterLeases {
                 }
                 Ok(Next::Look)
             }
-            None if self.records.claims() => {
+            // Only the record says whether the grant of a repeated claim has ended.
+            None if self.records.claims() && !claim.repeatable => {
                 self.examined(self.records.trust(), budget).await?;
                 let sent = self.now();
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());

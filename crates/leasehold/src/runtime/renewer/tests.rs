@@ -171,3 +171,59 @@ fn a_runtime_that_shuts_down_frees_the_queue() {
     // The renewer has ended, so the lease lapses.
     runtime().block_on(async { assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost) });
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_on_request_moves_the_deadline_at_once() {
+    let (clock, locker) = locker();
+    let guard = acquired(&locker, "x", SECOND * 600).await;
+    let first = guard.deadline().unwrap();
+    clock.sleep(SECOND).await;
+    let mut renewed = Box::pin(guard.renewed(first));
+    assert!(renewed.as_mut().now_or_never().is_none());
+    let second = guard.renew().await.unwrap();
+    assert_eq!((second.start(), second.span()), (clock.now(), first.span()));
+    assert_eq!((renewed.await, guard.deadline().unwrap()), (second, second));
+    assert!(guard.renewed(first).now_or_never().is_some(), "a renewal that came before is not missed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_was_sent_earlier_does_not_count() {
+    let clock = Arc::new(TestClock::default());
+    let deadline = || Deadline::new(clock.now(), SECOND * 30);
+    let (sent_before, lease) = (deadline(), Lease::new(Env::seeded(clock.clone(), 1), deadline()));
+    clock.sleep(SECOND).await;
+    let mut renewed = Box::pin(lease.renewed_since(clock.now()));
+    assert!(renewed.as_mut().now_or_never().is_none());
+    lease.prolong(Deadline::new(sent_before.start(), SECOND * 31));
+    assert!(renewed.as_mut().now_or_never().is_none());
+    let later = deadline();
+    lease.prolong(later);
+    assert_eq!(renewed.now_or_never(), Some(Ok(later)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_on_request_reports_a_loss() {
+    let (_, locker) = locker();
+    let guard = acquired(&locker, "x", SECOND * 600).await;
+    locker.evict(guard.name(), guard.token().unwrap()).await.unwrap();
+    assert!(guard.check().is_ok(), "nobody knows yet");
+    assert_eq!(guard.renew().await.unwrap_err().kind(), crate::ErrorKind::Lost);
+    assert!(guard.check().is_err() && guard.deadline().is_err());
+
+    let guard = acquired(&locker, "y", SECOND * 600).await;
+    let renewal = guard.renew();
+    guard.release().await.unwrap();
+    assert_eq!(renewal.await.unwrap_err().kind(), crate::ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_of_several_locks_has_the_earliest_deadline() {
+    let (clock, locker) = locker();
+    let part = acquired(&locker, "part", SECOND * 600).await;
+    let first = part.deadline().unwrap();
+    clock.sleep(SECOND).await;
+    let whole = acquired(&locker, "x", SECOND * 600).await.bound_to(vec![part]);
+    assert_eq!(whole.deadline().unwrap(), first);
+    assert_eq!(whole.renew().await.unwrap().start(), clock.now());
+    assert_eq!(whole.deadline().unwrap().start(), clock.now(), "both were renewed");
+}

@@ -73,6 +73,10 @@ async fn granted<L: ServerLeases>(
     if !is_late && !grant.deadline.passed(leases.env().now()) {
         return Ok(AcquireOutcome::Granted(grant));
     }
+    if claim.repeatable {
+        // A repetition of the claim may have the same grant by now.
+        return Ok(AcquireOutcome::Lost(grant.came_too_late()));
+    }
     match hold::end(leases, &mut grant, None).await {
         Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
         // The grant is valid: the caller must learn that there may be one.

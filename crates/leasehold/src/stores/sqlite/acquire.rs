@@ -40,7 +40,7 @@ pub(super) fn acquire(
                     Ok((Some(AcquireOutcome::Held(held)), (noted.is_some() || joined).then_some(Changed)))
                 }
                 Decision::Again(record) => {
-                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
+                    begin(heartbeats, claim, now);
                     record::store(transaction, &claim.name, &record)?;
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
@@ -62,7 +62,7 @@ pub(super) fn acquire(
                     }
                     counter.store(transaction)?;
                     let record = rules::granted(claim, token, history, machine, now);
-                    heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
+                    begin(heartbeats, claim, now);
                     record::store(transaction, &claim.name, &record)?;
                     waiters::leave(transaction, claim.id)?;
                     waiters::call_off(transaction, &claim.name)?;
@@ -75,6 +75,14 @@ pub(super) fn acquire(
         }
     }
     Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
+}
+
+/// Remembers the grant as this process's own, so that a renewal by a copy of the process is noticed. Of a claim that
+/// may be repeated, other processes may have the same grant.
+fn begin(heartbeats: &Heartbeats, claim: &Claim, now: Moment) {
+    if !claim.repeatable {
+        heartbeats.begin(claim.id, rules::nanos(now.since_boot()));
+    }
 }
 
 fn granted(claim: &Claim, token: Token, after: Option<Token>, sent: Moment) -> AcquireOutcome {

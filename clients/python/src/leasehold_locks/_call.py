@@ -1,0 +1,65 @@
+"""Requests of the blocking interface."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from . import _shared
+from ._agent import Agent
+from ._errors import AgentError, LeaseholdError
+from ._hold import Hold, Message, Pending
+
+#: How long an agent may take to answer what does not wait for others, in seconds: longer than a store may take.
+ANSWER_TIMEOUT = 120.0
+
+
+class Call:
+    """One request, and its messages."""
+
+    def __init__(self, agent: Agent, fields: Message) -> None:
+        self._arrived = threading.Semaphore(0)
+        self._outcomes: deque[Message | LeaseholdError] = deque()
+        self.agent = agent
+        self.pending: Pending = agent.request(fields, self._deliver)
+
+    def _deliver(self, outcome: Message | LeaseholdError) -> None:
+        self._outcomes.append(outcome)
+        self._arrived.release()
+
+    def arrives_within(self, limit: float | None) -> bool:
+        """Whether a message arrives within ``limit``. If this is interrupted, the request is cancelled."""
+        try:
+            if not self._arrived.acquire(timeout=limit):
+                return False
+        except BaseException:
+            self.pending.abandon()
+            raise
+        self._arrived.release()
+        return True
+
+    def next(self, limit: float | None = None) -> Message:
+        """The next message. An agent that does not answer within ``limit`` is ended."""
+        if not self.arrives_within(limit):
+            self.agent.kill("the agent does not answer")
+            raise AgentError("the agent does not answer")
+        self._arrived.acquire()
+        outcome = self._outcomes.popleft()
+        if isinstance(outcome, LeaseholdError):
+            raise outcome
+        return outcome
+
+
+def call(fields: Message, limit: float | None = ANSWER_TIMEOUT) -> Message:
+    return begin(fields).next(limit)
+
+
+def hold_of(call: Call) -> Hold:
+    hold = call.pending.hold
+    assert hold is not None
+    return hold
+
+
+def begin(fields: Message) -> Call:
+    """Sends a request. Starts the agent if there is none."""
+    return Call(_shared.shared(), fields)

@@ -1,0 +1,265 @@
+"""Locks and guards of the blocking interface."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from ._call import ANSWER_TIMEOUT, Call, begin, call, hold_of
+from ._errors import LockHeld, LockLost, StoreError
+from ._guard import BaseGuard, log
+from ._hold import Message
+from ._requests import LockSettings, expect, target, was_held
+from ._types import Duration, Leader, milliseconds
+
+
+class Guard(BaseGuard):
+    """A lock that is held. The agent renews it until it is released.
+
+    A context manager that releases the lock. If the lock was lost and the body raised nothing, leaving the body raises
+    :class:`LockLost`, so work that was not protected does not look successful. The thread in the body is never
+    interrupted: call :meth:`check` before each step that must not be done twice.
+
+    >>> with locker.lock("report").guard() as g:
+    ...     g.check()  # still held? local, no request
+    ...     save("report", fence=g.token)
+    """
+
+    def confirm(self, timeout: Duration | None = None) -> None:
+        """Renews the lease now, and waits for the answer. Right even after a pause in which both clocks stood still.
+
+        Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not answered after
+        ``timeout``.
+        """
+        self._hold.check()
+        limit = None if timeout is None else milliseconds(timeout, "timeout") / 1_000
+        request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
+        if not request.arrives_within(limit):
+            request.pending.abandon()
+            raise StoreError("the store has not answered in time", "unavailable")
+        expect(request.next(), "renewed")
+        self._hold.check()
+
+    def release(self, cooldown: Duration | None = None) -> bool:
+        """Releases the lock. Returns whether it was held until now.
+
+        With ``cooldown``, the lock is not granted again before this time has passed since it was granted.
+        """
+        hold = self._hold
+        hold.agent.forbid_forked()
+        fields: Message = {"op": "release", "hold": hold.number}
+        if cooldown is not None:
+            fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
+        with hold.agent.lock:
+            hold.remaining()  # Finds a loss that was not noticed yet.
+            if not hold.end():
+                return False
+            request = Call(hold.agent, fields)
+        return was_held(request.next(ANSWER_TIMEOUT), "released")
+
+    def ticket(self) -> str:
+        """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
+        hold = self._hold
+        hold.check()
+        with hold.agent.lock:
+            if not hold.end():
+                hold.check()
+            request = Call(hold.agent, {"op": "ticket", "hold": hold.number})
+        return str(expect(request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error is None)
+
+    def _leave(self, completed: bool, cooldown: Duration | None = None) -> None:
+        if self._hold.agent.is_forked():
+            return  # The lock is the parent's.
+        if completed and self._hold.loss is None and self._hold.is_over:
+            return  # The body has released it.
+        if completed:
+            self._hold.check()
+        try:
+            released = self.release(cooldown)
+        except StoreError as failed:
+            if completed and cooldown is not None:
+                raise
+            log.warning("lock %r was not released, and ends with its lease: %s", self.name, failed)
+        else:
+            if completed and not released:
+                raise LockLost(f"lock `{self.name}` was lost before it was released", "ended")
+
+
+class Lock:
+    """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
+
+    def __init__(self, settings: LockSettings) -> None:
+        self._settings = settings
+        self._held: list[Guard] = []
+
+    @property
+    def name(self) -> str:
+        return self._settings.name
+
+    def hold(self, timeout: Duration | None = None, *, on_lost: Callable[[LockLost], object] | None = None) -> Holding:
+        """Holds the lock during a ``with`` statement. Waits for at most ``timeout``, or without a limit.
+
+        >>> with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
+        ...     g.check()
+        ...     deploy(fence=g.token)
+
+        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. For leaving, see :class:`Guard`.
+        ``on_lost`` is called in a thread of its own if the lock is lost.
+        """
+        return Holding(self, timeout, on_lost)
+
+    def guard(self, timeout: Duration | None = None) -> Guard:
+        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``."""
+        return self._acquired(self._settings.request("acquire", timeout))
+
+    def try_acquire(self) -> Guard | None:
+        """Acquires the lock if it is free now; ``None`` if another holder has it.
+
+        >>> guard = locker.lock("nightly").try_acquire()
+        >>> if guard is not None:
+        ...     with guard:
+        ...         report()
+        """
+        try:
+            return self._acquired(self._settings.request("try"))
+        except LockHeld:
+            return None
+
+    def _acquired(self, fields: Message) -> Guard:
+        # The agent keeps the time limit. Waiting for another holder may take as long as that.
+        request = begin(fields)
+        wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
+        limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
+        expect(request.next(limit), "held")
+        return Guard(hold_of(request))
+
+    # The shape of threading.Lock.
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Acquires the lock as :meth:`threading.Lock.acquire` does. Release it with :meth:`release`."""
+        if not blocking and timeout != -1:
+            raise ValueError("can't specify a timeout for a non-blocking call")
+        if timeout < 0 and timeout != -1:
+            raise ValueError("timeout value must be a non-negative number")
+        if not blocking:
+            guard = self.try_acquire()
+        else:
+            try:
+                guard = self.guard(None if timeout == -1 else timeout)
+            except LockHeld:
+                guard = None
+        if guard is None:
+            return False
+        self._held.append(guard)
+        return True
+
+    def release(self) -> None:
+        """Releases what :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the meantime."""
+        try:
+            guard = self._held.pop()
+        except IndexError:
+            raise RuntimeError("release unlocked lock") from None
+        guard._leave(True)
+
+    def locked(self) -> bool:
+        """Whether this object holds the lock."""
+        return any(guard.is_held for guard in self._held)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of what :meth:`acquire` acquired."""
+        return self._latest().token
+
+    def check(self) -> None:
+        """Checks that what :meth:`acquire` acquired is still held."""
+        self._latest().check()
+
+    def _latest(self) -> Guard:
+        if not self._held:
+            raise RuntimeError("the lock is not acquired")
+        return self._held[-1]
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.pop()._leave(error is None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class _Thread(threading.local):
+    """The guards that a thread has entered."""
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+
+
+class Holding:
+    """A lock during a ``with`` statement: see :meth:`Lock.hold`. Can be used again, and by several threads."""
+
+    def __init__(self, lock: Lock, timeout: Duration | None, on_lost: Callable[[LockLost], object] | None) -> None:
+        self._lock = lock
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._thread = _Thread()
+
+    def __enter__(self) -> Guard:
+        guard = self._lock.guard(self._timeout)
+        if self._on_lost is not None:
+            guard.on_lost(self._on_lost)
+        self._thread.guards.append(guard)
+        return guard
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.guards.pop()._leave(error is None)
+
+
+class RwLock:
+    """A lock with either several shared holders, at most eight, or one exclusive holder."""
+
+    #: Held together with other shared holders.
+    shared: Lock
+    #: Held alone.
+    exclusive: Lock
+
+    def __init__(self, shared: Lock, exclusive: Lock) -> None:
+        self.shared = shared
+        self.exclusive = exclusive
+
+
+class Election(Lock):
+    """One of several candidates leads. Holding the lock is leading; the token is the term.
+
+    >>> with locker.election("scheduler", value="http://10.0.0.7:8080").hold() as leadership:
+    ...     leadership.check()
+    """
+
+    def leader(self) -> Leader | None:
+        """The leader, by one read of the store; ``None`` if there is none. May be outdated."""
+        message = call({"op": "leader", **target(self._settings.store, self.name)})
+        return Leader.of(expect(message, "leader"))
+
+    def observe(self) -> Iterator[Leader | None]:
+        """The leader, then every change. Blocks for the next one. Close the iterator to end it."""
+        request = begin({"op": "observe", **target(self._settings.store, self.name)})
+        try:
+            while True:
+                yield Leader.of(expect(request.next(), "leader"))
+        finally:
+            request.pending.abandon()

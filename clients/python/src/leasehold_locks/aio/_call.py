@@ -1,0 +1,66 @@
+"""Requests of the interface for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from .. import _shared
+from .._agent import Agent
+from .._call import ANSWER_TIMEOUT
+from .._errors import LeaseholdError
+from .._hold import Hold, Message, Pending
+
+
+class Call:
+    """One request, and its messages."""
+
+    def __init__(self, agent: Agent, fields: Message) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outcomes: asyncio.Queue[Message | LeaseholdError] = asyncio.Queue()
+        self.agent = agent
+        self.pending: Pending = agent.request(fields, self._deliver)
+
+    def _deliver(self, outcome: Message | LeaseholdError) -> None:
+        # The loop may have ended, and with it everybody who waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
+
+    async def next(self, limit: float | None = None) -> Message:
+        """The next message. If this is cancelled, so is the request; a lock that it was granted is released.
+
+        An agent that does not answer within ``limit`` is ended.
+        """
+        timer = None
+        if limit is not None:
+            # The end of the agent ends the request. (asyncio.wait_for of Python 3.11 can swallow a cancellation.)
+            timer = self._loop.call_later(limit, self.agent.kill, "the agent does not answer")
+        try:
+            outcome = await self._outcomes.get()
+        except BaseException:
+            self.pending.abandon()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if isinstance(outcome, LeaseholdError):
+            raise outcome
+        return outcome
+
+
+async def begin(fields: Message) -> Call:
+    """Sends a request. Starting the agent takes some milliseconds, so a thread does it."""
+    agent = _shared.running()
+    if agent is None:
+        agent = await asyncio.get_running_loop().run_in_executor(None, _shared.shared)
+    return Call(agent, fields)
+
+
+async def call(fields: Message, limit: float | None = ANSWER_TIMEOUT) -> Message:
+    return await (await begin(fields)).next(limit)
+
+
+def hold_of(call: Call) -> Hold:
+    hold = call.pending.hold
+    assert hold is not None
+    return hold

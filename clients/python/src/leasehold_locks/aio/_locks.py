@@ -1,0 +1,247 @@
+"""Locks and guards of the interface for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+from .._call import ANSWER_TIMEOUT
+from .._errors import LockHeld, LockLost, StoreError
+from .._guard import BaseGuard, log
+from .._hold import Message
+from .._requests import LockSettings, expect, target, was_held
+from .._types import Duration, Leader, milliseconds
+from ._call import Call, begin, call, hold_of
+
+
+class Guard(BaseGuard):
+    """A lock that is held. The agent renews it until it is released.
+
+    An asynchronous context manager that releases the lock. If the lock is lost, the body is cancelled and leaves as
+    :class:`LockLost`.
+    """
+
+    _task: asyncio.Task[Any] | None = None
+    _cancelling = 0
+    _cancelled_by_loss = False
+
+    async def confirm(self) -> None:
+        """Renews the lease now, and waits for the answer. Right even after a pause in which both clocks stood still."""
+        self._hold.check()
+        request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
+        expect(await request.next(), "renewed")
+        self._hold.check()
+
+    async def release(self, cooldown: Duration | None = None) -> bool:
+        """Releases the lock. Returns whether it was held until now. If this is cancelled, the release goes on."""
+        hold = self._hold
+        hold.agent.forbid_forked()
+        fields: Message = {"op": "release", "hold": hold.number}
+        if cooldown is not None:
+            fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
+        with hold.agent.lock:
+            hold.remaining()  # Finds a loss that was not noticed yet.
+            if not hold.end():
+                return False
+            # Sent here, before this waits for anything.
+            request = Call(hold.agent, fields)
+        return was_held(await request.next(ANSWER_TIMEOUT), "released")
+
+    async def ticket(self) -> str:
+        """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
+        hold = self._hold
+        hold.check()
+        with hold.agent.lock:
+            if not hold.end():
+                hold.check()
+            request = Call(hold.agent, {"op": "ticket", "hold": hold.number})
+        return str(expect(await request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
+
+    async def __aenter__(self) -> Guard:
+        self._enter()
+        return self
+
+    def _enter(self) -> None:
+        """From here on, a loss cancels this task."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a lock is held by a task")
+        loop = asyncio.get_running_loop()
+        self._task = task
+        self._cancelling = _cancelling(task)
+
+        def tell(_: LockLost) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._cancel)
+
+        self._hold.listen(tell)
+
+    def _cancel(self) -> None:
+        # Not after the body: the task may do something else by now.
+        if self._task is not None:
+            self._cancelled_by_loss = True
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None, cooldown: Duration | None = None) -> None:
+        task, self._task = self._task, None
+        if self._hold.agent.is_forked():
+            return  # The lock is the parent's.
+        if self._cancelled_by_loss and task is not None:
+            self._cancelled_by_loss = False
+            # As asyncio.timeout: if others have cancelled the task too, it stays cancelled.
+            if _uncancel(task) <= self._cancelling and isinstance(error, asyncio.CancelledError):
+                self._raise_loss(error)
+        completed = error is None
+        if completed and self._hold.loss is None and self._hold.is_over:
+            return  # The body has released it.
+        if completed:
+            self._hold.check()
+        try:
+            released = await self.release(cooldown)
+        except StoreError as failed:
+            if completed and cooldown is not None:
+                raise
+            log.warning("lock %r was not released, and ends with its lease: %s", self.name, failed)
+        else:
+            if completed and not released:
+                raise LockLost(f"lock `{self.name}` was lost before it was released", "ended")
+
+    def _raise_loss(self, cause: BaseException) -> None:
+        try:
+            self._hold.check()
+        except LockLost as loss:
+            raise loss from cause
+
+
+if sys.version_info >= (3, 11):
+
+    def _cancelling(task: asyncio.Task[Any]) -> int:
+        return task.cancelling()
+
+    def _uncancel(task: asyncio.Task[Any]) -> int:
+        return task.uncancel()
+
+else:
+
+    def _cancelling(task: asyncio.Task[Any]) -> int:
+        return 0
+
+    def _uncancel(task: asyncio.Task[Any]) -> int:
+        return 0
+
+
+class Lock:
+    """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
+
+    def __init__(self, settings: LockSettings) -> None:
+        self._settings = settings
+        self._held: list[Guard] = []
+
+    @property
+    def name(self) -> str:
+        return self._settings.name
+
+    def hold(self, timeout: Duration | None = None) -> Holding:
+        """Holds the lock during an ``async with`` statement. Waits for at most ``timeout``, or without a limit.
+
+        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout.
+        """
+        return Holding(self, timeout)
+
+    async def guard(self, timeout: Duration | None = None) -> Guard:
+        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``."""
+        return await self._acquired(self._settings.request("acquire", timeout))
+
+    async def try_acquire(self) -> Guard | None:
+        """Acquires the lock if it is free now; ``None`` if another holder has it."""
+        try:
+            return await self._acquired(self._settings.request("try"))
+        except LockHeld:
+            return None
+
+    async def _acquired(self, fields: Message) -> Guard:
+        request = await begin(fields)
+        wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
+        limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
+        expect(await request.next(limit), "held")
+        return Guard(hold_of(request))
+
+    # The shape of asyncio.Lock.
+
+    async def acquire(self) -> bool:
+        """Acquires the lock, as :meth:`asyncio.Lock.acquire` does. Release it with :meth:`release`."""
+        self._held.append(await self.guard())
+        return True
+
+    async def release(self) -> None:
+        """Releases what :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the meantime."""
+        if not self._held:
+            raise RuntimeError("Lock is not acquired.")
+        await self._held.pop()._leave(None)
+
+    def locked(self) -> bool:
+        """Whether this object holds the lock."""
+        return any(guard.is_held for guard in self._held)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Holding:
+    """A lock during an ``async with`` statement: see :meth:`Lock.hold`."""
+
+    def __init__(self, lock: Lock, timeout: Duration | None) -> None:
+        self._lock = lock
+        self._timeout = timeout
+        self._guards: dict[asyncio.Task[Any] | None, list[Guard]] = {}
+
+    async def __aenter__(self) -> Guard:
+        guard = await self._lock.guard(self._timeout)
+        guard._enter()
+        self._guards.setdefault(asyncio.current_task(), []).append(guard)
+        return guard
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task = asyncio.current_task()
+        guards = self._guards[task]
+        guard = guards.pop()
+        if not guards:
+            del self._guards[task]
+        await guard._leave(error)
+
+
+class RwLock:
+    """A lock with either several shared holders, at most eight, or one exclusive holder."""
+
+    def __init__(self, shared: Lock, exclusive: Lock) -> None:
+        self.shared = shared
+        self.exclusive = exclusive
+
+
+class Election(Lock):
+    """One of several candidates leads. Holding the lock is leading; the token is the term."""
+
+    async def leader(self) -> Leader | None:
+        """The leader, by one read of the store; ``None`` if there is none. May be outdated."""
+        message = await call({"op": "leader", **target(self._settings.store, self.name)})
+        return Leader.of(expect(message, "leader"))
+
+    async def observe(self) -> AsyncIterator[Leader | None]:
+        """The leader, then every change. Close the iterator to end it."""
+        request = await begin({"op": "observe", **target(self._settings.store, self.name)})
+        try:
+            while True:
+                yield Leader.of(expect(await request.next(), "leader"))
+        finally:
+            request.pending.abandon()

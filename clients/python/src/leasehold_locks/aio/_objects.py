@@ -1,0 +1,52 @@
+"""Objects of a bucket, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from .._call import ANSWER_TIMEOUT
+from .._hold import Message
+from .._requests import decoded, encoded, expect
+from ._call import Call, begin, call
+
+
+class Object:
+    """An object of a bucket, with several writers."""
+
+    def __init__(self, url: str, content_type: str | None) -> None:
+        self._url = url
+        self._typed: Message = {} if content_type is None else {"content_type": content_type}
+
+    async def get(self, fence: int | None = None) -> bytes | None:
+        """The content; ``None`` if there is no object. With ``fence``, later writes with lower tokens are refused."""
+        return decoded(expect(await call(self._fields("get", fence)), "object"))
+
+    async def put(self, content: bytes, *, fence: int) -> None:
+        """Writes the object unless a higher token has written it: then raises :class:`LockLost`."""
+        fields = {**self._fields("put", fence), **self._typed, "content": encoded(content)}
+        expect(await call(fields), "done")
+
+    async def update(
+        self, change: Callable[[bytes | None], Awaitable[bytes | None]], *, fence: int | None = None
+    ) -> bool:
+        """Replaces the content by ``await change(content)``, and calls it again if another writer was faster."""
+        request = await begin({**self._fields("update", fence), **self._typed})
+        while True:
+            message = await request.next(ANSWER_TIMEOUT)
+            if message["ev"] != "content":
+                return bool(expect(message, "updated")["written"])
+            try:
+                content = await change(decoded(message))
+            except BaseException:
+                request.pending.abandon()
+                raise
+            answer = {"op": "answer", "request": request.pending.id, "content": encoded(content)}
+            await Call(request.agent, answer).next(ANSWER_TIMEOUT)
+
+    def _fields(self, op: str, fence: int | None) -> Message:
+        return {"op": op, "object": self._url, **({} if fence is None else {"fence": str(fence)})}
+
+
+def open_object(url: str, *, content_type: str | None = None) -> Object:
+    """Opens an object by its URL, such as ``s3://bucket/counter.json``. Makes no request."""
+    return Object(url, content_type)

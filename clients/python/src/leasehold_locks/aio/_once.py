@@ -1,0 +1,65 @@
+"""Jobs that run once per period, for asyncio."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from .._hold import Message
+from .._requests import LockSettings, expect
+from .._types import AlreadyRan, Duration, Ran, milliseconds
+from ._call import begin, hold_of
+from ._locks import Guard
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A job that several machines start and one of them runs, once per period. Made by :meth:`Locker.once`."""
+
+    def __init__(self, settings: LockSettings, period: Duration, timeout: Duration | None, nowait: bool) -> None:
+        self._period = period
+        more: Message = {"period_ms": milliseconds(period, "per")}
+        if nowait:
+            more["nowait"] = True
+        self._request = settings.request("once", timeout, **more)
+
+    async def run(self, job: Callable[[], Awaitable[T]]) -> Ran[T] | AlreadyRan:
+        """Runs ``job`` unless it already ran in this period. It is cancelled if the lock is lost."""
+        request = await begin(self._request)
+        message = await request.next()
+        if message["ev"] == "already_ran":
+            return AlreadyRan.of(message)
+        expect(message, "held")
+        guard = Guard(hold_of(request))
+        guard._enter()
+        try:
+            value = await job()
+        except BaseException as error:
+            await guard._leave(error)  # Another process may run it in this period.
+            raise
+        await guard._leave(None, self._period)
+        return Ran(value)
+
+
+class OnceDecorator:
+    """See :meth:`Locker.once`."""
+
+    def __init__(self, make: Callable[[], Once[Any]]) -> None:
+        self._make = make
+
+    def __call__(self, job: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[Ran[T] | AlreadyRan]]:
+        once: Once[T] = self._make()
+
+        @functools.wraps(job)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> Ran[T] | AlreadyRan:
+            return await once.run(lambda: job(*args, **kwargs))
+
+        return run
+
+    async def run(self, job: Callable[[], Awaitable[T]]) -> Ran[T] | AlreadyRan:
+        """Runs ``job`` unless it already ran in this period."""
+        once: Once[T] = self._make()
+        return await once.run(job)

@@ -1,0 +1,40 @@
+//! The arguments of `leasehold serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueHint};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Clients acquire, renew and release locks by HTTP; see /openapi.json and docs/serve.md. They renew \
+their holds themselves. The server keeps no state that a lock depends on: any server on the same store serves any \
+ticket. SIGTERM ends it. Nothing is released then.
+
+Only this machine can reach the default address, and every user of the machine may see and acquire locks. To evict a \
+holder, send the token that is printed at the start. Beyond this machine, --access is needed.
+
+Examples:
+  leasehold serve
+  curl http://127.0.0.1:7420/v1/locks
+  leasehold -s s3://my-bucket/locks serve --access access.toml --secret-file secret"
+)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7420")]
+    pub(crate) listen: SocketAddr,
+    /// File with tokens and rules, in TOML [default: this machine's users may see and acquire locks]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) access: Option<PathBuf>,
+    /// File with a secret of at least 32 bytes, the same for all servers of the store. A request that is repeated at
+    /// another server, or after a restart, is recognised by it [default: random]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) secret_file: Option<PathBuf>,
+    /// Further name under which clients address the server; can be repeated
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) host: Vec<String>,
+    /// Listen beyond this machine although there is no TLS or no --access
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}

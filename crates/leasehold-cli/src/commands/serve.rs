@@ -1,0 +1,95 @@
+//! `leasehold serve`: serves the locks of a store over HTTP.
+
+use std::path::Path;
+
+use leasehold::lease::Id;
+use leasehold::random::Random;
+use leasehold_serve::{Access, ServeError, Server, Settings};
+use serde_json::json;
+
+use crate::args::ServeArgs;
+use crate::context::{self, Context};
+use crate::exit::{FAILED, Failure};
+use crate::output::print;
+use crate::signals::Signals;
+
+/// The shortest secret, in bytes.
+const SECRET: usize = 32;
+
+pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
+    let store = context.store()?;
+    let operator = args.access.is_none().then(random_text);
+    let access = match (&args.access, &operator) {
+        (Some(file), _) => read_access(file)?,
+        (None, Some(operator)) => Access::local(operator),
+        (None, None) => return Err(Failure::usage("--access is missing")),
+    };
+    let secret = match &args.secret_file {
+        Some(file) => read_secret(file)?,
+        None => random_text().into_bytes(),
+    };
+    let mut settings = Settings::new(args.listen, access, secret);
+    settings.hosts = args.host;
+    settings.insecure = args.insecure;
+    // First, so that a signal during the start ends the server as one later does.
+    let mut signals = Signals::ending()
+        .map_err(|error| Failure::new(FAILED, "failed", format!("signals cannot be received: {error}")))?;
+    let locker = context::open(&store).await?;
+    let url = locker.url().unwrap_or_default().to_owned();
+    let server = Server::bind(locker, settings).await?;
+    let address = format!("http://{}", server.address());
+    if context.output.json {
+        let line = json!({ "type": "serving", "address": address, "store": url, "operator_token": operator });
+        print(&format!("{line}\n"))?;
+    } else if !context.output.quiet {
+        let mut text = format!("serving the locks of {url} on {address}\n");
+        if let Some(operator) = operator {
+            text.push_str(&format!("to evict holders, send this token: {operator}\n"));
+        }
+        print(&text)?;
+    }
+    let stop = async move {
+        signals.next_ending().await;
+    };
+    server.run(stop).await?;
+    Ok(0)
+}
+
+/// 128 random bits as text.
+fn random_text() -> String {
+    Id::random(&Random::from_os()).to_string()
+}
+
+fn read_access(file: &Path) -> Result<Access, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable("--access", file, &error))?;
+    Access::parse(&text).map_err(|error| {
+        Failure::usage(format!("the access file {}: {error}", file.display()))
+            .with_help("docs/serve.md has an example")
+    })
+}
+
+fn read_secret(file: &Path) -> Result<Vec<u8>, Failure> {
+    let secret = std::fs::read(file).map_err(|error| unreadable("--secret-file", file, &error))?;
+    if secret.trim_ascii().len() < SECRET {
+        return Err(Failure::usage(format!(
+            "the secret in {} has fewer than {SECRET} bytes",
+            file.display()
+        ))
+        .with_help("make one: openssl rand -hex 32 > FILE; chmod 600 FILE"));
+    }
+    Ok(secret.trim_ascii().to_vec())
+}
+
+fn unreadable(option: &str, file: &Path, error: &std::io::Error) -> Failure {
+    Failure::usage(format!("{option}: cannot read {}: {error}", file.display()))
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        let failure = Self::new(FAILED, "failed", error.to_string());
+        match error.help() {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+}

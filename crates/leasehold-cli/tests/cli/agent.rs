@@ -1,0 +1,369 @@
+//! `leasehold agent`: the protocol, its limits, and the ends of host and agent. Python's tests cover it too.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{Sandbox, is_alive, send, wait_until};
+
+/// An agent and its pipes. Killed when dropped.
+struct Agent {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    last: u64,
+}
+
+impl Agent {
+    fn start(sandbox: &Sandbox) -> Self {
+        let mut command = sandbox.leasehold(["agent"]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        Self { stdin: process.stdin.take(), stdout, process, last: 0 }
+    }
+
+    /// One whose host is this process.
+    fn greeted(sandbox: &Sandbox) -> Self {
+        let mut agent = Self::start(sandbox);
+        let hello = agent.ask(json!({ "op": "hello", "protocol": 1, "pid": std::process::id() }));
+        assert_eq!((&hello["ev"], &hello["protocol"]), (&json!("hello"), &json!(1)), "{hello}");
+        agent
+    }
+
+    fn write(&mut self, line: &[u8]) {
+        let stdin = self.stdin.as_mut().unwrap();
+        stdin.write_all(line).and_then(|()| stdin.write_all(b"\n")).unwrap();
+    }
+
+    /// Sends a request, and returns its id.
+    fn send(&mut self, mut request: Value) -> u64 {
+        self.last += 1;
+        request["id"] = self.last.into();
+        self.write(request.to_string().as_bytes());
+        self.last
+    }
+
+    /// The next message; null at the end of the file.
+    fn read(&mut self) -> Value {
+        let mut line = String::new();
+        match self.stdout.read_line(&mut line).unwrap() {
+            0 => Value::Null,
+            _ => serde_json::from_str(&line).unwrap(),
+        }
+    }
+
+    /// Waits for a message of this request, or about this hold.
+    fn await_for(&mut self, key: &str, number: u64) -> Value {
+        loop {
+            let message = self.read();
+            assert!(!message.is_null(), "the agent has ended");
+            if message[key] == number {
+                return message;
+            }
+        }
+    }
+
+    fn ask(&mut self, request: Value) -> Value {
+        let id = self.send(request);
+        self.await_for("id", id)
+    }
+
+    fn hold(&mut self, lock: &str) -> u64 {
+        let held = self.ask(json!({ "op": "acquire", "lock": lock, "wait_ms": 60_000 }));
+        assert_eq!(held["ev"], "held", "{held}");
+        held["hold"].as_u64().unwrap()
+    }
+
+    /// Closes stdin and returns the exit code.
+    fn end(mut self) -> i32 {
+        drop(self.stdin.take());
+        self.process.wait().unwrap().code().unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[track_caller]
+fn assert_error(answer: &Value, kind: &str, text: &str) {
+    assert_eq!((&answer["ev"], &answer["kind"]), (&json!("error"), &json!(kind)), "{answer}");
+    assert!(answer["message"].as_str().unwrap().contains(text), "{answer}");
+}
+
+#[test]
+fn a_lock_is_held_renewed_and_released() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let held = agent.ask(json!({ "op": "acquire", "lock": "deploy/prod", "ttl_ms": 600 }));
+    assert!(held["token"].as_str().unwrap().parse::<u64>().unwrap() > 0, "{held}");
+    let span = held["span_us"].as_u64().unwrap();
+    assert!((1..600_000).contains(&span), "shorter than the ttl: {held}");
+    let renewed = agent.await_for("hold", 1);
+    assert_eq!(renewed["ev"], "renewed");
+    assert!(renewed["boot_us"].as_u64() > held["boot_us"].as_u64(), "{held} {renewed}");
+    let confirmed = agent.ask(json!({ "op": "renew", "hold": 1 }));
+    assert!(confirmed["boot_us"].as_u64() > renewed["boot_us"].as_u64(), "{confirmed}");
+    assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], true);
+    assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], false);
+    assert_error(&agent.ask(json!({ "op": "renew", "hold": 1 })), "lost", "over");
+    assert_error(&agent.ask(json!({ "op": "release", "hold": 2 })), "invalid", "no hold 2");
+    assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn an_eviction_is_reported_and_ends_the_hold() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let held = agent.ask(json!({ "op": "try", "lock": "x", "ttl_ms": 600 }));
+    let broken = agent.ask(json!({ "op": "break", "lock": "x", "token": held["token"] }));
+    assert_eq!(broken["was_held"], true, "{broken}");
+    loop {
+        let news = agent.await_for("hold", 1);
+        if news["ev"] == "lost" {
+            assert_eq!(news["reason"], "ended", "{news}");
+            break;
+        }
+    }
+    assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], false);
+}
+
+#[test]
+fn a_waiting_request_reports_its_holder_and_is_cancelled() {
+    let sandbox = Sandbox::new();
+    let (mut holder, mut waiter) = (Agent::greeted(&sandbox), Agent::greeted(&sandbox));
+    holder.hold("x");
+    let waits = waiter.send(json!({ "op": "acquire", "lock": "x", "report_waiting": true }));
+    let waiting = waiter.await_for("id", waits);
+    assert_eq!(waiting["held_by"]["holder"]["pid"], holder.process.id(), "{waiting}");
+    let cancel = waiter.send(json!({ "op": "cancel", "request": waits }));
+    assert_error(&waiter.await_for("id", waits), "cancelled", "");
+    assert_eq!(waiter.await_for("id", cancel)["ev"], "done");
+    assert_error(&waiter.ask(json!({ "op": "acquire", "lock": "x", "wait_ms": 50 })), "held", "held by");
+}
+
+#[test]
+fn the_first_request_is_hello_in_a_known_protocol() {
+    let sandbox = Sandbox::new();
+    for (request, kind) in [
+        (json!({ "op": "status", "lock": "x" }), "invalid"),
+        (json!({ "op": "hello", "pid": 1 }), "invalid"),
+        (json!({ "op": "hello", "protocol": 1 }), "invalid"),
+        (json!({ "op": "hello", "protocol": 1, "pid": 0 }), "invalid"),
+        (json!({ "op": "hello", "protocol": 1, "pid": 1, "x": 1 }), "invalid"),
+        (json!({ "op": "hello", "protocol": 2, "pid": 1 }), "unsupported"),
+    ] {
+        let mut agent = Agent::start(&sandbox);
+        assert_error(&agent.ask(request), kind, "");
+        assert_eq!(agent.read(), Value::Null);
+        assert_eq!(agent.process.wait().unwrap().code(), Some(2));
+    }
+}
+
+#[test]
+fn a_line_that_is_no_request_ends_the_agent_and_its_holds() {
+    let sandbox = Sandbox::new();
+    let long = format!(r#"{{"id":9,"op":"status","lock":"{}"}}"#, "x".repeat(1 << 20));
+    for line in ["hunter2", "[]", "7", r#"{"op":"status"}"#, r#"{"id":"hunter2"}"#, "\u{0}", &long] {
+        let mut agent = Agent::greeted(&sandbox);
+        agent.hold("x");
+        agent.write(line.as_bytes());
+        let refused = agent.read();
+        assert!(refused["id"].is_null() && !refused.to_string().contains("hunter2"), "{refused}");
+        assert_error(&refused, "invalid", "the agent ends");
+        assert_eq!(agent.read(), Value::Null);
+        assert_eq!(agent.process.wait().unwrap().code(), Some(2));
+        sandbox.run("run -n x -- true").expect(0);
+    }
+}
+
+#[test]
+fn the_id_of_a_pending_request_is_not_used_again() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    agent.hold("x");
+    agent.write(br#"{"id":7,"op":"acquire","lock":"x"}"#);
+    agent.write(br#"{"id":7,"op":"status","lock":"x"}"#);
+    assert_error(&agent.read(), "invalid", "pending");
+    assert_eq!(agent.process.wait().unwrap().code(), Some(2));
+}
+
+#[test]
+fn bad_requests_are_refused_without_their_values() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    for (request, text) in [
+        (json!({ "op": "destroy" }), "no operation `destroy`"),
+        (json!({ "op": 7 }), "`op`"),
+        (json!({}), "`op` is missing"),
+        (json!({ "op": "acquire" }), "`lock` is missing"),
+        (json!({ "op": "acquire", "lock": "a//b" }), "a//b"),
+        (json!({ "op": "acquire", "lock": "x", "ttl": 5 }), "no field `ttl`"),
+        (json!({ "op": "acquire", "lock": "x", "ttl_ms": 499 }), "`ttl_ms` is not an integer from 500"),
+        (json!({ "op": "acquire", "lock": "x", "ttl_ms": "hunter2" }), "`ttl_ms`"),
+        (json!({ "op": "acquire", "lock": "x", "mode": "hunter2" }), "`mode`"),
+        (json!({ "op": "acquire", "lock": "x", "mode": "permit" }), "`permits` is missing"),
+        (json!({ "op": "acquire", "lock": "x", "mode": "permit", "permits": 65 }), "64"),
+        (json!({ "op": "acquire", "lock": "x", "permits": 2 }), "no field `permits`"),
+        (json!({ "op": "try", "lock": "x", "wait_ms": 5 }), "no field `wait_ms`"),
+        (json!({ "op": "once", "lock": "x" }), "`period_ms` is missing"),
+        (json!({ "op": "acquire", "lock": "x", "store": "" }), "`store` is empty"),
+        (json!({ "op": "acquire", "lock": "x", "store": "ftp://u:hunter2@h/p" }), "ftp"),
+        (json!({ "op": "acquire", "lock": "x", "store": "x".repeat(9_000) }), "`store` is longer"),
+        (json!({ "op": "release_ticket", "ticket": "lh1_hunter2" }), "not a ticket"),
+        (json!({ "op": "break", "lock": "x", "token": 7 }), "`token` is not a string"),
+        (json!({ "op": "break", "lock": "x", "token": "-7" }), "`token` is not a token"),
+        (
+            json!({ "op": "put", "object": "s3://b/k", "fence": "7", "content": "!" }),
+            "`content` is not base64",
+        ),
+        (json!({ "op": "answer", "request": 3, "content": null }), "does not wait"),
+        (json!({ "op": "hello", "protocol": 1, "pid": 1 }), "first request"),
+    ] {
+        let answer = agent.ask(request.clone());
+        assert!(!answer.to_string().contains("hunter2"), "{answer}");
+        let kind = if text == "ftp" { answer["kind"].as_str().unwrap().to_owned() } else { "invalid".into() };
+        assert_error(&answer, &kind, text);
+    }
+    agent.hold("x");
+}
+
+#[test]
+fn signals_do_not_end_the_agent_while_its_host_lives() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    agent.hold("x");
+    let pid = i32::try_from(agent.process.id()).unwrap();
+    let session = rustix::process::getsid(rustix::process::Pid::from_raw(pid)).unwrap();
+    assert_eq!(session.as_raw_pid(), pid, "Ctrl-C is for the host, which ends the agent");
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        send(pid, signal);
+    }
+    assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], true);
+    assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn the_end_of_stdin_releases_all_locks_and_withdraws_requests() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    for lock in ["a", "b", "c"] {
+        agent.hold(lock);
+    }
+    agent.send(json!({ "op": "acquire", "lock": "a" }));
+    assert_eq!(agent.end(), 0);
+    for lock in ["a", "b", "c"] {
+        sandbox.run(&format!("run -n {lock} -- true")).expect(0);
+    }
+}
+
+#[test]
+fn the_end_of_the_host_ends_the_agent() {
+    let sandbox = Sandbox::new();
+    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut agent = Agent::start(&sandbox);
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    agent.hold("x");
+    host.kill().unwrap();
+    // Not reaped yet. Stdin stays open.
+    assert_eq!(agent.process.wait().unwrap().code(), Some(0));
+    host.wait().unwrap();
+    sandbox.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn the_lock_of_a_killed_agent_is_not_granted_while_its_host_lives() {
+    let sandbox = Sandbox::new();
+    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut agent = Agent::start(&sandbox);
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    let held = agent.ask(json!({ "op": "acquire", "lock": "x", "ttl_ms": 3_600_000 }));
+    assert_eq!(held["ev"], "held", "{held}");
+    agent.process.kill().unwrap();
+    agent.process.wait().unwrap();
+    // The host may still be in a step that it checked before.
+    sandbox.run("run -n x -- true").expect(123);
+    host.kill().unwrap();
+    host.wait().unwrap();
+    sandbox.run("run --wait 1m x -- true").expect(0);
+}
+
+#[test]
+fn a_host_that_does_not_read_keeps_its_locks() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    agent.hold("x");
+    // More answers than the pipe and the queues hold.
+    for _ in 0..2_000 {
+        agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
+    }
+    let release = agent.send(json!({ "op": "release", "hold": 1 }));
+    // Nothing was read, and the release was carried out.
+    wait_until("the lock is free", || sandbox.run("run -n x -- true").code == 0);
+    assert_eq!(agent.await_for("id", release)["was_held"], true);
+    assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn the_end_of_a_host_is_noticed_while_nobody_reads() {
+    let sandbox = Sandbox::new();
+    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut agent = Agent::start(&sandbox);
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    agent.hold("x");
+    for _ in 0..2_000 {
+        agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
+    }
+    host.kill().unwrap();
+    // This process has both pipes open, as a child of the host may.
+    assert_eq!(agent.process.wait().unwrap().code(), Some(0));
+    host.wait().unwrap();
+    sandbox.run("run -n x -- true").expect(0);
+}
+
+#[test]
+fn thousands_of_locks_are_held_over_one_pipe() {
+    const LOCKS: u64 = 3_000;
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    for n in 0..LOCKS {
+        agent.send(json!({ "op": "acquire", "store": "mem:", "lock": format!("x{n}"), "ttl_ms": 600_000 }));
+    }
+    let mut holds = std::collections::BTreeSet::new();
+    for _ in 0..LOCKS {
+        let held = agent.read();
+        assert!(held["ev"] == "held" && holds.insert(held["hold"].as_u64().unwrap()), "{held}");
+    }
+    for hold in holds {
+        assert_eq!(agent.ask(json!({ "op": "release", "hold": hold }))["was_held"], true);
+    }
+    assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn a_lock_is_passed_on_as_a_ticket() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    let hold = agent.hold("x");
+    let ticket = agent.ask(json!({ "op": "ticket", "hold": hold }))["ticket"].clone();
+    assert!(agent.ask(json!({ "op": "renew_ticket", "ticket": ticket }))["remaining_ms"].as_u64() > Some(0));
+    let resumed = agent.ask(json!({ "op": "resume", "ticket": ticket }));
+    assert_eq!(resumed["ev"], "held", "{resumed}");
+    assert_eq!(agent.ask(json!({ "op": "release", "hold": resumed["hold"] }))["was_held"], true);
+    assert_eq!(agent.ask(json!({ "op": "release_ticket", "ticket": ticket }))["was_held"], false);
+}
+
+#[test]
+fn the_agent_leaves_no_process_behind() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::greeted(&sandbox);
+    agent.hold("x");
+    let pid = agent.process.id().to_string();
+    drop(agent);
+    assert!(!is_alive(&pid));
+}

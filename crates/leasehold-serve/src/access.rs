@@ -1,0 +1,214 @@
+//! Who may do what.
+
+mod browser;
+mod file;
+
+use std::collections::HashMap;
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use leasehold::LockName;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+pub(crate) use self::browser::Hosts;
+pub use self::file::InvalidAccess;
+use crate::problem::Problem;
+
+/// What a caller wants to do with a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Right {
+    /// See it.
+    Read,
+    /// Acquire, renew and release it.
+    Acquire,
+    /// End the grant of another holder.
+    Evict,
+}
+
+/// The SHA-256 of a bearer token. The tokens themselves are kept nowhere.
+type Digest = [u8; 32];
+
+/// A right that a principal has on the locks whose names begin with a prefix.
+#[derive(Clone, Debug)]
+struct Rule {
+    principal: String,
+    prefix: String,
+    rights: Vec<Right>,
+}
+
+/// Who may use the server, and for what.
+///
+/// ```
+/// use leasehold_serve::Access;
+///
+/// // The SHA-256 of the token, for example by `printf %s "$token" | sha256sum`.
+/// let access = Access::parse(r#"
+///     [[token]]
+///     principal = "ci"
+///     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+///
+///     [[rule]]
+///     principal = "ci"
+///     prefix = "ci/"
+///     allow = ["read", "acquire"]
+/// "#)?;
+/// assert!(access.needs_token());
+/// # Ok::<(), leasehold_serve::InvalidAccess>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Access {
+    tokens: HashMap<Digest, String>,
+    rules: Vec<Rule>,
+    /// The rights of a caller without a token.
+    anonymous: Vec<Right>,
+}
+
+/// A caller whose token was checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// `None` for a caller without a token.
+    pub(crate) principal: Option<String>,
+    rights: Vec<(String, Vec<Right>)>,
+}
+
+/// The principal of the token that the server prints at its start.
+const OPERATOR: &str = "operator";
+
+impl Access {
+    /// For a server that only this machine can reach: every caller may see and acquire locks. Evicting a holder needs
+    /// the token `operator`.
+    pub fn local(operator: &str) -> Self {
+        let all = vec![Right::Read, Right::Acquire, Right::Evict];
+        Self {
+            tokens: HashMap::from([(digest(operator), OPERATOR.to_owned())]),
+            rules: vec![Rule { principal: OPERATOR.to_owned(), prefix: String::new(), rights: all }],
+            anonymous: vec![Right::Read, Right::Acquire],
+        }
+    }
+
+    /// Access by the tokens and rules of a file in TOML.
+    ///
+    /// # Errors
+    /// Names what is wrong in the text. It repeats no digest.
+    pub fn parse(text: &str) -> Result<Self, InvalidAccess> {
+        file::parse(text)
+    }
+
+    /// Whether a caller without a token has no rights.
+    pub fn needs_token(&self) -> bool {
+        self.anonymous.is_empty()
+    }
+
+    /// The caller of a request with these `headers`.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let Some(value) = headers.get(header::AUTHORIZATION) else {
+            if self.needs_token() {
+                return Err(unauthorized("the request has no token"));
+            }
+            return Ok(Caller { principal: None, rights: vec![(String::new(), self.anonymous.clone())] });
+        };
+        let token = value.to_str().ok().and_then(|value| {
+            let (scheme, token) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let Some(token) = token else {
+            return Err(unauthorized("the header `Authorization` has no bearer token"));
+        };
+        let Some(principal) = self.tokens.get(&digest(token)) else {
+            return Err(unauthorized("the token is unknown"));
+        };
+        let rules = self.rules.iter().filter(|rule| rule.principal == *principal);
+        Ok(Caller {
+            principal: Some(principal.clone()),
+            rights: rules.map(|rule| (rule.prefix.clone(), rule.rights.clone())).collect(),
+        })
+    }
+}
+
+impl Caller {
+    /// Fails if the caller has not this `right` on the lock `name`.
+    pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
+        if self.may(right, name.as_str()) {
+            return Ok(());
+        }
+        let what = match right {
+            Right::Read => "see",
+            Right::Acquire => "acquire",
+            Right::Evict => "evict the holder of",
+        };
+        let who = self.principal.as_deref().unwrap_or("a caller without a token");
+        let problem = Problem::new(
+            StatusCode::FORBIDDEN,
+            "forbidden",
+            format!("{who} may not {what} the lock `{name}`"),
+        );
+        Err(match (&self.principal, right) {
+            (None, Right::Evict) => problem.with_help(
+                "send the token that `leasehold serve` printed at its start: Authorization: Bearer TOKEN",
+            ),
+            _ => problem.with_help("ask the operator of the server for a rule"),
+        })
+    }
+
+    pub(crate) fn may(&self, right: Right, name: &str) -> bool {
+        self.rights
+            .iter()
+            .any(|(prefix, rights)| name.starts_with(prefix.as_str()) && rights.contains(&right))
+    }
+
+    /// The name for limits and the audit log.
+    pub(crate) fn name(&self) -> &str {
+        self.principal.as_deref().unwrap_or("anonymous")
+    }
+}
+
+fn digest(token: &str) -> Digest {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+fn unauthorized(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
+        .with_help("send a token: Authorization: Bearer TOKEN")
+        .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_token(token: &str) -> HeaderMap {
+        let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        HeaderMap::from_iter([(header::AUTHORIZATION, value)])
+    }
+
+    fn name(text: &str) -> LockName {
+        LockName::new(text).unwrap()
+    }
+
+    #[test]
+    fn on_loopback_only_the_operator_evicts() {
+        let access = Access::local("secret");
+        let anyone = access.caller(&HeaderMap::new()).unwrap();
+        assert!(
+            anyone.must(Right::Acquire, &name("a")).is_ok() && anyone.must(Right::Evict, &name("a")).is_err()
+        );
+        assert!(access.caller(&with_token("secret")).unwrap().must(Right::Evict, &name("a")).is_ok());
+        assert!(access.caller(&with_token("wrong")).is_err());
+    }
+
+    #[test]
+    fn a_rule_covers_its_prefix_and_its_rights_alone() {
+        let digest = digest("t").iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let access = Access::parse(&format!(
+            "[[token]]\nprincipal = \"ci\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]"
+        ))
+        .unwrap();
+        assert!(access.caller(&HeaderMap::new()).is_err());
+        let ci = access.caller(&with_token("t")).unwrap();
+        assert!(ci.must(Right::Read, &name("ci/a")).is_ok());
+        assert!(
+            ci.must(Right::Read, &name("prod")).is_err() && ci.must(Right::Acquire, &name("ci/a")).is_err()
+        );
+    }
+}

@@ -1,0 +1,95 @@
+//! Checks against pages of other sites in a browser on a machine that can reach the server.
+
+use std::net::SocketAddr;
+
+use axum::http::{HeaderMap, StatusCode, header};
+
+use crate::problem::Problem;
+
+/// The names under which the server may be addressed.
+///
+/// A page of another site can send requests to a server on loopback. If the site's name resolves to 127.0.0.1 (DNS
+/// rebinding), the browser even lets the page read the answers. Such requests carry the site's name in `Host`.
+#[derive(Clone, Debug)]
+pub(crate) struct Hosts(Vec<String>);
+
+impl Hosts {
+    /// The names of a server that listens on `address`, and `others`. Empty: any name, because callers need a token.
+    pub(crate) fn of(address: SocketAddr, others: &[String]) -> Self {
+        let mut names: Vec<String> = others.iter().map(|name| name.to_ascii_lowercase()).collect();
+        if address.ip().is_loopback() {
+            names.extend(["127.0.0.1", "localhost", "[::1]"].map(str::to_owned));
+            names.push(address.ip().to_string());
+        }
+        Self(names)
+    }
+
+    /// Refuses a request that was addressed to another name, or that a page of another site sent.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let host = host.to_ascii_lowercase();
+        if !self.0.is_empty() && !self.0.iter().any(|name| name == without_port(&host)) {
+            return Err(Problem::new(
+                StatusCode::MISDIRECTED_REQUEST,
+                "misdirected",
+                "the header `Host` names another server",
+            )
+            .with_help("use http://127.0.0.1 with the port, or start the server with --host NAME"));
+        }
+        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+        let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+        let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        if own != Some(&*host) {
+            return Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "cross-origin",
+                "a page of another site sent this request",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.is_empty() => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(host: &str, origin: Option<&str>) -> HeaderMap {
+        let mut headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
+        if let Some(origin) = origin {
+            headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn on_loopback_other_names_and_origins_are_refused() {
+        let hosts = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[]);
+        let check = |host, origin| hosts.check(&headers(host, origin)).is_ok();
+        assert!(check("127.0.0.1:7420", None) && check("localhost", None) && check("[::1]:7420", None));
+        assert!(
+            !check("evil.example:7420", None) && !check("127.0.0.1.evil.example", None) && !check("", None)
+        );
+        assert!(check("localhost:7420", Some("http://localhost:7420")));
+        assert!(!check("localhost:7420", Some("http://evil.example")));
+        assert!(!check("localhost:7420", Some("null")) && !check("localhost:7420", Some("http://localhost")));
+    }
+
+    #[test]
+    fn beyond_loopback_only_listed_names_count() {
+        let address = "10.0.0.1:7420".parse().unwrap();
+        assert!(Hosts::of(address, &[]).check(&headers("any", None)).is_ok());
+        let hosts = Hosts::of(address, &["Locks.example".to_owned()]);
+        assert!(hosts.check(&headers("locks.example:443", None)).is_ok());
+        assert!(hosts.check(&headers("10.0.0.1", None)).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! The access file: tokens and rules in TOML.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Deserialize;
+
+use super::{Access, Digest, Right, Rule};
+
+/// Why an access file cannot be used.
+#[derive(Debug)]
+pub struct InvalidAccess(String);
+
+impl fmt::Display for InvalidAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InvalidAccess {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    token: Vec<TokenEntry>,
+    #[serde(default)]
+    rule: Vec<RuleEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenEntry {
+    principal: String,
+    sha256: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleEntry {
+    principal: String,
+    #[serde(default)]
+    prefix: String,
+    allow: Vec<Right>,
+}
+
+pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
+    // `message` alone: the whole error quotes the line, which may hold a digest.
+    let file: File = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
+        InvalidAccess(format!("line {line}: {}", error.message()))
+    })?;
+    let mut tokens = HashMap::new();
+    for TokenEntry { principal, sha256 } in file.token {
+        if principal.is_empty() || principal.len() > 100 || principal.chars().any(char::is_control) {
+            return Err(InvalidAccess(
+                "a principal has 1 to 100 characters, none of them a control character".into(),
+            ));
+        }
+        let Some(digest) = digest(&sha256) else {
+            return Err(InvalidAccess(format!(
+                "the `sha256` of a token of `{principal}` is not 64 hexadecimal digits: `printf %s \"$token\" | sha256sum` prints them"
+            )));
+        };
+        tokens.insert(digest, principal);
+    }
+    for rule in &file.rule {
+        if !tokens.values().any(|principal| *principal == rule.principal) {
+            return Err(InvalidAccess(format!(
+                "a rule names the principal `{}`, which has no token",
+                rule.principal
+            )));
+        }
+    }
+    if tokens.is_empty() {
+        return Err(InvalidAccess("there is no [[token]], so no caller could do anything".into()));
+    }
+    let rule = |rule: RuleEntry| Rule { principal: rule.principal, prefix: rule.prefix, rights: rule.allow };
+    Ok(Access { tokens, rules: file.rule.into_iter().map(rule).collect(), anonymous: Vec::new() })
+}
+
+fn digest(hex: &str) -> Option<Digest> {
+    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let byte = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
+    let bytes: Vec<u8> = (0..32).map(byte).collect::<Option<_>>()?;
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_file_is_refused_with_its_reason() {
+        let digest = "ab".repeat(32);
+        for (text, wanted) in [
+            (String::new(), "no [[token]]"),
+            (format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{}\"", &digest[1..]), "64 hexadecimal"),
+            (format!("[[token]]\nprincipal = \"\"\nsha256 = \"{digest}\""), "principal"),
+            (
+                format!(
+                    "[[token]]\nprincipal = \"a\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"b\"\nallow = []"
+                ),
+                "`b`",
+            ),
+            (format!("[[token]]\nprincipal = \"a\"\nsecret = \"{digest}\""), "line 3"),
+            ("[[rule]]\nprincipal = \"a\"\nallow = [\"all\"]".to_owned(), "line 3"),
+        ] {
+            let error = parse(&text).unwrap_err().to_string();
+            assert!(error.contains(wanted) && !error.contains(&digest[1..]), "{error}");
+        }
+    }
+}

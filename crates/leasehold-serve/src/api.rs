@@ -1,0 +1,76 @@
+//! The routes.
+
+mod events;
+mod evict;
+mod fence;
+mod health;
+mod holds;
+mod locks;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use utoipa::OpenApi;
+
+use crate::app::{App, admit};
+use crate::body::MAX_BODY;
+use crate::problem::Problem;
+
+/// All routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/holds", post(holds::acquire))
+        .route("/v1/holds/renew", post(holds::renew).layer(DefaultBodyLimit::max(holds::MAX_RENEWAL_BODY)))
+        .route("/v1/holds/release", post(holds::release))
+        .route("/v1/holds/check", post(holds::check))
+        .route("/v1/locks", get(locks::list))
+        .route("/v1/locks/{*name}", get(locks::show))
+        .route("/v1/evict", post(evict::evict))
+        .route("/v1/fence/{*name}", get(fence::fence))
+        .route("/v1/events", get(events::events))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/openapi.json", get(openapi))
+        .fallback(async || {
+            Problem::new(StatusCode::NOT_FOUND, "not-found", "there is no such page")
+                .with_help("/openapi.json lists the routes")
+        })
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "not-allowed", "this route has another method")
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn_with_state(app.clone(), admit))
+        .with_state(app)
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "leasehold",
+        description = "Distributed locks over HTTP. Clients renew their holds themselves."
+    ),
+    paths(
+        holds::acquire,
+        holds::renew,
+        holds::release,
+        holds::check,
+        locks::list,
+        locks::show,
+        evict::evict,
+        fence::fence,
+        events::events,
+        health::healthz,
+        health::readyz,
+    )
+)]
+struct Description;
+
+async fn openapi() -> impl IntoResponse {
+    let text = Description::openapi().to_json().unwrap_or_default();
+    ([(header::CONTENT_TYPE, "application/json")], text)
+}

@@ -1,0 +1,81 @@
+//! Evicting a holder.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use leasehold::Evicted;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::access::Right;
+use crate::app::{Arrival, Shared};
+use crate::body::{Payload, lock_name, token_to_match};
+use crate::feed::FeedEvent;
+use crate::problem::Problem;
+use crate::view::LockView;
+
+/// The longest reason.
+const MAX_REASON: usize = 200;
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EvictRequest {
+    #[schema(min_length = 1, max_length = 256)]
+    lock: String,
+    /// Why. It is kept with the lock's history, as far as the store can.
+    #[schema(min_length = 1, max_length = 200)]
+    reason: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct EvictedAnswer {
+    lock: String,
+    token: u64,
+    evicted: bool,
+}
+
+/// Ends the grant of another holder.
+///
+/// The holder learns of it at its next renewal, so make sure first that it has stopped. The header `If-Match` has the
+/// token of the grant, so that a holder that came later is not evicted by mistake.
+#[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
+    params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks")),
+    responses(
+        (status = 200, body = EvictedAnswer), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+        (status = 412, description = "The lock is not held with that token", body = Problem),
+        (status = 413, body = Problem), (status = 415, body = Problem),
+        (status = 428, description = "If-Match is missing", body = Problem),
+        (status = 429, body = Problem), (status = 501, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn evict(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    Payload(request): Payload<EvictRequest>,
+) -> Result<Json<EvictedAnswer>, Problem> {
+    let name = lock_name(&request.lock)?;
+    arrival.must(Right::Evict, &name)?;
+    let token = token_to_match(&headers)?;
+    let reason = request.reason.trim();
+    if reason.is_empty() || reason.chars().count() > MAX_REASON {
+        return Err(Problem::invalid(format!("`reason` has not 1 to {MAX_REASON} characters")));
+    }
+    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    match app.locker.evict(&name, token).await? {
+        Evicted::Evicted => {
+            let event = FeedEvent {
+                token: Some(token.get()),
+                by: Some(arrival.caller.name().to_owned()),
+                reason: Some(reason.to_owned()),
+                ..FeedEvent::new("evicted", &name)
+            };
+            app.feed.publish(event);
+            Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
+        }
+        Evicted::Changed => {
+            let view = LockView::of(&app.locker.inspect(&name).await?);
+            let current = view.held.and_then(|held| held.token);
+            Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)
+                .with_help("look at the lock again: another holder may have it by now"))
+        }
+    }
+}

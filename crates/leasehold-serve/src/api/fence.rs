@@ -1,0 +1,49 @@
+//! The fence check, for proxies.
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use leasehold::State as LockState;
+
+use crate::access::Right;
+use crate::app::{Arrival, Shared};
+use crate::body::{PathName, number};
+use crate::problem::Problem;
+
+/// Says whether a fencing token is that of the current grant.
+///
+/// Advisory: the answer may be outdated when it arrives. A resource that compares tokens itself is safe.
+#[utoipa::path(get, path = "/v1/fence/{name}",
+    params(("name" = String, Path), ("Leasehold-Token" = String, Header, description = "The token that a client sent")),
+    responses((status = 204), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+        (status = 412, description = "The token is not that of the current grant", body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn fence(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    PathName(name): PathName,
+) -> Result<StatusCode, Problem> {
+    arrival.must(Right::Read, &name)?;
+    let asked = headers.get("leasehold-token").and_then(|token| token.to_str().ok()).and_then(number);
+    let Some(asked) = asked else {
+        return Err(Problem::invalid("the header `Leasehold-Token` has no token")
+            .with_help("a token is a number below 2^53: Leasehold-Token: 17"));
+    };
+    let status = app.locker.inspect(&name).await?;
+    let held = match &status.state {
+        LockState::Held(held) if !held.in_cooldown && !held.reserved => held.token,
+        _ => None,
+    };
+    let Some(token) = held else {
+        return Err(Problem::changed(format!("lock `{name}` is not held"), None));
+    };
+    // A process may pass a lock on among its tasks, which use the tokens between the previous grant and this one.
+    let is_current = match status.history.first() {
+        Some(previous) => asked > previous.token && asked <= token,
+        None => asked == token,
+    };
+    if is_current {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let detail = format!("token {asked} is not that of the current grant of lock `{name}`");
+    Err(Problem::changed(detail, Some(token.get())))
+}

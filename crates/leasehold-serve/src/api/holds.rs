@@ -1,0 +1,399 @@
+//! Acquiring, renewing, checking and releasing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use leasehold::clock::{Deadline, Moment};
+use leasehold::lease::{End, Ttl};
+use leasehold::{ErrorKind, Guard, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::access::Right;
+use crate::app::{App, Arrival, Shared};
+use crate::body::{Payload, duration, lock_name};
+use crate::feed::FeedEvent;
+use crate::problem::Problem;
+use crate::view::ms;
+
+/// The longest time that a request may wait for a lock.
+const MOST_WAIT: Duration = Duration::from_secs(60);
+/// How many tickets one request may renew, and how long its body may be.
+const MOST_RENEWALS: usize = 100;
+pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
+/// The longest note.
+const MAX_NOTE: usize = 200;
+/// The length of an idempotency key.
+const KEY: std::ops::RangeInclusive<usize> = 16..=128;
+
+/// What to acquire.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AcquireRequest {
+    /// The lock's name, such as `deploy/prod`.
+    #[schema(min_length = 1, max_length = 256)]
+    lock: String,
+    /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
+    ttl: Option<String>,
+    /// How long to wait for the lock, at most 60s. Not at all if it is missing.
+    wait: Option<String>,
+    /// What the lock is for. Everyone who sees the lock sees it.
+    #[schema(max_length = 200)]
+    note: Option<String>,
+    /// Acquire one of this many permits. The lock then has as many holders at a time.
+    #[schema(minimum = 1, maximum = 64)]
+    permits: Option<usize>,
+    /// Acquire the lock as a reader: at most eight at a time.
+    #[serde(default)]
+    shared: bool,
+}
+
+/// A hold. The client renews it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Hold {
+    /// The right to renew and release the lock. A secret.
+    ticket: String,
+    /// The lock's name; for a permit or a reader, with its number.
+    lock: String,
+    /// The fencing token; null if the store has none.
+    token: Option<u64>,
+    /// For how long the lock is held, counted from any moment before the client sent this request.
+    valid_ms: u64,
+    /// Renew when a third of this has passed.
+    ttl_ms: u64,
+    /// How long this request waited.
+    waited_ms: u64,
+}
+
+/// A hold that was renewed.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Renewed {
+    lock: String,
+    token: Option<u64>,
+    /// For how long the lock is held, counted from any moment before the client sent this request.
+    valid_ms: u64,
+    ttl_ms: u64,
+}
+
+/// One ticket.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TicketRequest {
+    ticket: String,
+}
+
+/// One ticket, or up to 100.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RenewRequest {
+    ticket: Option<String>,
+    #[schema(max_items = 100)]
+    tickets: Option<Vec<String>>,
+}
+
+/// The answers for several tickets, in their order.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RenewedAll {
+    results: Vec<RenewedOne>,
+}
+
+/// The answer for one of several tickets.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum RenewedOne {
+    Renewed(Renewed),
+    Failed(Problem),
+}
+
+/// The state of a hold.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Checked {
+    lock: String,
+    token: Option<u64>,
+    /// Until when the store keeps the lock for this ticket at most, unless it is renewed. The holder's own time is
+    /// shorter: see `valid_ms`.
+    lapses_within_ms: Option<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ReleasedAnswer {
+    lock: String,
+    released: bool,
+}
+
+/// Acquires a lock.
+///
+/// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. A request that was
+/// not answered is repeated with the same key, and gets the same hold. Once that hold has ended, the key is spent.
+#[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
+    params(("Idempotency-Key" = String, Header, description = "16 to 128 visible characters, new for each acquisition", min_length = 16, max_length = 128)),
+    responses(
+        (status = 201, body = Hold), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+        (status = 409, description = "The key is spent", body = Problem),
+        (status = 413, body = Problem), (status = 415, body = Problem),
+        (status = 423, description = "The lock is held", body = Problem),
+        (status = 429, body = Problem), (status = 501, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn acquire(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    Payload(request): Payload<AcquireRequest>,
+) -> Result<Response, Problem> {
+    let name = lock_name(&request.lock)?;
+    arrival.must(Right::Acquire, &name)?;
+    let key = idempotency_key(&headers)?;
+    let wait =
+        request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
+    let ttl = ttl(&request)?;
+    let lock = lock(&app, &arrival, &name, &request)?.ttl(ttl);
+    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
+    // If the client goes away, this future is dropped, which gives up the place among the waiters.
+    let held = tokio::select! {
+        biased;
+        held = hold(&app, &arrival, lock, &request, key, ttl, wait) => held?,
+        () = app.stopping.cancelled() => return Err(stopping()),
+    };
+    let (ticket, deadline) = held;
+    let now = app.now();
+    let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
+    app.feed.publish(FeedEvent { token, by, ..FeedEvent::new("acquired", ticket.name()) });
+    let hold = Hold {
+        lock: ticket.name().to_string(),
+        token,
+        valid_ms: ms(arrival.valid(deadline, now)),
+        ttl_ms: ms(ticket.ttl()),
+        waited_ms: ms(now.shortest_since(arrival.at)),
+        ticket: ticket.to_string(),
+    };
+    Ok((StatusCode::CREATED, Json(hold)).into_response())
+}
+
+fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
+    let Some(ttl) = &request.ttl else { return Ok(Ttl::DEFAULT.get()) };
+    let ttl = duration("ttl", ttl, Ttl::MAX)?;
+    Ok(Ttl::new(ttl).map_err(leasehold::Error::from)?.get())
+}
+
+/// The lock, with the settings of `request` other than its ttl.
+fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
+    let mut lock = app.locker.lock(name.as_str()).for_ticket();
+    if let Some(note) = &request.note {
+        if note.chars().count() > MAX_NOTE {
+            return Err(Problem::invalid(format!("`note` is longer than {MAX_NOTE} characters")));
+        }
+        lock = lock.note(note.clone());
+    }
+    if let Some(principal) = &arrival.caller.principal {
+        lock = lock.owner(principal.clone());
+    }
+    let most = leasehold::Semaphore::MAX_PERMITS;
+    match request.permits {
+        Some(permits) if !(1..=most).contains(&permits) => {
+            Err(Problem::invalid(format!("`permits` is not between 1 and {most}")))
+        }
+        Some(_) if request.shared => Err(Problem::invalid("`permits` and `shared` exclude each other")),
+        _ => Ok(lock),
+    }
+}
+
+/// Acquires the lock as `request` says.
+async fn hold(
+    app: &App,
+    arrival: &Arrival,
+    lock: Lock,
+    request: &AcquireRequest,
+    key: &str,
+    ttl: Duration,
+    wait: Duration,
+) -> Result<(Ticket, Deadline), Problem> {
+    let plain = request.permits.is_none() && !request.shared;
+    if plain && app.locker.capabilities().history {
+        let name = lock_name(&request.lock)?;
+        let id = app.claim_id(&arrival.caller, &name, key, ttl)?;
+        let held = lock.acquire_ticket(id, wait).await.map_err(|error| match error.kind() {
+            ErrorKind::Lost => Problem::new(
+                StatusCode::CONFLICT,
+                "key-spent",
+                format!("the hold of this key has ended: {error}"),
+            )
+            .with_help("use a new Idempotency-Key for each acquisition"),
+            _ => error.into(),
+        })?;
+        return Ok((held.ticket().clone(), held.deadline()));
+    }
+    // These consist of several locks, or the store cannot tell whether a key is spent. A repeated request is a new
+    // acquisition, and the first one lapses.
+    let guard = guard(lock, request, wait).await?;
+    let (remaining, now) = (guard.remaining(), app.now());
+    Ok((guard.into_ticket().await?, Deadline::new(now, remaining)))
+}
+
+async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehold::Result<Guard> {
+    match (request.permits, request.shared, wait.is_zero()) {
+        (Some(permits), _, true) => lock.semaphore(permits).try_acquire().await,
+        (Some(permits), _, false) => lock.semaphore(permits).acquire_within(wait).await,
+        (None, true, true) => lock.rw_lock().try_shared().await,
+        (None, true, false) => lock.rw_lock().shared_within(wait).await,
+        (None, false, true) => lock.try_acquire().await,
+        (None, false, false) => lock.acquire_within(wait).await,
+    }
+}
+
+/// Renews one hold or up to 100.
+#[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
+    (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewedOne),
+    (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+    (status = 410, description = "The lock was lost", body = Problem),
+    (status = 413, body = Problem), (status = 415, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn renew(
+    State(app): Shared,
+    arrival: Arrival,
+    Payload(request): Payload<RenewRequest>,
+) -> Result<Response, Problem> {
+    match (request.ticket, request.tickets) {
+        (Some(ticket), None) => Ok(Json(renew_one(&app, &arrival, &ticket).await?).into_response()),
+        (None, Some(tickets)) if (1..=MOST_RENEWALS).contains(&tickets.len()) => {
+            let one = |ticket: String| {
+                let (app, arrival) = (&app, &arrival);
+                async move {
+                    renew_one(app, arrival, &ticket)
+                        .await
+                        .map_or_else(RenewedOne::Failed, RenewedOne::Renewed)
+                }
+            };
+            let results = futures_util::future::join_all(tickets.into_iter().map(one)).await;
+            Ok(Json(RenewedAll { results }).into_response())
+        }
+        (None, Some(_)) => {
+            Err(Problem::invalid(format!("`tickets` has between 1 and {MOST_RENEWALS} tickets")))
+        }
+        _ => Err(Problem::invalid("the body needs either `ticket` or `tickets`")),
+    }
+}
+
+async fn renew_one(app: &Arc<App>, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+    let ticket = ticket(arrival, text)?;
+    let held = match app.locker.renew(&ticket).await {
+        Ok(held) => held,
+        Err(error) => {
+            if let Some(loss) = error.loss() {
+                publish_loss(app, loss);
+            }
+            return Err(error.into());
+        }
+    };
+    let now: Moment = app.now();
+    Ok(Renewed {
+        lock: ticket.name().to_string(),
+        token: token(app, &ticket),
+        valid_ms: ms(arrival.valid(held.deadline(), now)),
+        ttl_ms: ms(ticket.ttl()),
+    })
+}
+
+/// Releases a hold.
+#[utoipa::path(post, path = "/v1/holds/release", request_body = TicketRequest, responses(
+    (status = 200, body = ReleasedAnswer), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+    (status = 410, description = "The lock had already been lost", body = Problem),
+    (status = 413, body = Problem), (status = 415, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn release(
+    State(app): Shared,
+    arrival: Arrival,
+    Payload(request): Payload<TicketRequest>,
+) -> Result<Json<ReleasedAnswer>, Problem> {
+    let ticket = ticket(&arrival, &request.ticket)?;
+    let released = app.locker.release(&ticket).await?;
+    if released == Released::AlreadyLost && !was_released(&app, &ticket).await? {
+        let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
+        publish_loss(&app, &loss);
+        return Err(lost(&ticket, LossReason::Ended));
+    }
+    if released == Released::Released {
+        let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
+        app.feed.publish(FeedEvent { token, by, ..FeedEvent::new("released", ticket.name()) });
+    }
+    Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true }))
+}
+
+/// Whether an earlier request, whose answer was lost, released the hold.
+async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
+    let status = app.locker.inspect(ticket.name()).await?;
+    Ok(status.history.iter().any(|past| past.token == ticket.token() && past.end == End::Released))
+}
+
+/// Says whether a hold still stands, without renewing it.
+#[utoipa::path(post, path = "/v1/holds/check", request_body = TicketRequest, responses(
+    (status = 200, body = Checked), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
+    (status = 410, description = "The lock was lost", body = Problem),
+    (status = 413, body = Problem), (status = 415, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn check(
+    State(app): Shared,
+    arrival: Arrival,
+    Payload(request): Payload<TicketRequest>,
+) -> Result<Json<Checked>, Problem> {
+    let ticket = ticket(&arrival, &request.ticket)?;
+    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    match app.locker.inspect(ticket.name()).await?.state {
+        LockState::Held(held) if held.token == Some(ticket.token()) && !held.in_cooldown => {
+            Ok(Json(Checked {
+                lock: ticket.name().to_string(),
+                token: token(&app, &ticket),
+                lapses_within_ms: held.lapses_within.map(ms),
+            }))
+        }
+        LockState::Held(by) if !by.in_cooldown => Err(lost(&ticket, LossReason::TakenOver { by })),
+        LockState::Lapsed(held) if held.token == Some(ticket.token()) => {
+            Err(lost(&ticket, LossReason::Expired { last_error: None }))
+        }
+        _ => Err(lost(&ticket, LossReason::Ended)),
+    }
+}
+
+/// The ticket in a request, if its caller may use it.
+fn ticket(arrival: &Arrival, text: &str) -> Result<Ticket, Problem> {
+    let ticket: Ticket = text.parse::<Ticket>()?;
+    arrival.must(Right::Acquire, ticket.name())?;
+    Ok(ticket)
+}
+
+fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
+    let loss = Loss::new(ticket.name().clone(), ticket.token(), reason);
+    let mut problem = Problem::new(StatusCode::GONE, "lost", loss.to_string());
+    problem.reason = Some(crate::problem::reason(&loss.reason));
+    problem
+}
+
+fn publish_loss(app: &App, loss: &Loss) {
+    let reason = Some(crate::problem::reason(&loss.reason).to_owned());
+    let token = Some(loss.token.get());
+    app.feed.publish(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) });
+}
+
+fn token(app: &App, ticket: &Ticket) -> Option<u64> {
+    app.locker.capabilities().tokens.then(|| ticket.token().get())
+}
+
+fn stopping() -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "this server stops")
+        .with_help(
+            "repeat the request with the same Idempotency-Key; another server on the same store will do",
+        )
+        .retry_after(Duration::from_secs(1))
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<&str, Problem> {
+    let help = "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
+    let Some(key) = headers.get("idempotency-key") else {
+        return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(help));
+    };
+    match key.to_str() {
+        Ok(key) if KEY.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
+        _ => Err(Problem::invalid("the header `Idempotency-Key` has not 16 to 128 visible ASCII characters")
+            .with_help(help)),
+    }
+}

@@ -1,0 +1,139 @@
+//! Looking at locks.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use leasehold::LockName;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::access::Right;
+use crate::app::{Arrival, Shared};
+use crate::body::{Parameters, PathName, duration};
+use crate::problem::Problem;
+use crate::view::{LockDetail, LockView, StateView};
+
+/// How many locks are read at a time.
+const AT_ONCE: usize = 8;
+/// How many locks one answer has: by default, and at most.
+const PAGE: usize = 100;
+const MOST: usize = 1_000;
+/// The longest wait for a change.
+const MOST_WAIT: Duration = Duration::from_secs(60);
+/// How often a request that waits for a change looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// Only locks whose names begin with this.
+    #[serde(default)]
+    prefix: String,
+    /// Only locks in this state.
+    state: Option<StateView>,
+    /// `next` of the answer before.
+    cursor: Option<String>,
+    /// At most this many: 1 to 1,000, 100 if it is missing.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
+/// Some locks, in the order of their names.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Locks {
+    locks: Vec<LockView>,
+    /// Where the next page begins; null after the last one.
+    next: Option<String>,
+}
+
+/// Lists locks.
+#[utoipa::path(get, path = "/v1/locks", params(ListQuery), responses(
+    (status = 200, body = Locks), (status = 400, body = Problem), (status = 401, body = Problem),
+    (status = 429, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn list(
+    State(app): Shared,
+    arrival: Arrival,
+    Parameters(query): Parameters<ListQuery>,
+) -> Result<Json<Locks>, Problem> {
+    let limit = query.limit.unwrap_or(PAGE);
+    if !(1..=MOST).contains(&limit) {
+        return Err(Problem::invalid(format!("`limit` is not between 1 and {MOST}")));
+    }
+    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    let after = query.cursor.as_deref().unwrap_or_default();
+    let seen = |name: &LockName| name.as_str() > after && arrival.caller.may(Right::Read, name.as_str());
+    let names = app.locker.list(&query.prefix).try_filter(|name| std::future::ready(seen(name)));
+    let mut names: Vec<LockName> = names.try_collect().await?;
+    names.sort_unstable();
+    let (mut locks, mut next) = (Vec::new(), None);
+    let mut statuses = stream::iter(names)
+        .map(|name| {
+            let app = &app;
+            async move { app.locker.inspect(&name).await }
+        })
+        .buffered(AT_ONCE);
+    while let Some(status) = statuses.next().await {
+        let view = LockView::of(&status?);
+        if query.state.is_some_and(|state| state != view.state) {
+            continue;
+        }
+        if locks.len() == limit {
+            next = locks.last().map(|last: &LockView| last.lock.clone());
+            break;
+        }
+        locks.push(view);
+    }
+    drop(statuses);
+    Ok(Json(Locks { locks, next }))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ShowQuery {
+    /// With `If-None-Match`: how long to wait for a change, at most 60s.
+    wait: Option<String>,
+}
+
+/// Shows one lock: its holder, its line and its latest grants.
+///
+/// The header `ETag` changes when the lock changes hands or its line changes. With `If-None-Match` and `wait`, the answer
+/// comes with the next change, or is 304.
+#[utoipa::path(get, path = "/v1/locks/{name}", params(("name" = String, Path), ShowQuery,
+    ("If-None-Match" = Option<String>, Header)), responses(
+    (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem), (status = 401, body = Problem),
+    (status = 403, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem)))]
+pub(crate) async fn show(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    PathName(name): PathName,
+    Parameters(query): Parameters<ShowQuery>,
+) -> Result<Response, Problem> {
+    arrival.must(Right::Read, &name)?;
+    let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
+    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|known| known.to_str().ok());
+    let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
+    loop {
+        let detail = LockDetail::of(&app.locker.inspect(&name).await?);
+        let tag = format!("\"{}\"", detail.lock.version());
+        let tag_header = HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""));
+        if known != Some(&*tag) {
+            return Ok(([(header::ETAG, tag_header)], Json(detail)).into_response());
+        }
+        let is_over = app.now().longest_since(arrival.at) + LOOK >= wait;
+        if is_over || app.stopping.is_cancelled() {
+            return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag_header)]).into_response());
+        }
+        tokio::select! {
+            () = app.sleep(LOOK) => {}
+            () = app.stopping.cancelled() => {}
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What all routes share.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use leasehold::clock::{Deadline, Moment};
+use leasehold::lease::Id;
+use leasehold::{LockName, Locker};
+use sha2::Sha256;
+use tokio_util::sync::CancellationToken;
+
+use crate::access::{Access, Caller, Hosts, Right};
+use crate::feed::Feed;
+use crate::limits::Limits;
+use crate::problem::Problem;
+
+/// How to serve a store.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The address to listen on.
+    pub listen: SocketAddr,
+    /// Who may do what.
+    pub access: Access,
+    /// Derives the ids of acquisitions from idempotency keys. All servers of one store need the same secret, and a
+    /// restarted one needs its own again: otherwise a repeated request is a new one.
+    pub secret: Vec<u8>,
+    /// Further names under which clients address the server.
+    pub hosts: Vec<String>,
+    /// Whether to listen beyond loopback without TLS, or without tokens.
+    pub insecure: bool,
+}
+
+impl Settings {
+    /// Listens on `listen`, with `access`. Further settings have their defaults.
+    pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
+        Self { listen, access, secret, hosts: Vec::new(), insecure: false }
+    }
+}
+
+/// The state of a server. It holds nothing that a lock depends on.
+pub(crate) struct App {
+    pub(crate) locker: Locker,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) feed: Arc<Feed>,
+    /// Cancelled when the server stops: requests that wait are answered.
+    pub(crate) stopping: CancellationToken,
+    access: Access,
+    hosts: Hosts,
+    secret: Vec<u8>,
+}
+
+pub(crate) type Shared = State<Arc<App>>;
+
+impl App {
+    pub(crate) fn new(locker: Locker, settings: Settings, address: SocketAddr) -> Self {
+        Self {
+            feed: Arc::new(Feed::new(&locker)),
+            locker,
+            limits: Arc::default(),
+            stopping: CancellationToken::new(),
+            access: settings.access,
+            hosts: Hosts::of(address, &settings.hosts),
+            secret: settings.secret,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.locker.store().env().now()
+    }
+
+    pub(crate) async fn sleep(&self, pause: Duration) {
+        self.locker.store().env().sleep(pause).await;
+    }
+
+    /// The claim id of the acquisition that `caller` names with an idempotency `key`. Without the secret, it cannot be
+    /// computed: anyone who knows it can release the lock.
+    ///
+    /// A repetition must have the same ttl, so the ttl is a part of the id.
+    pub(crate) fn claim_id(
+        &self,
+        caller: &Caller,
+        name: &LockName,
+        key: &str,
+        ttl: Duration,
+    ) -> Result<Id, Problem> {
+        let failed =
+            |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).map_err(|_| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
+        })?;
+        let store = self.locker.url().unwrap_or_default();
+        let ttl = ttl.as_millis().to_string();
+        for part in [caller.name(), store, name.as_str(), key, &ttl] {
+            // With its length, so that no two lists of parts look the same.
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part.as_bytes());
+        }
+        let bytes = mac.finalize().into_bytes();
+        let hex: String = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        hex.parse().map_err(failed)
+    }
+}
+
+/// A request as it arrived: when its head was complete, and who sent it.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) at: Moment,
+    pub(crate) caller: Caller,
+}
+
+impl Arrival {
+    pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
+        self.caller.must(right, name)
+    }
+
+    /// For how long a lock with this `deadline` is certainly held, counted from any moment before its client sent this
+    /// request.
+    ///
+    /// The client's moment lies before this request arrived, so the time since then passed for the client too. What remains
+    /// is measured by the longer clock, and the time since the arrival by the shorter one, less 1 % for the clock rates of
+    /// both machines.
+    pub(crate) fn valid(&self, deadline: Deadline, now: Moment) -> Duration {
+        let remaining = deadline.remaining(now);
+        if remaining.is_zero() {
+            return Duration::ZERO;
+        }
+        remaining + now.shortest_since(self.at).mul_f64(0.99)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Arrival {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let missing =
+            || Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request was not checked");
+        parts.extensions.get::<Self>().cloned().ok_or_else(missing)
+    }
+}
+
+/// The routes that need no token: probes of a supervisor.
+const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+/// Checks each request before its route: where it was addressed to, and who sent it.
+pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) -> Response {
+    let at = app.now();
+    let mut response = if PROBES.contains(&request.uri().path()) {
+        next.run(request).await
+    } else {
+        let checked = app.hosts.check(request.headers()).and_then(|()| app.access.caller(request.headers()));
+        match checked {
+            Ok(caller) => {
+                request.extensions_mut().insert(Arrival { at, caller });
+                next.run(request).await
+            }
+            Err(problem) => problem.into_response(),
+        }
+    };
+    let headers = response.headers_mut();
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderMap;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_id_depends_on_the_caller_the_lock_and_the_key() {
+        const TTL: Duration = Duration::from_secs(30);
+        let locker = Locker::open("mem:").await.unwrap();
+        let address = "127.0.0.1:7420".parse().unwrap();
+        let app = |secret: &[u8]| {
+            App::new(locker.clone(), Settings::new(address, Access::local("t"), secret.to_vec()), address)
+        };
+        let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
+        let id = |app: &App, name: &str, key: &str| {
+            app.claim_id(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
+        };
+        let (one, other) = (app(b"one"), app(b"other"));
+        assert_eq!(id(&one, "a", "k"), id(&one, "a", "k"));
+        let ids = [
+            id(&one, "a", "k"),
+            id(&other, "a", "k"),
+            id(&one, "b", "k"),
+            id(&one, "a", "l"),
+            id(&one, "ak", ""),
+        ];
+        let distinct: std::collections::HashSet<_> = ids.iter().collect();
+        assert_eq!(distinct.len(), ids.len());
+    }
+
+    #[test]
+    fn validity_counts_from_before_the_clients_send() {
+        let second = Duration::from_secs(1);
+        let at =
+            |seconds: u64| Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed());
+        let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
+        let arrival = Arrival { at: at(10), caller };
+        // It waited for 20 s, and was granted at 30 s.
+        let deadline = Deadline::new(at(30), 9 * second);
+        assert_eq!(arrival.valid(deadline, at(32)), 7 * second + (22 * second).mul_f64(0.99));
+        assert_eq!(arrival.valid(deadline, at(39)), Duration::ZERO);
+    }
+}

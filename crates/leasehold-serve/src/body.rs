@@ -1,0 +1,140 @@
+//! What routes read from a request: the body as JSON, durations, names, preconditions.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use leasehold::{LockName, Token};
+use serde::de::DeserializeOwned;
+
+use crate::problem::Problem;
+
+/// The longest body of a request.
+pub(crate) const MAX_BODY: usize = 16 * 1024;
+
+/// The body of a request, as JSON of the type `T`.
+pub(crate) struct Payload<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Payload<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        if !is_json(request.headers()) {
+            let detail = "the body must be JSON";
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", detail)
+                .with_help("send the header `Content-Type: application/json`"));
+        }
+        let body =
+            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "invalid",
+                    format!("the body is longer than {MAX_BODY} bytes"),
+                ),
+                _ => Problem::invalid("the body could not be read"),
+            })?;
+        // The body may have a ticket in it. serde's messages quote names of fields and values of a wrong type, so only the
+        // place is repeated.
+        serde_json::from_slice(&body).map(Self).map_err(|error| {
+            let what = match error.classify() {
+                serde_json::error::Category::Data => {
+                    "the body has a field that is missing, unknown or of a wrong type"
+                }
+                _ => "the body is no JSON",
+            };
+            Problem::invalid(format!("{what} (line {}, column {})", error.line(), error.column()))
+                .with_help("/openapi.json describes every field")
+        })
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// The lock's name in a path.
+pub(crate) struct PathName(pub(crate) LockName);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathName {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(name)) => lock_name(&name).map(Self),
+            Err(_) => Err(Problem::invalid("the path has a name that is not UTF-8")),
+        }
+    }
+}
+
+/// The parameters of a request.
+pub(crate) struct Parameters<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => {
+                Err(Problem::invalid(rejection.body_text())
+                    .with_help("/openapi.json describes every parameter"))
+            }
+        }
+    }
+}
+
+/// The lock's name in a request.
+pub(crate) fn lock_name(text: &str) -> Result<LockName, Problem> {
+    Ok(LockName::new(text).map_err(leasehold::Error::from)?)
+}
+
+/// A duration such as `30s`, at most `most`.
+pub(crate) fn duration(field: &str, text: &str, most: Duration) -> Result<Duration, Problem> {
+    let found = humantime::parse_duration(text.trim()).map_err(|error| {
+        Problem::invalid(format!("`{field}`: {error}"))
+            .with_help("a duration is a number with a unit, such as 30s or 10m")
+    })?;
+    if found > most {
+        let most = humantime::format_duration(most);
+        return Err(Problem::invalid(format!("`{field}` is longer than {most}"))
+            .with_help(format!("the longest is {most}; ask again if you want to wait for longer")));
+    }
+    Ok(found)
+}
+
+/// The token in `If-Match: "17"`.
+pub(crate) fn token_to_match(headers: &HeaderMap) -> Result<Token, Problem> {
+    let Some(value) = headers.get(header::IF_MATCH) else {
+        let detail = "the header `If-Match` with the token of the grant is missing";
+        return Err(Problem::new(StatusCode::PRECONDITION_REQUIRED, "token-required", detail)
+            .with_help("read the lock first, and send its token: If-Match: \"17\""));
+    };
+    let text = value.to_str().unwrap_or_default().trim();
+    let digits = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
+    number(digits).ok_or_else(|| {
+        Problem::invalid("the header `If-Match` has no token")
+            .with_help("a token is a number below 2^53: If-Match: \"17\"")
+    })
+}
+
+/// A token as text: digits alone.
+pub(crate) fn number(digits: &str) -> Option<Token> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number).and_then(Token::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_digits_are_a_token() {
+        assert_eq!(number("17").map(Token::get), Some(17));
+        for bad in ["", "+17", "-1", "1e3", " 1", "9007199254740992", "99999999999999999999"] {
+            assert!(number(bad).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! leasehold's locks over HTTP: what `leasehold serve` runs.
+//!
+//! The server keeps no state that a lock depends on: the store has it. Any server on the same store serves any ticket,
+//! also one that has just started. Clients renew their holds themselves. The server never renews a hold on its own, and
+//! never releases one because a connection ended.
+//!
+//! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
+//!   answers with a shape from `view`, or with a `problem`.
+//! - `access`: who may do what; checks against other sites in a browser.
+//! - `app`: what all routes share. `feed`: the events that viewers get.
+
+mod access;
+mod api;
+mod app;
+mod body;
+mod feed;
+mod limits;
+mod problem;
+mod server;
+mod view;
+
+pub use self::access::{Access, InvalidAccess};
+pub use self::app::Settings;
+pub use self::server::{ServeError, Server};

@@ -1,0 +1,130 @@
+//! Limits on waiting requests and on the rate of new requests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use leasehold::LockName;
+use leasehold::clock::Moment;
+
+use crate::problem::Problem;
+
+/// How many requests may wait for locks at a time.
+const MOST_WAITERS: usize = 10_000;
+/// How many of them for one lock.
+const MOST_WAITERS_A_LOCK: usize = 1_000;
+/// How many new requests a principal may send in a second.
+const RATE: f64 = 50.0;
+/// How many principals are remembered before those that are idle are forgotten.
+const REMEMBERED: usize = 10_000;
+
+/// The requests that wait, and how many each principal has sent lately.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    waiting: Mutex<HashMap<LockName, usize>>,
+    rates: Mutex<HashMap<String, Bucket>>,
+}
+
+/// How many more requests a principal may send at once.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    left: f64,
+    at: Moment,
+}
+
+/// A request that waits for a lock. Dropping it makes room for another one.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    limits: Arc<Limits>,
+    name: LockName,
+}
+
+impl Limits {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<LockName, usize>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request that waits for `name`.
+    pub(crate) fn wait(self: &Arc<Self>, name: &LockName) -> Result<Waiting, Problem> {
+        let mut waiting = self.waiting();
+        let (all, here) = (waiting.values().sum::<usize>(), waiting.get(name).copied().unwrap_or(0));
+        if all >= MOST_WAITERS || here >= MOST_WAITERS_A_LOCK {
+            let detail = format!("too many requests wait already: {here} for this lock, {all} in all");
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-waiters", detail)
+                .with_help(format!(
+                    "at most {MOST_WAITERS_A_LOCK} may wait for one lock, and {MOST_WAITERS} in all"
+                ))
+                .retry_after(Duration::from_secs(5)));
+        }
+        *waiting.entry(name.clone()).or_default() += 1;
+        Ok(Waiting { limits: self.clone(), name: name.clone() })
+    }
+
+    /// Counts a new request of `principal` at `now`.
+    pub(crate) fn admit(&self, principal: &str, now: Moment) -> Result<(), Problem> {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        if rates.len() >= REMEMBERED {
+            rates.retain(|_, bucket| bucket.at(now).left < RATE);
+        }
+        let bucket = rates.entry(principal.to_owned()).or_insert(Bucket { left: RATE, at: now });
+        *bucket = bucket.at(now);
+        if bucket.left < 1.0 {
+            let detail = format!("more than {RATE} new requests in a second");
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail)
+                .with_help("renewals and releases have no limit; let one request wait instead of asking again and again")
+                .retry_after(Duration::from_secs(1)));
+        }
+        bucket.left -= 1.0;
+        Ok(())
+    }
+}
+
+impl Bucket {
+    /// The bucket as it is at `now`.
+    fn at(self, now: Moment) -> Self {
+        let refilled = now.shortest_since(self.at).as_secs_f64() * RATE;
+        Self { left: (self.left + refilled).min(RATE), at: now }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut waiting = self.limits.waiting();
+        if let Some(count) = waiting.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiters_of_one_lock_are_limited_and_leave_room() {
+        let (limits, name) = (Arc::new(Limits::default()), LockName::new("a").unwrap());
+        let mut waiting: Vec<_> = (0..MOST_WAITERS_A_LOCK).map(|_| limits.wait(&name).unwrap()).collect();
+        assert_eq!(limits.wait(&name).unwrap_err().word(), "too-many-waiters");
+        assert!(limits.wait(&LockName::new("b").unwrap()).is_ok());
+        waiting.pop();
+        assert!(limits.wait(&name).is_ok());
+        drop(waiting);
+        assert!(limits.waiting().is_empty());
+    }
+
+    #[test]
+    fn each_principal_has_its_own_rate() {
+        let (limits, second) = (Limits::default(), 1_000_000_000);
+        let at = |seconds: u64| Moment::from_raw(seconds * second, (seconds * second).cast_signed());
+        for _ in 0..50 {
+            limits.admit("a", at(1)).unwrap();
+        }
+        assert_eq!(limits.admit("a", at(1)).unwrap_err().word(), "too-many-requests");
+        limits.admit("b", at(1)).unwrap();
+        limits.admit("a", at(2)).unwrap();
+    }
+}

@@ -1,0 +1,148 @@
+//! Errors as clients get them: problem details (RFC 9457), with `help`.
+
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use leasehold::{Error, ErrorKind, LossReason};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::view::{HolderView, ms};
+
+/// What went wrong, and what to do. A field that does not apply is missing.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Problem {
+    /// `urn:leasehold:` and one word for programs, such as `urn:leasehold:held`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The status of the answer.
+    status: u16,
+    /// The status in words.
+    title: &'static str,
+    /// What went wrong this time.
+    detail: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    help: Vec<String>,
+    /// For `held`: who has the lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Box<HolderView>>,
+    /// For `lost`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<&'static str>,
+    /// For `changed`: the current token; null if the lock is not held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<Option<u64>>,
+    #[serde(skip)]
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:leasehold:{kind}"),
+            status: status.as_u16(),
+            title: status.canonical_reason().unwrap_or("Error"),
+            detail: detail.into(),
+            help: Vec::new(),
+            held: None,
+            reason: None,
+            token: None,
+            headers: Vec::new(),
+        }
+    }
+
+    /// The request is wrong.
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid", detail)
+    }
+
+    pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help.push(help.into());
+        self
+    }
+
+    /// Tells the client not to ask again before `pause` has passed.
+    pub(crate) fn retry_after(mut self, pause: Duration) -> Self {
+        let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
+        self.headers.push((header::RETRY_AFTER, HeaderValue::from(seconds.max(1))));
+        self
+    }
+
+    pub(crate) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    /// The lock's token is not the one that the request names.
+    pub(crate) fn changed(detail: impl Into<String>, token: Option<u64>) -> Self {
+        let mut problem = Self::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
+        problem.token = Some(token);
+        problem
+    }
+
+    /// One word for tests and metrics: `held`.
+    #[cfg(test)]
+    pub(crate) fn word(&self) -> &str {
+        self.kind.trim_start_matches("urn:leasehold:")
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        let (status, kind) = match error.kind() {
+            ErrorKind::Held => (StatusCode::LOCKED, "held"),
+            ErrorKind::Lost => (StatusCode::GONE, "lost"),
+            ErrorKind::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            ErrorKind::Denied => (StatusCode::BAD_GATEWAY, "store-denied"),
+            ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "invalid"),
+            ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "unsupported"),
+            ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
+            ErrorKind::Corrupt => (StatusCode::INTERNAL_SERVER_ERROR, "corrupt"),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
+        };
+        let mut problem = Self::new(status, kind, error.to_string());
+        problem.help = error.help().to_vec();
+        if let Some(held) = error.holder() {
+            problem.held = Some(Box::new(HolderView::of(held)));
+            let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
+            problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
+        }
+        problem.reason = error.loss().map(|loss| reason(&loss.reason));
+        if error.kind() == ErrorKind::Unavailable {
+            problem = problem.retry_after(Duration::from_secs(1));
+        }
+        problem
+    }
+}
+
+/// One word for the reason of a loss.
+pub(crate) fn reason(reason: &LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired { .. } => "expired",
+        LossReason::TakenOver { .. } => "taken_over",
+        LossReason::Ended => "ended",
+        LossReason::Deleted => "deleted",
+        LossReason::RenewedElsewhere => "renewed_elsewhere",
+        _ => "lost",
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (status, body).into_response();
+        let json = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        response.headers_mut().extend(self.headers);
+        response
+    }
+}
+
+/// The time until a lock may lapse, in whole milliseconds, for a holder that is known.
+#[allow(dead_code, reason = "used by the dashboard's pages")]
+pub(crate) fn lapses_ms(held: &leasehold::HolderInfo) -> Option<u64> {
+    held.lapses_within.map(ms)
+}

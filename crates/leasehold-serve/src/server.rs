@@ -1,0 +1,114 @@
+//! The server: its address, its start and its end.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leasehold::Locker;
+use tokio::net::TcpListener;
+
+use crate::api;
+use crate::app::{App, Settings};
+
+/// Why a server did not start, or ended early.
+#[derive(Debug)]
+pub struct ServeError {
+    message: String,
+    help: Option<String>,
+}
+
+impl ServeError {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), help: None }
+    }
+
+    /// What to do about it.
+    pub fn help(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ServeError {}
+
+/// A server that listens.
+///
+/// ```
+/// use leasehold_serve::{Access, Server, Settings};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("mem:").await?;
+/// let settings = Settings::new(([127, 0, 0, 1], 0).into(), Access::local("a token"), b"a secret".to_vec());
+/// let server = Server::bind(locker, settings).await?;
+/// println!("listening on http://{}", server.address());
+/// server.run(async {}).await?; // until the future completes
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+pub struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Listens on the address of `settings`.
+    ///
+    /// # Errors
+    /// The address is in use, or may not be used; or other machines could reach the server without a token or without
+    /// TLS, and [`insecure`](Settings::insecure) is not set.
+    pub async fn bind(locker: Locker, settings: Settings) -> Result<Self, ServeError> {
+        let wanted = settings.listen;
+        if !wanted.ip().is_loopback() && !settings.insecure {
+            return Err(refused(wanted, settings.access.needs_token()));
+        }
+        let failed = |error| ServeError {
+            message: format!("cannot listen on {wanted}: {error}"),
+            help: Some("choose another address with --listen".to_owned()),
+        };
+        let listener = TcpListener::bind(wanted).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { app: Arc::new(App::new(locker, settings, address)), listener, address })
+    }
+
+    /// The address that the server listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` completes. Then requests that wait for a lock are answered with 503, those that are under way
+    /// are finished, and no hold is released.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
+        let stopping = self.app.stopping.clone();
+        let looking = tokio::spawn({
+            let app = self.app.clone();
+            async move { app.feed.look().await }
+        });
+        let stopped = async move {
+            stop.await;
+            stopping.cancel();
+        };
+        let served = axum::serve(self.listener, api::router(self.app)).with_graceful_shutdown(stopped).await;
+        looking.abort();
+        served.map_err(|error| ServeError::new(format!("the server failed: {error}")))
+    }
+}
+
+fn refused(address: SocketAddr, has_tokens: bool) -> ServeError {
+    let missing = if has_tokens { "TLS" } else { "tokens and TLS" };
+    ServeError {
+        message: format!("{address} can be reached from other machines, and there is no protection by {missing}"),
+        help: Some(
+            "put a proxy with TLS before it on this machine, or give --access and --insecure if the network is trusted"
+                .to_owned(),
+        ),
+    }
+}

@@ -1,0 +1,176 @@
+//! Locks as clients see them. Names are those of `leasehold ls --json`; names of durations end in their unit.
+
+use std::time::Duration;
+
+use leasehold::lease::End;
+use leasehold::{Holder, HolderInfo, PastGrant, State, Status, Waiter};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Whole milliseconds.
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The state of a lock, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StateView {
+    /// It can be acquired.
+    Free,
+    Held,
+    /// It is free, but reserved for the first waiter.
+    Reserved,
+    /// It was released, and is not granted yet.
+    Cooldown,
+    /// Its lease is over, and the next contender takes it.
+    Lapsed,
+}
+
+/// A lock.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct LockView {
+    pub(crate) lock: String,
+    pub(crate) state: StateView,
+    /// The token of the current grant or of the latest one.
+    pub(crate) token: Option<u64>,
+    /// Who has it; null if it is free.
+    pub(crate) held: Option<HolderView>,
+    /// The processes that wait in line, first to last.
+    pub(crate) waiters: Vec<WaiterView>,
+}
+
+/// A lock with its latest grants.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct LockDetail {
+    #[serde(flatten)]
+    pub(crate) lock: LockView,
+    /// The latest grants that have ended, newest first.
+    pub(crate) history: Vec<PastView>,
+}
+
+/// Who has a lock.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct HolderView {
+    /// Null if it is unknown.
+    pub(crate) holder: Option<Person>,
+    pub(crate) token: Option<u64>,
+    /// How long it has been held.
+    pub(crate) held_ms: Option<u64>,
+    /// How long the lease can still last unless it is renewed. Then the lock may be taken over.
+    pub(crate) lapses_within_ms: Option<u64>,
+    /// What was found instead of a record of leasehold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) foreign: Option<String>,
+}
+
+/// A holder or a waiter, as it described itself. Text from others: show it as text, never as markup.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Person {
+    pub(crate) name: String,
+    pub(crate) host: String,
+    /// 0 if the lock is held by a ticket.
+    pub(crate) pid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct WaiterView {
+    pub(crate) holder: Person,
+    pub(crate) waited_ms: Option<u64>,
+}
+
+/// A grant that has ended.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct PastView {
+    pub(crate) token: u64,
+    pub(crate) holder: Person,
+    /// Microseconds since the Unix epoch, on the store's clock.
+    pub(crate) from_us: Option<u64>,
+    /// Likewise.
+    pub(crate) until_us: Option<u64>,
+    /// `released`, `lapsed` or `evicted`.
+    pub(crate) end: &'static str,
+}
+
+impl HolderView {
+    pub(crate) fn of(held: &HolderInfo) -> Self {
+        Self {
+            holder: held.holder.as_ref().or(held.last_holder.as_ref()).map(Person::of),
+            token: held.token.map(|token| token.get()),
+            held_ms: held.held_for.map(ms),
+            lapses_within_ms: held.lapses_within.map(ms),
+            foreign: held.foreign.clone(),
+        }
+    }
+}
+
+impl Person {
+    fn of(holder: &Holder) -> Self {
+        Self {
+            name: holder.name.clone(),
+            host: holder.host.clone(),
+            pid: holder.pid,
+            note: holder.note.clone(),
+        }
+    }
+}
+
+impl LockView {
+    pub(crate) fn of(status: &Status) -> Self {
+        let (state, held) = match &status.state {
+            State::Free => (StateView::Free, None),
+            State::Held(held) if held.in_cooldown => (StateView::Cooldown, Some(held)),
+            State::Held(held) if held.reserved => (StateView::Reserved, Some(held)),
+            State::Held(held) => (StateView::Held, Some(held)),
+            State::Lapsed(held) => (StateView::Lapsed, Some(held)),
+        };
+        Self {
+            lock: status.name.to_string(),
+            state,
+            token: held.and_then(|held| held.token).or(status.token).map(|token| token.get()),
+            held: held.map(HolderView::of),
+            waiters: status.waiters.iter().map(WaiterView::of).collect(),
+        }
+    }
+
+    /// What changes when the lock changes, and not with time alone.
+    pub(crate) fn version(&self) -> String {
+        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+        let mut hasher = DefaultHasher::new();
+        (self.state as u8, self.token).hash(&mut hasher);
+        for waiter in &self.waiters {
+            (&waiter.holder.name, &waiter.holder.host, waiter.holder.pid).hash(&mut hasher);
+        }
+        format!("{:016x}", hasher.finish())
+    }
+}
+
+impl LockDetail {
+    pub(crate) fn of(status: &Status) -> Self {
+        Self { lock: LockView::of(status), history: status.history.iter().map(PastView::of).collect() }
+    }
+}
+
+impl WaiterView {
+    fn of(waiter: &Waiter) -> Self {
+        Self { holder: Person::of(&waiter.holder), waited_ms: waiter.waited.map(ms) }
+    }
+}
+
+impl PastView {
+    fn of(past: &PastGrant) -> Self {
+        Self {
+            token: past.token.get(),
+            holder: Person::of(&past.holder),
+            from_us: past.from_us,
+            until_us: past.until_us,
+            end: match past.end {
+                End::Released => "released",
+                End::Lapsed => "lapsed",
+                End::Evicted => "evicted",
+            },
+        }
+    }
+}

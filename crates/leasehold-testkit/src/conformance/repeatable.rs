@@ -1,0 +1,96 @@
+//! Acquisitions that are repeated under the id of their caller: [`Lock::acquire_ticket`](leasehold::Lock::acquire_ticket).
+
+use std::time::Duration;
+
+use leasehold::lease::{AcquireOutcome, Id, Released};
+use leasehold::{ErrorKind, HeldTicket, Locker};
+
+use super::Harness;
+use super::client::{Client, LONG, name};
+use super::locks::locker;
+
+fn id(client: &Client) -> Id {
+    Id::random(&client.env().random)
+}
+
+async fn acquired(client: &Client, locker: &Locker, id: Id) -> leasehold::Result<HeldTicket> {
+    client.within("acquire_ticket", locker.lock("lock").ttl(LONG).acquire_ticket(id, Duration::ZERO)).await
+}
+
+/// Whether the store supports ids of callers. If not, it must refuse them.
+async fn is_refused(client: &Client, locker: &Locker) -> bool {
+    if client.store.capabilities().history {
+        return false;
+    }
+    let refused = acquired(client, locker, id(client)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    client.assert_free(&name("lock")).await;
+    true
+}
+
+/// A repeated acquisition, at another client too, has the hold of the first one, and ends it.
+pub async fn a_repeated_acquisition_has_the_same_hold(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    if is_refused(&one, &here).await {
+        return;
+    }
+    let first = id(&one);
+    let mut held = acquired(&one, &here, first).await.unwrap();
+    for (client, locker) in [(&two, &there), (&one, &here), (&two, &there)] {
+        assert_eq!(acquired(client, locker, id(client)).await.unwrap_err().kind(), ErrorKind::Held);
+        let again = acquired(client, locker, first).await.unwrap();
+        assert!(again.ticket().token() >= held.ticket().token());
+        held = again;
+    }
+    client_renews(&one, &here, &held).await;
+    assert_eq!(two.within("release", there.release(held.ticket())).await.unwrap(), Released::Released);
+    one.assert_free(&name("lock")).await;
+}
+
+async fn client_renews(client: &Client, locker: &Locker, held: &HeldTicket) {
+    let renewed = client.within("renew", locker.renew(held.ticket())).await.unwrap();
+    assert!(renewed.remaining() > LONG / 2);
+}
+
+/// An id whose hold was released or evicted is never granted again, by any client.
+pub async fn a_spent_id_is_refused(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    if is_refused(&one, &here).await {
+        return;
+    }
+    let (first, second) = (id(&one), id(&one));
+    let held = acquired(&one, &here, first).await.unwrap();
+    two.within("release", there.release(held.ticket())).await.unwrap();
+    for (client, locker) in [(&one, &here), (&two, &there)] {
+        assert_eq!(acquired(client, locker, first).await.unwrap_err().kind(), ErrorKind::Lost);
+    }
+    let held = acquired(&two, &there, second).await.unwrap();
+    one.within("evict", here.evict(&name("lock"), held.ticket().token())).await.unwrap();
+    for (client, locker) in [(&one, &here), (&two, &there)] {
+        for spent in [first, second] {
+            assert_eq!(acquired(client, locker, spent).await.unwrap_err().kind(), ErrorKind::Lost);
+        }
+    }
+    one.granted(&name("lock"), LONG).await;
+}
+
+/// A client that waited and gave up frees nothing, although another client has the lock by the same id.
+pub async fn a_wait_given_up_frees_no_repetition(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    if is_refused(&one, &here).await {
+        return;
+    }
+    let (first, second) = (id(&one), id(&one));
+    let earlier = acquired(&two, &there, first).await.unwrap();
+    let mut claim = one.claim(&name("lock"), LONG);
+    (claim.id, claim.waits, claim.detached, claim.repeatable) = (second, true, true, true);
+    assert!(matches!(one.attempt(&claim).await, AcquireOutcome::Held(_)));
+    two.within("release", there.release(earlier.ticket())).await.unwrap();
+    let held = acquired(&two, &there, second).await.unwrap();
+    one.within("stop_waiting", one.store.stop_waiting(&claim)).await.unwrap();
+    client_renews(&two, &there, &held).await;
+    assert_eq!(acquired(&one, &here, id(&one)).await.unwrap_err().kind(), ErrorKind::Held);
+}

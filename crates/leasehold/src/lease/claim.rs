@@ -1,0 +1,87 @@
+//! [`Claim`]: a request for a lock.
+
+use std::time::Duration;
+
+use super::{Holder, Id, PermitQueue, Place, StoreTrouble, Ttl};
+use crate::env::Env;
+use crate::types::LockName;
+
+/// A request for a lock, for one acquisition.
+///
+/// ```
+/// use leasehold::{LockName, env::Env, lease::{Claim, Holder, Ttl}};
+///
+/// let (name, holder) = (LockName::new("deploy/prod")?, Holder::this_process());
+/// let mut claim = Claim::new(&Env::system(), name, Ttl::DEFAULT, holder);
+/// claim.waits = true; // stay in the store's queue, if there is one
+/// assert!(claim.lock_delay.is_zero() && claim.tokens == 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Claim {
+    /// The name of the lock.
+    pub name: LockName,
+    /// The lease's time to live.
+    pub ttl: Ttl,
+    /// The random id of this acquisition.
+    pub id: Id,
+    /// The process that wants the lock.
+    pub holder: Holder,
+    /// How much longer contenders wait after the lease has lapsed. Does not apply after a release.
+    pub lock_delay: Duration,
+    /// Whether the claim stays in the store's queue, if there is one
+    /// ([`Capabilities::fifo`](super::Capabilities::fifo)), until it is granted or withdrawn
+    /// ([`LeaseStore::release`](super::LeaseStore::release)).
+    pub waits: bool,
+    /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`](super::LeaseStore::detach)).
+    pub detached: bool,
+    /// How many tokens the grant can use: its process passes the lock on among this many tasks. If the store supports
+    /// this, it reserves these tokens below the one that it grants ([`Grant::after`](super::Grant::after)).
+    pub tokens: u64,
+    /// How long to keep trying if the store does not answer.
+    pub store_timeout: Duration,
+    /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
+    pub trouble: StoreTrouble,
+    /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
+    pub barges: bool,
+    /// Whether the acquisition may be repeated with the same [`id`](Self::id), by this process or by another one: see
+    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). A grant that arrives late, or whose caller is gone, is then
+    /// left to the repetition, or lapses. A claim whose grant has ended is refused ([`AcquireOutcome::Lost`]), as far
+    /// back as the lock's history goes.
+    ///
+    /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
+    pub repeatable: bool,
+    /// Whether to read the line even if the lock's record does not say that processes wait.
+    pub(crate) looks: bool,
+    /// Where it stands in the line.
+    pub(crate) place: Place,
+    /// For a permit whose waiters have a [queue](PermitQueue).
+    pub(crate) queue: Option<PermitQueue>,
+}
+
+impl Claim {
+    /// The default of [`store_timeout`](Self::store_timeout).
+    pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
+
+    /// A claim with a new random id and default settings.
+    pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
+        Self {
+            name,
+            ttl,
+            id: Id::random(&env.random),
+            holder,
+            lock_delay: Duration::ZERO,
+            waits: false,
+            detached: false,
+            tokens: 1,
+            store_timeout: Self::DEFAULT_STORE_TIMEOUT,
+            trouble: StoreTrouble::default(),
+            barges: false,
+            repeatable: false,
+            looks: false,
+            place: Place::default(),
+            queue: None,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Acquisitions that are repeated under the id of their caller, on several machines. Paused time.
+
+use std::time::Duration;
+
+use crate::common::{Client, TTL, World, name};
+use leasehold::lease::Id;
+use leasehold::random::Random;
+use leasehold::{ErrorKind, HeldTicket, Lock, Locker, Released};
+use leasehold_testkit::fault::{Kind, Outcome};
+use tokio::sync::mpsc;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn locker(client: &Client) -> Locker {
+    Locker::new(client.leases.clone())
+}
+
+fn lock(client: &Client) -> Lock {
+    locker(client).lock("x").ttl(TTL)
+}
+
+fn id(seed: u64) -> Id {
+    Id::random(&Random::seeded(seed))
+}
+
+async fn acquired(client: &Client, seed: u64) -> HeldTicket {
+    lock(client).acquire_ticket(id(seed), Duration::ZERO).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repetition_elsewhere_renews_the_hold() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let earlier = acquired(&one, 9).await;
+    locker(&one).release(earlier.ticket()).await.unwrap();
+    let first = acquired(&one, 1).await;
+    for client in [&two, &one, &two] {
+        client.env.sleep(20 * SECOND).await;
+        let again = acquired(client, 1).await;
+        assert_eq!(again.ticket(), first.ticket());
+        assert!(again.remaining() > 25 * SECOND);
+    }
+    locker(&one).renew(first.ticket()).await.unwrap();
+    assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+}
+
+/// A longer ttl of a repetition counts for contenders too.
+#[tokio::test(start_paused = true)]
+async fn a_record_lasts_as_long_as_each_repetition_believes() {
+    let world = World::new();
+    let (one, two, other) = (world.dated(1), world.dated(2), world.dated(3));
+    let earlier = acquired(&one, 9).await;
+    locker(&one).release(earlier.ticket()).await.unwrap();
+    for (client, ttl) in [(&one, TTL), (&two, 4 * TTL), (&one, TTL)] {
+        lock(client).ttl(ttl).acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    }
+    let held = lock(&other).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err();
+    assert!(held.holder().unwrap().lapses_within.unwrap() > 4 * TTL);
+}
+
+/// The token of a lock that was just created is certain only once it was renewed.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_of_a_creation_supersedes_its_ticket() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let first = acquired(&one, 1).await;
+    let again = acquired(&two, 1).await;
+    assert!(again.ticket().token() > first.ticket().token());
+    assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    assert_eq!(locker(&one).renew(first.ticket()).await.unwrap_err().kind(), ErrorKind::Lost);
+    locker(&one).renew(again.ticket()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_12_a_spent_id_is_never_granted_again() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let held = acquired(&one, 1).await;
+    locker(&two).release(held.ticket()).await.unwrap();
+    for client in [&one, &two, &world.dated(3)] {
+        let spent = lock(client).acquire_ticket(id(1), SECOND).await.unwrap_err();
+        assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
+    }
+    let next = acquired(&two, 2).await;
+    let spent = lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err();
+    assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
+    locker(&one).evict(&name(), next.ticket().token()).await.unwrap();
+    assert_eq!(lock(&one).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// One server's grant is applied unnoticed, and its client goes away. The client asks another server, and has the lock
+/// there. The first server must not clean up by the id.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let earlier = acquired(&two, 9).await;
+    locker(&two).release(earlier.ticket()).await.unwrap();
+    one.network.next_write(Outcome::AppliedLost);
+    one.network.every(Kind::Read, Outcome::Dropped);
+    let given_up = lock(&one).acquire_ticket(id(1), 3 * SECOND).await.unwrap_err();
+    assert_eq!(given_up.kind(), ErrorKind::Unavailable, "{given_up}");
+    let held = acquired(&two, 1).await;
+    one.network.heal();
+    // The first server's task ends after its request has ended, and then gives up its place.
+    for _ in 0..20 {
+        two.env.sleep(3 * SECOND).await;
+        locker(&two).renew(held.ticket()).await.unwrap();
+    }
+    assert_eq!(locker(&two).release(held.ticket()).await.unwrap(), Released::Released);
+}
+
+/// As above, for a client that goes away while it waits, at the moment of the grant.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_no_caller_takes_lapses_or_goes_to_a_repetition() {
+    let world = World::new();
+    let (one, two, holder) = (world.dated(1), world.dated(2), world.dated(3));
+    let first = acquired(&holder, 9).await;
+    let (seen, mut is_seen) = mpsc::unbounded_channel();
+    let waiting = lock(&one).on_wait(move |_| drop(seen.send(())));
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
+    is_seen.recv().await.unwrap();
+    one.network.every(Kind::Write, Outcome::AnswerDelayed(5 * SECOND));
+    locker(&holder).release(first.ticket()).await.unwrap();
+    while holder.is_free().await {
+        holder.env.sleep(SECOND / 10).await;
+    }
+    waiting.abort();
+    let held = acquired(&two, 1).await;
+    for _ in 0..20 {
+        two.env.sleep(3 * SECOND).await;
+        locker(&two).renew(held.ticket()).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_gives_up_leaves_the_line() {
+    let world = World::new();
+    let (one, holder) = (world.dated(1), world.dated(3));
+    let first = acquired(&holder, 9).await;
+    let (seen, mut is_seen) = mpsc::unbounded_channel();
+    let waiting = lock(&one).on_wait(move |held| drop(held.ahead.map(|_| seen.send(()))));
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
+    is_seen.recv().await.unwrap();
+    let waiters = async || locker(&holder).inspect(&name()).await.unwrap().waiters.len();
+    assert_eq!(waiters().await, 1);
+    waiting.abort();
+    while waiters().await > 0 {
+        holder.env.sleep(SECOND / 10).await;
+        locker(&holder).renew(first.ticket()).await.unwrap();
+    }
+}
+
+/// Tasks of the same server that wait do not delay the repetition of the request that has the lock.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
+    let world = World::new();
+    let one = world.dated(1);
+    let locker = locker(&one);
+    let lock = locker.lock("x").ttl(TTL);
+    let first = lock.acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    let (seen, mut is_seen) = mpsc::unbounded_channel();
+    let waiting = lock.clone().on_wait(move |_| drop(seen.send(())));
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });
+    is_seen.recv().await.unwrap();
+    for limit in [Duration::ZERO, 600 * SECOND] {
+        let again = lock.acquire_ticket(id(1), limit).await.unwrap();
+        assert_eq!(again.ticket(), first.ticket());
+    }
+    locker.release(first.ticket()).await.unwrap();
+    waiting.await.unwrap().unwrap();
+}
