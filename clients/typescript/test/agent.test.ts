@@ -101,7 +101,7 @@ test("a stopped host reads the renewals when it continues", async (t) => {
 test("an event loop that is blocked for two ttls keeps its lock", async (t) => {
   const [locker] = await separate(t, store(t));
   const guard = await locker.acquire("x", { ttl: "2s" });
-  for (let end = performance.now() + 4_000; performance.now() < end; );
+  for (let end = performance.now() + 4_000; performance.now() < end;);
   guard.check();
   await new Promise((resolve) => setImmediate(resolve));
   guard.check();
@@ -112,7 +112,7 @@ test("an event loop that is blocked while its agent is stopped loses its lock", 
   const [locker, agent] = await separate(t, store(t));
   const guard = await locker.acquire("x", { ttl: "1s" });
   process.kill(agent, "SIGSTOP");
-  for (let end = performance.now() + 1_100; performance.now() < end; );
+  for (let end = performance.now() + 1_100; performance.now() < end;);
   assert.throws(() => guard.check(), LockLostError);
   process.kill(agent, "SIGCONT");
 });
