@@ -12,8 +12,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import leasehold_locks
 from conftest import ROOT
-from leasehold_locks import Locker
+from leasehold_locks import Locker, _agent
 
 #: What an example calls of its program.
 PROGRAM = ("deploy", "report", "save", "render", "search", "rebuild", "read")
@@ -52,3 +53,11 @@ def test_the_examples_of_docstrings_run(module: str, url: str) -> None:
                 assert repr(eval(example.source, names)) == example.want.strip()
             else:
                 exec(compile(ast.parse(example.source), test.name, "exec"), names)
+
+
+def test_all_parts_have_one_version() -> None:
+    workspace = re.search(r'\[workspace\.package\]\nversion = "(.*?)"', (ROOT / "Cargo.toml").read_text())
+    package = re.search(r'^version = "(.*?)"', (ROOT / "clients/python/pyproject.toml").read_text(), re.MULTILINE)
+    assert workspace and package
+    versions = {workspace[1], package[1], leasehold_locks.__version__, _agent._CLIENT.partition("/")[2]}
+    assert len(versions) == 1, versions

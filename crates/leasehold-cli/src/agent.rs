@@ -18,11 +18,15 @@ mod refusal;
 mod requests;
 mod session;
 mod stores;
+#[cfg(test)]
+mod tests;
 mod tickets;
 mod waiting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use leasehold::clock::{SystemClock, timeout};
 use rustix::process::setsid;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -31,6 +35,9 @@ use self::pipe::Input;
 use self::session::{Next, Session};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure};
+
+/// How long the last messages may take.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves requests until stdin is closed or the host ends.
 pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
@@ -65,7 +72,8 @@ pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
     };
     session.end().await;
     drop(session);
-    writer.finished().await;
+    // A child of the host may have the pipe, and not read it.
+    timeout(&SystemClock, WRITE_TIMEOUT, writer.finished()).await;
     drop(ignored);
     Ok(code)
 }

@@ -65,7 +65,7 @@ impl Settings {
     }
 
     /// Parses `text`, the content of the file at `path`.
-    fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
+    pub(crate) fn from_text(path: &Path, text: &str) -> Result<Self, Failure> {
         match toml::from_str(text) {
             Ok(file) => Ok(Self { path: path.to_owned(), file }),
             Err(error) => {

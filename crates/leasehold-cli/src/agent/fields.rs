@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_id_belongs_unassigned() {
+    fn a_line_without_an_id_belongs_to_no_request() {
         for line in [
             "",
             "7",

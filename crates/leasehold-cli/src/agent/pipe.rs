@@ -90,6 +90,13 @@ impl Place<'_> {
     }
 }
 
+/// A queue whose messages a test reads.
+#[cfg(test)]
+pub(super) fn queue() -> (Outbox, mpsc::Receiver<Value>) {
+    let (sender, messages) = mpsc::channel(UNSENT);
+    (Outbox(sender), messages)
+}
+
 /// The thread that writes.
 pub(super) struct Writer(oneshot::Receiver<()>);
 
