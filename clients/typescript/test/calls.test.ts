@@ -13,9 +13,11 @@ async function grant(agent: Agent, milliseconds = 60_000): Promise<void> {
 
 test("options become fields", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
-  const lock = locker.semaphore("s", 3, { ttl: "1m", owner: "me" });
+  const lock = locker.semaphore("s", 3, { ttl: "1m", owner: "you" });
   const acquiring = lock.acquire({
     wait: "1h 30m",
+    ttl: undefined,
+    owner: "me",
     note: "why",
     barge: true,
     lockDelay: 5,
