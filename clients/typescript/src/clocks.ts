@@ -107,7 +107,12 @@ export class Deadline {
  * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's answer,
  * between the two readings.
  */
-export function mismatch(before: Moment | null, hello: Message, after: Moment | null, of: Clocks = clocks): string | null {
+export function mismatch(
+  before: Moment | null,
+  hello: Message,
+  after: Moment | null,
+  of: Clocks = clocks,
+): string | null {
   if (before === null || after === null) return "this process cannot read its clocks";
   const differs = (low: number, agent: number, high: number): string | null => {
     if (agent < low - TOLERANCE) return `${Math.ceil((low - agent) / 1_000)} ms behind`;

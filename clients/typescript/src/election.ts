@@ -54,7 +54,9 @@ export class Election {
    * The present leader, and each change, until the loop is left or the signal aborts (which throws its reason). Leaders
    * that come and go while the loop is busy are skipped.
    */
-  async *observe(options: { readonly signal?: AbortSignal | undefined } = {}): AsyncGenerator<Leader | null, void, void> {
+  async *observe(
+    options: { readonly signal?: AbortSignal | undefined } = {},
+  ): AsyncGenerator<Leader | null, void, void> {
     const { signal } = options;
     signal?.throwIfAborted();
     const stop = new AbortController();

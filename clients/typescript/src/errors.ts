@@ -4,16 +4,7 @@ import type { HeldBy } from "./holder.js";
 
 /** What went wrong. `agent`: the command could not be started, or it died. The others are those of the agent. */
 export type ErrorKind =
-  | "held"
-  | "lost"
-  | "unavailable"
-  | "denied"
-  | "invalid"
-  | "unsupported"
-  | "corrupt"
-  | "conflict"
-  | "limit"
-  | "agent";
+  "held" | "lost" | "unavailable" | "denied" | "invalid" | "unsupported" | "corrupt" | "conflict" | "limit" | "agent";
 
 /** The base of all errors of this package. */
 export class LeaseholdError extends Error {

@@ -6,7 +6,7 @@ import { Guard, untold } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
-import { fields, type AcquireOptions, type LockOptions } from "./options.js";
+import { fields, merged, type AcquireOptions, type LockOptions } from "./options.js";
 
 /** Sends a request for a lock, on the agent of its locker. @internal */
 export type Ask = (
@@ -121,7 +121,7 @@ export class Lock {
 
   #request(op: string, options: AcquireOptions, more: Message = {}): Promise<Answer> {
     const { signal, onWaiting } = options;
-    const request = fields({ ...this.#settings, ...options });
+    const request = fields(merged(this.#settings, options));
     return this.#ask(
       op,
       { lock: this.name, ...this.#mode, ...request, ...more },

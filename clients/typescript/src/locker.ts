@@ -43,7 +43,12 @@ export interface Capabilities {
 /** What the doctor says about a store. Further fields are those of `leasehold doctor --json`. */
 export interface Report {
   readonly safe: boolean;
-  readonly findings: readonly { readonly check: string; readonly verdict: string; readonly seen: unknown; readonly help: unknown }[];
+  readonly findings: readonly {
+    readonly check: string;
+    readonly verdict: string;
+    readonly seen: unknown;
+    readonly help: unknown;
+  }[];
   readonly [field: string]: unknown;
 }
 
@@ -189,7 +194,10 @@ export class Locker implements AsyncDisposable {
   }
 
   /** Deletes the record of a lock that has been free for so long. Resolves to whether it was deleted, or would be. */
-  async sweep(name: string, options: { readonly olderThan: Duration; readonly dryRun?: boolean | undefined }): Promise<boolean> {
+  async sweep(
+    name: string,
+    options: { readonly olderThan: Duration; readonly dryRun?: boolean | undefined },
+  ): Promise<boolean> {
     const fields = { lock: name, older_than_ms: span("olderThan", options.olderThan), dry_run: options.dryRun };
     return flag((await this.#ask("sweep", fields)).message["deleted"]);
   }
@@ -214,7 +222,9 @@ export class Locker implements AsyncDisposable {
   }
 
   /** Examines whether the store is safe for locks. It writes test records. */
-  async doctor(options: { readonly ttl?: Duration | undefined; readonly thorough?: boolean | undefined } = {}): Promise<Report> {
+  async doctor(
+    options: { readonly ttl?: Duration | undefined; readonly thorough?: boolean | undefined } = {},
+  ): Promise<Report> {
     const fields = { ttl_ms: span("ttl", options.ttl), thorough: options.thorough };
     const { id, ev, ...report } = (await this.#ask("doctor", fields)).message;
     return report as unknown as Report;

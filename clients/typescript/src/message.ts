@@ -22,7 +22,8 @@ export function excerpt(text: string): string {
 }
 
 export function object(value: unknown): Message {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Garbage("a value that is no object");
+  if (typeof value !== "object" || value === null || Array.isArray(value))
+    throw new Garbage("a value that is no object");
   return value as Message;
 }
 

@@ -96,8 +96,7 @@ function content(message: Message): Uint8Array | null {
 }
 
 function base64(bytes: Content): string {
-  return (typeof bytes === "string" ? Buffer.from(bytes) : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)).toString(
-    "base64",
-  );
+  return (
+    typeof bytes === "string" ? Buffer.from(bytes) : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)
+  ).toString("base64");
 }
-

@@ -54,6 +54,11 @@ const KNOWN = new Set([
   ...["ttl", "wait", "owner", "note", "lockDelay", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
 ]);
 
+/** The settings of a lock with the options of one request. An option that is `undefined` changes no setting. */
+export function merged(settings: LockOptions, options: AcquireOptions): AcquireOptions {
+  return { ...settings, ...Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) };
+}
+
 export function span(what: string, duration: Duration | undefined): number | undefined {
   return duration === undefined ? undefined : milliseconds(what, duration);
 }

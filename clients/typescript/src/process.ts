@@ -107,7 +107,9 @@ export class AgentProcess {
     if (this.#failure !== null) {
       const missing = this.#failure.code === "ENOENT";
       return new AgentError(
-        missing ? `the command ${command} was not found` : `the command ${command} could not be started: ${this.#failure.message}`,
+        missing
+          ? `the command ${command} was not found`
+          : `the command ${command} could not be started: ${this.#failure.message}`,
         ["Install the leasehold command, or set LEASEHOLD_COMMAND or the option `command` to its path."],
       );
     }

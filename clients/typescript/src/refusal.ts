@@ -1,6 +1,14 @@
 // Error answers of the agent as errors.
 
-import { InvalidError, LeaseholdError, LockHeldError, LockLostError, StoreError, UnsupportedError, type ErrorKind } from "./errors.js";
+import {
+  InvalidError,
+  LeaseholdError,
+  LockHeldError,
+  LockLostError,
+  StoreError,
+  UnsupportedError,
+  type ErrorKind,
+} from "./errors.js";
 import { readHeldBy } from "./holder.js";
 import { flag, list, object, optional, string, token, type Message } from "./message.js";
 
@@ -12,7 +20,11 @@ export function refusal(answer: Message): LeaseholdError {
   const help = (optional(answer, "help", list) ?? []).map(string);
   switch (kind) {
     case "held":
-      return new LockHeldError(message, help, optional(answer, "held_by", (held) => readHeldBy(object(held))));
+      return new LockHeldError(
+        message,
+        help,
+        optional(answer, "held_by", (held) => readHeldBy(object(held))),
+      );
     case "lost": {
       const refusedBy = optional(answer, "refused_by", token);
       const reason = optional(answer, "reason", string) ?? ("refused_by" in answer ? "fenced" : "expired");

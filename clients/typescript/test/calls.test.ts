@@ -13,8 +13,17 @@ async function grant(agent: Agent, milliseconds = 60_000): Promise<void> {
 
 test("options become fields", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
-  const lock = locker.semaphore("s", 3, { ttl: "1m", owner: "me" });
-  const acquiring = lock.acquire({ wait: "1h 30m", note: "why", barge: true, lockDelay: 5, storeTimeout: "0.5s", forTicket: true });
+  const lock = locker.semaphore("s", 3, { ttl: "1m", owner: "you" });
+  const acquiring = lock.acquire({
+    wait: "1h 30m",
+    ttl: undefined,
+    owner: "me",
+    note: "why",
+    barge: true,
+    lockDelay: 5,
+    storeTimeout: "0.5s",
+    forTicket: true,
+  });
   const { id, ...request } = await agent.next("acquire");
   assert.deepEqual(request, {
     ...{ op: "acquire", store: "mem:", lock: "s", mode: "permit", permits: 3, ttl_ms: 60_000, wait_ms: 5_400_000 },
@@ -27,7 +36,10 @@ test("options become fields", async (t) => {
 test("a bad duration or option is named, and nothing is sent", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   for (const ttl of ["", "5", "-1s", "1y", "s", -1, NaN, Infinity]) {
-    await assert.rejects(locker.acquire("x", { ttl }), (error) => error instanceof InvalidError && /^ttl /.test(error.message));
+    await assert.rejects(
+      locker.acquire("x", { ttl }),
+      (error) => error instanceof InvalidError && /^ttl /.test(error.message),
+    );
   }
   const misspelt = { timeout: 5 } as object;
   await assert.rejects(locker.acquire("x", misspelt), /no option "timeout"/);
@@ -116,7 +128,7 @@ test("an error of the work after a loss is the loss", async (t) => {
 test("work that ends after the deadline is not protected", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.using("x", () => {
-    for (let end = performance.now() + 400; performance.now() < end; );
+    for (let end = performance.now() + 400; performance.now() < end;);
   });
   const failed = assert.rejects(running, LockLostError);
   await grant(agent, 300);
@@ -126,7 +138,10 @@ test("work that ends after the deadline is not protected", async (t) => {
 
 test("a release that finds the lock lost is a loss", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
-  const failed = assert.rejects(locker.using("x", () => 1), LockLostError);
+  const failed = assert.rejects(
+    locker.using("x", () => 1),
+    LockLostError,
+  );
   await grant(agent);
   await agent.answer("release", { ev: "released", was_held: false });
   await failed;
@@ -203,7 +218,10 @@ test("once says who ran the job", async (t) => {
 
 test("a job that fails is not recorded", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
-  const failed = assert.rejects(locker.once("nightly", { per: "23h" }, () => Promise.reject(new Error("bad"))), /bad/);
+  const failed = assert.rejects(
+    locker.once("nightly", { per: "23h" }, () => Promise.reject(new Error("bad"))),
+    /bad/,
+  );
   const { id } = await agent.next("once");
   agent.send(held(id));
   const release = await agent.answer("release", { ev: "released", was_held: true });
@@ -215,7 +233,8 @@ test("a run that cannot be recorded is an error", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const failed = assert.rejects(
     locker.once("nightly", { per: "23h" }, () => 1),
-    (error) => error instanceof StoreError && /succeeded, but its run could not be recorded: no network/.test(error.message),
+    (error) =>
+      error instanceof StoreError && /succeeded, but its run could not be recorded: no network/.test(error.message),
   );
   const { id } = await agent.next("once");
   agent.send(held(id));
@@ -281,7 +300,12 @@ test("a write that a higher token refuses is a loss", async (t) => {
     locker.put("s3://b/o", "text", { fence: 7n }),
     (error) => error instanceof LockLostError && error.reason === "fenced" && error.refusedBy === 9n,
   );
-  const { fence, content } = await agent.answer("put", { ev: "error", kind: "lost", message: "refused", refused_by: "9" });
+  const { fence, content } = await agent.answer("put", {
+    ev: "error",
+    kind: "lost",
+    message: "refused",
+    refused_by: "9",
+  });
   assert.deepEqual([fence, content], ["7", Buffer.from("text").toString("base64")]);
   await failed;
 });

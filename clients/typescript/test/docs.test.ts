@@ -59,7 +59,13 @@ async function compiled(): Promise<void> {
   for (const { name, text } of found) writeFileSync(join(examples, `${name}.ts`), text);
   writeFileSync(join(examples, "context.ts"), CONTEXT);
   writeFileSync(join(examples, "functions.mjs"), FUNCTIONS);
-  const compilerOptions = { rootDir: ".", outDir: "js", declaration: false, noUnusedLocals: false, noUnusedParameters: false };
+  const compilerOptions = {
+    rootDir: ".",
+    outDir: "js",
+    declaration: false,
+    noUnusedLocals: false,
+    noUnusedParameters: false,
+  };
   const config = { extends: "../../tsconfig.json", compilerOptions, include: ["*.ts"] };
   writeFileSync(join(examples, "tsconfig.json"), JSON.stringify(config));
   const { stdout } = await run(process.execPath, [join(root, "node_modules/typescript/bin/tsc"), "-p", examples]).catch(

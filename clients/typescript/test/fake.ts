@@ -90,9 +90,6 @@ export class Agent {
   closeOutput(): void {
     this.#order({ closeOutput: true });
   }
-
-
-
 }
 
 /** A folder with a command that starts fake agents. */

@@ -16,7 +16,9 @@ test("a held lock refuses others, and says who has it", async (t) => {
   const guard = await locker.acquire("x", { ttl: "30s", owner: "ci-7", note: "deploys" });
   assert.equal(await locker.tryAcquire("x"), null);
   const seen: HeldBy[] = [];
-  const failed = await locker.acquire("x", { wait: 100, onWaiting: (heldBy) => seen.push(heldBy) }).catch((error: unknown) => error);
+  const failed = await locker
+    .acquire("x", { wait: 100, onWaiting: (heldBy) => seen.push(heldBy) })
+    .catch((error: unknown) => error);
   assert.ok(failed instanceof LockHeldError, String(failed));
   assert.deepEqual([failed.holder?.name, failed.holder?.note, failed.heldBy?.token], ["ci-7", "deploys", guard.token]);
   assert.equal(seen[0]?.holder?.name, "ci-7");
@@ -138,7 +140,10 @@ test("errors name the bad URL, name, number or store", async (t) => {
   await assert.rejects(locker.acquire(""), InvalidError);
   await assert.rejects(locker.acquire("x", { ttl: 1 }), InvalidError);
   await assert.rejects(locker.semaphore("s", 0).acquire(), InvalidError);
-  await assert.rejects(locker.get("ftp://example/x"), (error) => error instanceof InvalidError || error instanceof UnsupportedError);
+  await assert.rejects(
+    locker.get("ftp://example/x"),
+    (error) => error instanceof InvalidError || error instanceof UnsupportedError,
+  );
   // None of them was the end of the agent.
   await (await locker.acquire("x")).release();
 });

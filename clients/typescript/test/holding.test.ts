@@ -98,7 +98,7 @@ test("a renewal that the blocked event loop has not read is no loss", async (t) 
   const { agent, guard } = await guarded(Fake.in(t), 200);
   // As of an agent that renewed several times meanwhile: the first of them has passed, too.
   const first = until(300);
-  for (let end = performance.now() + 400; performance.now() < end; );
+  for (let end = performance.now() + 400; performance.now() < end;);
   agent.send({ hold: 1, ev: "renewed", ...first }, { hold: 1, ev: "renewed", ...until(MINUTE) });
   agent.blockUntilWritten();
   guard.check();
@@ -110,7 +110,7 @@ test("the timer reads renewals before it judges", async (t) => {
   const renewal = { hold: 1, ev: "renewed", ...until(MINUTE) };
   agent.send(renewal);
   agent.blockUntilWritten();
-  for (let end = performance.now() + 300; performance.now() < end; );
+  for (let end = performance.now() + 300; performance.now() < end;);
   // The timer is due now, and runs before the event loop reads.
   await new Promise((resolve) => setTimeout(resolve, 0));
   guard.check();
@@ -122,7 +122,7 @@ test("the timer reads renewals before it judges", async (t) => {
 
 test("a deadline that passed while the event loop was blocked is a loss", async (t) => {
   const { guard } = await guarded(Fake.in(t), 200);
-  for (let end = performance.now() + 300; performance.now() < end; );
+  for (let end = performance.now() + 300; performance.now() < end;);
   assertLost(guard, "expired");
 });
 
@@ -145,7 +145,10 @@ test("the death of the agent is noticed by a check of the blocked event loop", a
 test("news in the same chunk as the grant counts", async (t) => {
   const fake = Fake.in(t);
   const [locker, agent] = await fake.open();
-  const first = assert.rejects(locker.acquire("x"), (error) => error instanceof LockLostError && error.reason === "deleted");
+  const first = assert.rejects(
+    locker.acquire("x"),
+    (error) => error instanceof LockLostError && error.reason === "deleted",
+  );
   const { id } = await agent.next("acquire");
   agent.send(held(id), { hold: 1, ev: "lost", reason: "deleted", message: "its record was deleted" });
   await first;

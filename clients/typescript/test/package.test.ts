@@ -27,15 +27,21 @@ await locker.close();
 test("the package can be installed, compiled against, and run", async (t) => {
   const place = folder(t);
   // What is built is what was tested: no script builds it again meanwhile.
-  const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", place], { cwd: root });
+  const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", place], {
+    cwd: root,
+  });
   const described = JSON.parse(stdout) as Record<string, unknown>;
   const [packed] = Object.values(described) as [{ filename: string; files: { path: string }[] }];
-  assert.ok(packed.files.every(({ path }) => /^(dist\/[a-z]+\.(js|d\.ts)|package\.json|README\.md|LICENSE-[A-Z]+)$/.test(path)), stdout);
+  assert.ok(
+    packed.files.every(({ path }) => /^(dist\/[a-z]+\.(js|d\.ts)|package\.json|README\.md|LICENSE-[A-Z]+)$/.test(path)),
+    stdout,
+  );
   writeFileSync(join(place, "package.json"), '{"name":"user","private":true,"type":"module"}');
   await run("npm", ["install", "--offline", "--no-audit", "--no-fund", `./${packed.filename}`], { cwd: place });
   writeFileSync(join(place, "program.ts"), PROGRAM);
   const typescript = join(root, "node_modules/typescript/bin/tsc");
-  const options = "--strict --exactOptionalPropertyTypes --skipLibCheck false --module nodenext --target es2022 --lib es2022,dom";
+  const options =
+    "--strict --exactOptionalPropertyTypes --skipLibCheck false --module nodenext --target es2022 --lib es2022,dom";
   const compiled = await run(process.execPath, [typescript, ...options.split(" "), "program.ts"], { cwd: place }).catch(
     (error: { stdout: string }) => error,
   );

@@ -110,7 +110,10 @@ test("an agent with another protocol is refused", async (t) => {
 });
 
 for (const clock of ["boot_us", "wall_us"] as const) {
-  for (const [word, by] of [["behind", -3_600_000_000], ["ahead", 3_600_000_000]] as const) {
+  for (const [word, by] of [
+    ["behind", -3_600_000_000],
+    ["ahead", 3_600_000_000],
+  ] as const) {
     test(`an agent whose ${clock} is ${word} is refused`, async (t) => {
       const fake = Fake.in(t);
       const opening = Locker.open("mem:", { command: fake.command });

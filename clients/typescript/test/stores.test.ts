@@ -40,9 +40,13 @@ test("a lock on S3", async (locker) => {
 test("objects on S3", async (locker) => {
   const state = url("state.json");
   const read = async () => Buffer.from((await locker.get(state)) ?? "").toString();
-  const append = (more: string) => (content: Uint8Array | null) => Buffer.concat([content ?? Buffer.of(), Buffer.from(more)]);
+  const append = (more: string) => (content: Uint8Array | null) =>
+    Buffer.concat([content ?? Buffer.of(), Buffer.from(more)]);
   assert.equal(await locker.get(state), null);
-  assert.deepEqual(await locker.update(state, append("1"), { contentType: "application/json" }), { written: true, attempts: 1 });
+  assert.deepEqual(await locker.update(state, append("1"), { contentType: "application/json" }), {
+    written: true,
+    attempts: 1,
+  });
   assert.equal((await locker.update(state, () => null)).written, false);
   await locker.put(state, "fenced 8", { fence: 8n });
   await assert.rejects(

@@ -30,9 +30,9 @@ test("lines are the same however they are cut", async () => {
     for (let from = 0; from < bytes.length; from += size) {
       lines.push(bytes.subarray(from, from + size));
       if (size % 2 === 0) continue;
-      for (let line; (line = lines.next()) !== null; ) found.push(line);
+      for (let line; (line = lines.next()) !== null;) found.push(line);
     }
-    for (let line; (line = lines.next()) !== null; ) found.push(line);
+    for (let line; (line = lines.next()) !== null;) found.push(line);
     assert.deepEqual(found, ["one", "", "two ü"]);
   }
 });
