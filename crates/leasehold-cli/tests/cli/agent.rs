@@ -90,6 +90,22 @@ impl Drop for Agent {
     }
 }
 
+/// A process for which an agent works. Killed when dropped.
+struct Host(Child);
+
+impl Host {
+    fn start() -> Self {
+        Self(std::process::Command::new("sleep").arg("1000").spawn().unwrap())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[track_caller]
 fn assert_error(answer: &Value, kind: &str, text: &str) {
     assert_eq!((&answer["ev"], &answer["kind"]), (&json!("error"), &json!(kind)), "{answer}");
@@ -265,31 +281,30 @@ fn the_end_of_stdin_releases_all_locks_and_withdraws_requests() {
 #[test]
 fn the_end_of_the_host_ends_the_agent() {
     let sandbox = Sandbox::new();
-    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut host = Host::start();
     let mut agent = Agent::start(&sandbox);
-    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.0.id() }));
     agent.hold("x");
-    host.kill().unwrap();
+    host.0.kill().unwrap();
     // Not reaped yet. Stdin stays open.
     assert_eq!(agent.process.wait().unwrap().code(), Some(0));
-    host.wait().unwrap();
+    drop(host);
     sandbox.run("run -n x -- true").expect(0);
 }
 
 #[test]
 fn the_lock_of_a_killed_agent_is_not_granted_while_its_host_lives() {
     let sandbox = Sandbox::new();
-    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let host = Host::start();
     let mut agent = Agent::start(&sandbox);
-    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.0.id() }));
     let held = agent.ask(json!({ "op": "acquire", "lock": "x", "ttl_ms": 3_600_000 }));
     assert_eq!(held["ev"], "held", "{held}");
     agent.process.kill().unwrap();
     agent.process.wait().unwrap();
     // The host may still be in a step that it checked before.
     sandbox.run("run -n x -- true").expect(123);
-    host.kill().unwrap();
-    host.wait().unwrap();
+    drop(host);
     sandbox.run("run --wait 1m x -- true").expect(0);
 }
 
@@ -312,17 +327,17 @@ fn a_host_that_does_not_read_keeps_its_locks() {
 #[test]
 fn the_end_of_a_host_is_noticed_while_nobody_reads() {
     let sandbox = Sandbox::new();
-    let mut host = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut host = Host::start();
     let mut agent = Agent::start(&sandbox);
-    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.id() }));
+    agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.0.id() }));
     agent.hold("x");
     for _ in 0..2_000 {
         agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
     }
-    host.kill().unwrap();
+    host.0.kill().unwrap();
     // This process has both pipes open, as a child of the host may.
     assert_eq!(agent.process.wait().unwrap().code(), Some(0));
-    host.wait().unwrap();
+    drop(host);
     sandbox.run("run -n x -- true").expect(0);
 }
 
