@@ -34,6 +34,8 @@ mod conformance;
 mod credentials_gcs;
 mod documents;
 mod evidence;
+#[cfg(feature = "postgres")]
+mod failover_postgres;
 mod fake;
 #[cfg(feature = "chaos")]
 mod faults_real;

@@ -6,6 +6,7 @@
 mod acquire;
 mod config;
 mod connect;
+mod epoch;
 mod errors;
 mod examine;
 mod leases;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::hosts::{Host, take_identity};
+use crate::stores::on_server::grace;
 use crate::stores::password::Password;
 use crate::stores::tls::Tls;
 use crate::url::StoreUrl;
@@ -16,9 +17,6 @@ const SENTINEL_PORT: u16 = 26379;
 /// The default of `failover_grace`. Longer than the default lease with its margin, and the ten seconds after which Redis
 /// gives up replicas by default.
 const FAILOVER_GRACE: Duration = Duration::from_secs(60);
-
-/// The longest `failover_grace`.
-const LONGEST_GRACE: Duration = Duration::from_secs(48 * 60 * 60);
 
 /// The longest prefix. Together with the longest name it is still a short key.
 const MAX_PREFIX_BYTES: usize = 250;
@@ -54,7 +52,7 @@ impl Location {
         let tls = take_tls(&mut url)?;
         let master = url.take("master").map(checked_master).transpose()?;
         let prefix = checked_prefix(url.take("prefix").unwrap_or_default())?;
-        let failover_grace = checked_grace(url.take_duration("failover_grace")?)?;
+        let failover_grace = grace::take(&mut url, FAILOVER_GRACE)?;
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         let password = Password::take(&mut url)?;
         let port = if master.is_some() { SENTINEL_PORT } else { PORT };
@@ -117,15 +115,6 @@ fn checked_prefix(prefix: String) -> Result<String, Error> {
     };
     Err(Error::invalid(format!("the option `prefix` {flaw}"))
         .with_help("it is put before the name of each lock, like locks/ or app:locks:"))
-}
-
-fn checked_grace(grace: Option<Duration>) -> Result<Duration, Error> {
-    match grace {
-        None => Ok(FAILOVER_GRACE),
-        Some(grace) if grace <= LONGEST_GRACE => Ok(grace),
-        Some(_) => Err(Error::invalid("the option `failover_grace` is longer than 48 hours")
-            .with_help("it has to be longer than the longest lease; leases last at most 24 hours")),
-    }
 }
 
 fn host(text: &str, port: u16) -> Result<Host, Error> {
