@@ -60,6 +60,8 @@ mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]
 mod peers;
+#[cfg(feature = "postgres")]
+mod pgbouncer_postgres;
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "memory may be the only store"))]
 mod processes;
 #[cfg(feature = "etcd")]

@@ -14,6 +14,7 @@ mod record;
 mod schema;
 mod server;
 mod sessions;
+mod sql;
 mod statements;
 
 use std::sync::Arc;

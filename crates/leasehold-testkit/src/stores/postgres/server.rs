@@ -181,6 +181,10 @@ impl PostgresServer {
             if SystemClock.now().longest_since(start) > START {
                 return Err(io::Error::other(format!("PostgreSQL does not start: {error}")));
             }
+            // It does not, while a process of the server before it, which was killed, still has the shared memory.
+            if self.process.as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None))) {
+                self.start().await?;
+            }
             SystemClock.sleep(PAUSE).await;
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::statements::{NOW, NOW_US, settings};
+use super::sql::{NOW, NOW_US, settings};
 use crate::clock::micros;
 
 /// The name of the row. No lock has this name.

@@ -9,6 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
 use super::epoch;
+use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
@@ -16,12 +17,6 @@ pub(super) const OURS: &str = "leasehold:";
 
 /// How many grants that are over a row remembers.
 const HISTORY: usize = 8;
-
-/// The server's clock, as ShedLock's columns have it: UTC without a time zone.
-pub(super) const NOW: &str = "timezone('utc', clock_timestamp())";
-
-/// The same in microseconds since the Unix epoch.
-pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// A parameter of a statement, and its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -107,18 +102,6 @@ fn columns() -> String {
          CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
          CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
          l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
-    )
-}
-
-/// The settings that every write needs, for its own transaction only: the commit waits for the disk, and for the
-/// standbys if the server has synchronous ones; a wait for a row ends before the client gives up.
-pub(super) fn settings(timeout: &str) -> String {
-    format!(
-        "settings AS MATERIALIZED (SELECT
-            set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-                THEN 'on' ELSE current_setting('synchronous_commit') END, true),
-            set_config('client_min_messages', 'warning', true),
-            set_config('lock_timeout', {timeout}, true))"
     )
 }
 
