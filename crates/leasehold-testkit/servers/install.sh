@@ -83,7 +83,8 @@ together() {
 need_packages() {
     need curl curl ca-certificates && need openssl openssl && need python3 python3 && need go golang-go ca-certificates &&
         need javac default-jdk-headless && need mvn maven && need jq jq && need sqlite3 sqlite3 &&
-        need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_postgresql && need_redis || return 1
+        need faketime faketime && need node nodejs && need npm npm && need ruby ruby && need_postgresql &&
+        need_pgbouncer && need_redis || return 1
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 
@@ -124,6 +125,16 @@ need_postgresql() {
     as_root sed -i 's/^#* *create_main_cluster *=.*/create_main_cluster = false/' "$settings" || return 1
     install_packages postgresql && postgresql_programs >/dev/null
 }
+
+# Prevents its package from starting a service. pgbouncer is in /usr/sbin, which a user's PATH may lack.
+need_pgbouncer() {
+    [[ -x $(pgbouncer) ]] && return 0
+    local service=/etc/systemd/system/pgbouncer.service
+    [[ -e $service ]] || { as_root mkdir -p "${service%/*}" && as_root ln -s /dev/null "$service"; } || return 1
+    install_packages pgbouncer
+}
+
+pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer; }
 
 # The folder with PostgreSQL's server programs, of the newest installed version.
 postgresql_programs() {

@@ -14,7 +14,7 @@ start_servers() {
     local server failed=0
     name_programs || failed=1
     for server in moto_s3 moto_dynamodb minio dynamodb_local fake_gcs bad_gcs s3_ignoring s3_racy dynamodb_racy etcd \
-        azurite kube_apiserver postgresql redis valkey; do
+        azurite kube_apiserver postgresql pgbouncer redis valkey; do
         "start_$server" || failed=1
     done
     return "$failed"
@@ -175,12 +175,15 @@ start_kube_apiserver() {
     export LEASEHOLD_TEST_KUBECONFIG="$scratch/kubernetes/kubeconfig"
 }
 
-# Starts a new cluster. PostgreSQL refuses to run as root, so root runs it as the user that Debian's package creates.
+# PostgreSQL and pgbouncer refuse to run as root, so root runs them as the user that Debian's package creates.
+readonly as_postgres=(setpriv --reuid=postgres --regid=postgres --clear-groups)
+
+# Starts a new cluster.
 start_postgresql() {
     local port programs data=$scratch/postgresql as=()
     port=$(free_port) && programs=$(postgresql_programs) || return 1
     if ((EUID == 0)); then
-        as=(setpriv --reuid=postgres --regid=postgres --clear-groups)
+        as=("${as_postgres[@]}")
         install -d -o postgres -g postgres "$data" && chmod o+x "$scratch" || return 1
     fi
     (cd / && "${as[@]}" "$programs/initdb" --pgdata="$data" --username=leasehold --auth=trust --encoding=UTF8 \
@@ -190,6 +193,32 @@ start_postgresql() {
     # At TERM it would wait until all clients have disconnected.
     stop_signals[${servers[-1]}]=INT
     export LEASEHOLD_TEST_POSTGRES="postgres://leasehold@127.0.0.1:$port/postgres"
+}
+
+# In front of PostgreSQL: its database `transaction` has a pool of that mode, `session` one of the other, `single` one connection,
+# and `counted` is for one test.
+start_pgbouncer() {
+    local port settings=$scratch/pgbouncer.ini to as=()
+    port=$(free_port) && ((EUID != 0)) || as=("${as_postgres[@]}")
+    to="host=127.0.0.1 port=$(sed 's/.*:\([0-9]*\).*/\1/' <<<"$LEASEHOLD_TEST_POSTGRES") dbname=postgres user=leasehold"
+    cat >"$settings" <<INI || return 1
+[databases]
+transaction = $to pool_mode=transaction
+session = $to pool_mode=session
+single = $to pool_mode=transaction pool_size=1
+counted = $to pool_mode=transaction
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $port
+unix_socket_dir =
+auth_type = any
+admin_users = leasehold
+default_pool_size = 100
+max_client_conn = 2000
+INI
+    start pgbouncer "$port" listens "${as[@]}" "$(pgbouncer)" "$settings" || return 1
+    stop_signals[${servers[-1]}]=INT
+    export LEASEHOLD_TEST_PGBOUNCER="postgres://leasehold@127.0.0.1:$port/transaction"
 }
 
 start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }

@@ -77,7 +77,7 @@ stores! {
     #[cfg(feature = "sqlite")]
     sqlite::Sqlite { sqlite: shared }
     #[cfg(feature = "postgres")]
-    postgres::Postgres { postgres: shared }
+    postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]
     redis::Redis { redis: shared, redis_valkey: shared }
     memory::Memory { memory: alone, memory_existence: alone }

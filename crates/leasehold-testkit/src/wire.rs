@@ -16,6 +16,7 @@ use crate::chaos::plan::Kind;
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
+    member: watch::Sender<String>,
     answers: watch::Sender<Answers>,
     task: JoinHandle<()>,
 }
@@ -40,23 +41,30 @@ impl Wire {
     /// When no loopback port is free.
     pub async fn to(member: &str) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, member) = (listener.local_addr().unwrap(), member.to_owned());
+        let address = listener.local_addr().unwrap();
+        let (member, leads_to) = watch::channel(member.to_owned());
         let (answers, how) = watch::channel(Answers::Arrive);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if *how.borrow() == Answers::Cut {
                     continue;
                 }
-                let Ok(server) = TcpStream::connect(&member).await else { continue };
+                let member = leads_to.borrow().clone();
+                let Ok(server) = TcpStream::connect(member).await else { continue };
                 tokio::spawn(forward(client, server, how.clone()));
             }
         });
-        Self { address, answers, task }
+        Self { address, member, answers, task }
     }
 
     /// The address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Forwards new connections to `member`.
+    pub fn lead_to(&self, member: &str) {
+        self.member.send_replace(member.to_owned());
     }
 
     /// Sets what happens to answers from now on.

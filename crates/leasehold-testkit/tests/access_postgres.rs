@@ -91,6 +91,11 @@ async fn a_password_opens_the_server_encrypted_or_not() {
     std::fs::write(&file, "p@ss/word\n").unwrap();
     let given = format!("postgres://deploy:p%40ss%2Fword@{address}/postgres");
     let in_file = format!("postgres://deploy@{address}/postgres?password_file={}", file.display());
+    // The user `deploy` has no other permissions.
+    psql(&server.url_by(address), "DELETE FROM leasehold").await;
+    let graced = with_option(&given, "failover_grace=60s");
+    let withheld = refused(&graced).await;
+    assert!(withheld.to_string().contains("failover_grace"), "the server has fsync=off: {withheld}");
     for url in [given.clone(), in_file.clone(), with_option(&given, &format!("ca={}", ca.display()))] {
         locks(&url).await;
     }

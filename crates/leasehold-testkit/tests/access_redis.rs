@@ -208,6 +208,30 @@ async fn sentinels_name_the_primary() {
 }
 
 #[tokio::test]
+async fn sentinels_have_a_password_of_their_own() {
+    let server = Server::start("appendonly yes\nrequirepass p@ss/word\n").await;
+    let settings = format!(
+        "requirepass its-own\nsentinel monitor main 127.0.0.1 {} 1\nsentinel auth-pass main p@ss/word\n",
+        server.port
+    );
+    let sentinel = Server::launch("LEASEHOLD_TEST_REDIS_SENTINEL", "port", &settings).await;
+    let file = sentinel.file("password");
+    std::fs::write(&file, "its-own\n").unwrap();
+    let url = |more: &str| {
+        let options = format!("master=main&allow_plaintext_credentials=on{more}");
+        sentinel.url(":p%40ss%2Fword@", &options)
+    };
+    locks(&url(&format!("&sentinel_password_file={file}"))).await;
+    locks(&url(&format!("&sentinel_user=default&sentinel_password_file={file}"))).await;
+    std::fs::write(&file, "another\n").unwrap();
+    for more in [String::new(), format!("&sentinel_password_file={file}")] {
+        let error = refused(&url(&more)).await;
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+        assert!(error.help().iter().any(|help| help.contains("sentinel_password_file")), "{error:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_doctor_fails_servers_that_lose_locks() {
     let failed = async |server: &Server, options: &str| {
         let locker = Locker::open(&server.url("", options)).await.unwrap();

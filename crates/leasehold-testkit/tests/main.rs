@@ -36,6 +36,8 @@ mod conformance;
 mod credentials_gcs;
 mod documents;
 mod evidence;
+#[cfg(feature = "postgres")]
+mod failover_postgres;
 mod fake;
 #[cfg(feature = "chaos")]
 mod faults_real;
@@ -62,6 +64,8 @@ mod objects;
 mod packages;
 #[cfg(all(feature = "dynamodb", feature = "etcd"))]
 mod peers;
+#[cfg(feature = "postgres")]
+mod pgbouncer_postgres;
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, unused_macros, reason = "memory may be the only store"))]
 mod processes;
 #[cfg(feature = "etcd")]

@@ -543,8 +543,14 @@ fn sent(folder: &TempDir) -> usize {
 
 #[tokio::test]
 async fn each_step_of_a_lock_is_one_statement() {
-    let (_server, url, folder) = server(&["log_statement=all"]).await;
-    let store = open(&url).await;
+    for grace in ["0s", "60s"] {
+        each_step_is_one_statement(grace).await;
+    }
+}
+
+async fn each_step_is_one_statement(grace: &str) {
+    let (_server, url, folder) = server(&["log_statement=all", "fsync=on"]).await;
+    let store = open(&with_option(&url, &format!("failover_grace={grace}"))).await;
     let mut grant = granted(&*store).await;
     let mut before = sent(&folder);
     let mut one_more = async |step: &str| {

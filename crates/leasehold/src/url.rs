@@ -340,8 +340,8 @@ fn is_secret(key: &str, value: &str) -> bool {
     // Where credentials are, how they are sent, or the name of a key. These values are needed to parse the URL again.
     let is_plain = match key {
         "credentials" => value == "anonymous" || value.starts_with('/'),
-        "password_file" => value.starts_with('/'),
-        "password_env" => is_variable(value),
+        "password_file" | "sentinel_password_file" => value.starts_with('/'),
+        "password_env" | "sentinel_password_env" => is_variable(value),
         "allow_plaintext_credentials" | "kms_key" | "partition_key" => true,
         _ => false,
     };
@@ -423,6 +423,8 @@ mod tests {
             "gs://bucket?proxy=http://u:hunter2@host",
             "gs://bucket?kms_key=http://u:hunter2@host",
             "etcd://u@h?password_env=hunter2",
+            "redis://h?master=m&sentinel_password_env=hunter2",
+            "redis://h?master=m&sentinel_password_file=hunter2",
             "etcd://u@h?password_file=hunter2",
         ] {
             let url = StoreUrl::parse(url).unwrap();

@@ -27,6 +27,8 @@ use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 impl Server {
     /// PostgreSQL. Guides use it too, for what tokens protect.
     pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
+    /// pgbouncer in front of it, with a pool of transactions.
+    pub const PGBOUNCER: Self = Self { variable: "LEASEHOLD_TEST_PGBOUNCER" };
 }
 
 impl Program {
@@ -50,7 +52,12 @@ impl TestStore for Postgres {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[Storage { name: "postgres", server: Some(Server::POSTGRESQL), options: "", kind: Kind::Shared }] }
+        const {
+            &[
+                Storage::at("postgres", Server::POSTGRESQL, Kind::Shared),
+                Storage::at("postgres_pgbouncer", Server::PGBOUNCER, Kind::Alone),
+            ]
+        }
     }
 
     /// With a table of its own, as `leasehold init` makes it.
@@ -76,11 +83,15 @@ impl TestStore for Postgres {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        const ALL: &[Scenario] = &[Scenario {
-            // The margin is for a server whose clock is set, and no test sets this one's.
-            options: "margin=0s",
-            ..Scenario::store("postgres", chaos::start, &[Fault::StopServer, Fault::KillServer])
-        }];
+        // The margin is for a server whose clock is set, and no test sets this one's.
+        const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
+        const ALL: &[Scenario] = &[
+            Scenario { options: "margin=0s", ..Scenario::store("postgres", chaos::alone, FAULTS) },
+            Scenario {
+                options: "margin=0s&failover_grace=3s",
+                ..Scenario::store("postgres-failover", chaos::with_standby, FAULTS)
+            },
+        ];
         ALL
     }
 

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "chaos")]
 mod chaos;
+#[cfg(feature = "chaos")]
+mod sentinel;
 
 use std::io;
 use std::path::Path;
@@ -93,6 +95,11 @@ impl TestStore for Redis {
                 options: "margin=0s&failover_grace=3s",
                 ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
             },
+            // Ten seconds of it are for a primary that was stopped, and renews leases until it notices.
+            Scenario {
+                options: "margin=0s&failover_grace=13s",
+                ..Scenario::store("redis-sentinel", sentinel::start, FAULTS)
+            },
         ];
         ALL
     }
@@ -137,15 +144,17 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
 /// A server that a test starts itself.
 #[derive(Debug)]
 pub struct RedisServer {
-    /// Whether it keeps its data when it is killed.
-    keeps: bool,
+    /// When what it appends to its file is on the disk. `None`: it has no file, and loses its data when it is killed.
+    append: Option<&'static str>,
 }
 
 impl RedisServer {
     /// It keeps its data.
-    pub const KEEPING: Self = Self { keeps: true };
+    pub const KEEPING: Self = Self { append: Some("always") };
     /// It loses its data when it is killed.
-    pub const FORGETTING: Self = Self { keeps: false };
+    pub const FORGETTING: Self = Self { append: None };
+    /// It may answer before it has written, as by default.
+    pub const EVERY_SECOND: Self = Self { append: Some("everysec") };
 }
 
 #[async_trait]
@@ -154,8 +163,8 @@ impl Launch for RedisServer {
         let (host, port) = address.rsplit_once(':').expect("a host and a port");
         let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SERVER"));
         command.args(["--bind", host, "--port", port, "--save", ""]).arg("--dir").arg(folder);
-        // With `everysec`, the server may answer before it has written.
-        command.args(["--appendonly", if self.keeps { "yes" } else { "no" }, "--appendfsync", "always"]);
+        let only = if self.append.is_some() { "yes" } else { "no" };
+        command.args(["--appendonly", only, "--appendfsync", self.append.unwrap_or("no")]);
         command
     }
 

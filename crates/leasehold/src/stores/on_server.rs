@@ -4,6 +4,7 @@
 //! means are here.
 
 mod acquire;
+pub(super) mod grace;
 mod hold;
 pub(super) mod record;
 pub(super) mod rules;
@@ -43,7 +44,6 @@ pub(super) enum Contended {
     },
     Refused(Record),
     /// The server grants no lock at the moment.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "other servers lose no grants"))]
     Withheld(HolderInfo),
     /// None of these: ask again.
     Again,

@@ -10,18 +10,18 @@ use crate::url::StoreUrl;
 pub(super) enum Password {
     /// In the store URL.
     Given(String),
-    /// In the environment variable with that name.
-    Variable(String),
-    /// In a file.
-    File(String),
+    /// In the environment variable that the option names.
+    Variable { option: &'static str, name: String },
+    /// In the file that the option names.
+    File { option: &'static str, path: String },
 }
 
 impl fmt::Debug for Password {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Given(_) => "Given",
-            Self::Variable(_) => "Variable",
-            Self::File(_) => "File",
+            Self::Variable { .. } => "Variable",
+            Self::File { .. } => "File",
         })
     }
 }
@@ -32,9 +32,9 @@ impl Password {
     /// # Errors
     /// Invalid for more than one source, and for one that is malformed.
     pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
-        let variable = url.take("password_env").map(checked_variable).transpose()?.map(Self::Variable);
-        let file = url.take("password_file").map(checked_file).transpose()?.map(Self::File);
         let given = url.password().map(|password| Self::Given(password.to_owned()));
+        let variable = Self::variable(url, "password_env")?;
+        let file = Self::file(url, "password_file")?;
         let mut places = [given, variable, file].into_iter().flatten();
         let (password, another) = (places.next(), places.next());
         if another.is_some() {
@@ -44,6 +44,18 @@ impl Password {
         Ok(password)
     }
 
+    /// Takes the option that names a variable.
+    pub(super) fn variable(url: &mut StoreUrl, option: &'static str) -> Result<Option<Self>, Error> {
+        let name = url.take(option).map(|name| checked_variable(name, option)).transpose()?;
+        Ok(name.map(|name| Self::Variable { option, name }))
+    }
+
+    /// Takes the option that names a file.
+    pub(super) fn file(url: &mut StoreUrl, option: &'static str) -> Result<Option<Self>, Error> {
+        let path = url.take(option).map(|path| checked_file(path, option)).transpose()?;
+        Ok(path.map(|path| Self::File { option, path }))
+    }
+
     /// Reads the password. Blocks if it is in a file.
     ///
     /// # Errors
@@ -51,17 +63,15 @@ impl Password {
     pub(super) fn read(&self) -> Result<String, Error> {
         match self {
             Self::Given(password) => Ok(password.clone()),
-            Self::Variable(name) => std::env::var(name).map_err(|_| {
-                Error::invalid(format!(
-                    "the option `password_env` names the variable {name}, which is not set"
-                ))
-                .with_help(format!("set {name} to the password of the user in the store URL"))
+            Self::Variable { option, name } => std::env::var(name).map_err(|_| {
+                Error::invalid(format!("the option `{option}` names the variable {name}, which is not set"))
+                    .with_help(format!("set {name} to the password"))
             }),
-            Self::File(path) => {
+            Self::File { option, path } => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
                     Error::new(
                         ErrorKind::Invalid,
-                        format!("the option `password_file` names {path:?}, which cannot be read: {error}"),
+                        format!("the option `{option}` names {path:?}, which cannot be read: {error}"),
                     )
                     .with_help("it is the path of a file that holds the password and nothing else")
                 })?;
@@ -76,18 +86,19 @@ impl Password {
 }
 
 /// The value may be the password itself, so it is not repeated. Names in capitals are what [`StoreUrl`] shows.
-fn checked_variable(name: String) -> Result<String, Error> {
+fn checked_variable(name: String, option: &str) -> Result<String, Error> {
     if crate::url::is_variable(&name) {
         return Ok(name);
     }
-    Err(Error::invalid("the option `password_env` is the name of an environment variable, in capitals")
-        .with_help("write password_env=LOCKS_PASSWORD, and set that variable to the password"))
+    Err(Error::invalid(format!("the option `{option}` is the name of an environment variable, in capitals"))
+        .with_help(format!("write {option}=LOCKS_PASSWORD, and set that variable to the password")))
 }
 
-fn checked_file(path: String) -> Result<String, Error> {
+fn checked_file(path: String, option: &str) -> Result<String, Error> {
     if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
         return Ok(path);
     }
-    Err(Error::invalid("the option `password_file` is the absolute path of a file")
-        .with_help("write password_file=/run/secrets/locks, a file that holds the password and nothing else"))
+    Err(Error::invalid(format!("the option `{option}` is the absolute path of a file")).with_help(format!(
+        "write {option}=/run/secrets/locks, a file that holds the password and nothing else"
+    )))
 }

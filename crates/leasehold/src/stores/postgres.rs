@@ -6,6 +6,7 @@
 mod acquire;
 mod config;
 mod connect;
+mod epoch;
 mod errors;
 mod examine;
 mod leases;
@@ -13,6 +14,7 @@ mod record;
 mod schema;
 mod server;
 mod sessions;
+mod sql;
 mod statements;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! A server that chaos is made on, and a wire to it for each worker.
+//! The servers that chaos is made on, and a wire to the primary for each worker.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,24 +14,48 @@ use crate::chaos::plan::Kind;
 use crate::chaos::servers::Servers;
 use crate::wire::{Answers, Wire, harmed};
 
+/// Longer than the lease of a worker.
+const LAG: Duration = Duration::from_millis(2_500);
+
 #[derive(Debug)]
 struct Wired {
     server: Mutex<PostgresServer>,
+    /// What replaces the server when it is killed: an asynchronous standby, and where the next one has its data.
+    standby: Option<Mutex<(PostgresServer, PathBuf)>>,
     /// The store URLs of the workers, by their wires.
     urls: Vec<String>,
     wires: Vec<Wire>,
 }
 
-pub(super) fn start(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+/// One server, which is started again on its data.
+pub(super) fn alone(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     Box::pin(async move {
         let server = PostgresServer::start_below(folder).await?;
-        let mut wires = Vec::new();
-        for _ in 0..workers {
-            wires.push(Wire::to(server.address()).await);
-        }
-        let urls = wires.iter().map(|wire| server.url_by(&wire.address().to_string())).collect();
-        Ok(Box::new(Wired { server: Mutex::new(server), urls, wires }) as _)
+        Ok(wired(server, None, workers).await)
     })
+}
+
+/// A primary with an asynchronous standby, which is promoted when the primary is killed, and lacks its latest commits.
+pub(super) fn with_standby(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+    Box::pin(async move {
+        let server = PostgresServer::start_below(folder).await?;
+        let next = folder.join("standby");
+        let standby = server.standby_below(&next).await?;
+        Ok(wired(server, Some(Mutex::new((standby, next))), workers).await)
+    })
+}
+
+async fn wired(
+    server: PostgresServer,
+    standby: Option<Mutex<(PostgresServer, PathBuf)>>,
+    workers: usize,
+) -> Box<dyn Servers> {
+    let mut wires = Vec::new();
+    for _ in 0..workers {
+        wires.push(Wire::to(server.address()).await);
+    }
+    let urls = wires.iter().map(|wire| server.url_by(&wire.address().to_string())).collect();
+    Box::new(Wired { server: Mutex::new(server), standby, urls, wires })
 }
 
 #[async_trait]
@@ -58,8 +82,26 @@ impl Servers for Wired {
 
     async fn kill(&self, duration: Duration) -> io::Result<()> {
         let mut server = self.server.lock().await;
+        let Some(standby) = &self.standby else {
+            server.kill().await?;
+            SystemClock.sleep(duration).await;
+            return server.restart().await;
+        };
+        let (standby, next) = &mut *standby.lock().await;
+        standby.stop_copying().await?;
+        // What is granted and renewed meanwhile is lost. On the standby, any lease has lapsed.
+        SystemClock.sleep(LAG + duration).await;
         server.kill().await?;
-        SystemClock.sleep(duration).await;
-        server.restart().await
+        standby.promote().await?;
+        // Half of the workers learn of it later: a holder among them cannot learn of its loss by a renewal.
+        let lead = |from: usize| {
+            self.wires.iter().skip(from).step_by(2).for_each(|wire| wire.lead_to(standby.address()))
+        };
+        lead(0);
+        next.push("next");
+        let following = standby.standby_below(next).await?;
+        lead(1);
+        *server = std::mem::replace(standby, following);
+        Ok(())
     }
 }

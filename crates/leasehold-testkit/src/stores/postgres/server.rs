@@ -15,6 +15,7 @@ use leasehold::clock::{Clock, SystemClock};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::{Child, Command};
 
+use super::psql;
 use crate::launch::Measured;
 use crate::servers::set_by_test;
 
@@ -49,9 +50,7 @@ impl PostgresServer {
     pub async fn start_with(folder: &Path, settings: &[&str]) -> io::Result<Self> {
         open_to_others(folder);
         let data = folder.join("postgres");
-        if geteuid().is_root() {
-            run(Command::new("install").args(["-d", "-o", "postgres", "-g", "postgres"]).arg(&data)).await?;
-        }
+        make_folder(&data).await?;
         let mut initdb = program("initdb");
         initdb.arg("--pgdata").arg(&data).args([
             "--username=leasehold",
@@ -60,8 +59,7 @@ impl PostgresServer {
             "--no-sync",
         ]);
         run(&mut initdb).await?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let port = format!("port={port}");
+        let port = format!("port={}", free_port()?);
         let set = [
             "listen_addresses=127.0.0.1",
             &port,
@@ -75,6 +73,67 @@ impl PostgresServer {
         server.set(settings)?;
         server.restart().await?;
         Ok(server)
+    }
+
+    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` says otherwise, with its data
+    /// below `folder`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn standby_below(&self, folder: &Path) -> io::Result<Self> {
+        open_to_others(folder);
+        let data = folder.join("postgres");
+        make_folder(&data).await?;
+        let (host, port) = self.address.rsplit_once(':').unwrap_or((&self.address, ""));
+        let mut backup = program("pg_basebackup");
+        backup.args(["-h", host, "-p", port, "-U", "leasehold", "-R", "-X", "stream", "--checkpoint=fast"]);
+        run(backup.arg("--no-sync").arg("-D").arg(&data)).await?;
+        let port = free_port()?;
+        let address = format!("{host}:{port}");
+        let mut standby = Self { folder: data, address, process: None };
+        standby.set(&[&format!("port={port}")])?;
+        standby.start().await?;
+        standby
+            .until("SELECT pg_is_in_recovery() AND EXISTS (SELECT FROM pg_stat_wal_receiver)", "t")
+            .await?;
+        Ok(standby)
+    }
+
+    /// Lets it copy nothing more. What the primary does from now on, it does not know.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn stop_copying(&self) -> io::Result<()> {
+        psql(&self.url_by(&self.address), "ALTER SYSTEM SET primary_conninfo = ''").await;
+        psql(&self.url_by(&self.address), "SELECT pg_reload_conf()").await;
+        self.until("SELECT count(*) FROM pg_stat_wal_receiver", "0").await
+    }
+
+    /// Makes the standby a primary.
+    ///
+    /// # Errors
+    /// When it does not become one.
+    pub async fn promote(&self) -> io::Result<()> {
+        psql(&self.url_by(&self.address), "SELECT pg_promote(wait => false)").await;
+        self.until("SELECT pg_is_in_recovery()", "f").await
+    }
+
+    /// Waits until it answers `sql` with `answer`.
+    async fn until(&self, sql: &str, answer: &str) -> io::Result<()> {
+        let start = SystemClock.now();
+        loop {
+            let mut query = Command::new("psql");
+            query.args(["-XAtqc", sql, &self.url_by(&self.address)]).stdin(Stdio::null()).kill_on_drop(true);
+            let output = query.output().await?;
+            if String::from_utf8_lossy(&output.stdout).trim_end() == answer {
+                return Ok(());
+            }
+            if SystemClock.now().longest_since(start) > START {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                return Err(io::Error::other(format!("{sql} is not {answer}: {said}")));
+            }
+            SystemClock.sleep(PAUSE).await;
+        }
     }
 
     /// The `host:port` that it listens on.
@@ -121,6 +180,10 @@ impl PostgresServer {
         while let Err(error) = locker.init().await {
             if SystemClock.now().longest_since(start) > START {
                 return Err(io::Error::other(format!("PostgreSQL does not start: {error}")));
+            }
+            // It does not, while a process of the server before it, which was killed, still has the shared memory.
+            if self.process.as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None))) {
+                self.start().await?;
             }
             SystemClock.sleep(PAUSE).await;
         }
@@ -206,6 +269,18 @@ fn program(name: &str) -> Command {
     };
     command.current_dir("/");
     command
+}
+
+/// The folder of its data, which belongs to that user.
+async fn make_folder(data: &Path) -> io::Result<()> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    run(Command::new("install").args(["-d", "-m", "700", "-o", "postgres", "-g", "postgres"]).arg(data)).await
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// That user has to reach its data.

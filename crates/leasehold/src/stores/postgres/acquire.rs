@@ -12,12 +12,14 @@ use crate::clock::micros;
 use crate::error::{Fault, StoreError};
 use crate::lease::Claim;
 use crate::runtime::hand_off::MOST_TOKENS;
-use crate::stores::on_server::Contended;
+use crate::stores::on_server::record::Record;
+use crate::stores::on_server::{Contended, grace};
 
 impl PostgresLeases {
     /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the answer.
     pub(super) async fn contended(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
+        grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
         let by = locked_by(claim.id);
         let holder = as_json(&claim.holder)?;
         let began = self.env.now();
@@ -45,7 +47,10 @@ impl PostgresLeases {
             .await?;
         let row = only(&rows)?;
         note_clock(&mut used, row)?;
+        // Noting the primary needs a connection too.
+        drop(used);
         let (is_late, is_granted): (bool, Option<bool>) = (cell(row, "is_late")?, cell(row, "is_granted")?);
+        let grace_left: Option<i64> = cell(row, "grace_left_us")?;
         match is_granted {
             Some(is_granted) => {
                 let record = self.parsed(row, &claim.name).map_err(|error| match error {
@@ -59,13 +64,32 @@ impl PostgresLeases {
                     // A new row that waited for another client's has values from before the wait.
                     true => Contended::Granted { record, sent, is_late },
                     false if is_late && (is_own || !record.is_live) => Contended::Again,
+                    false if grace_left != Some(0) && !record.is_live && !was_granted(claim, &record) => {
+                        self.withheld(grace_left).await?
+                    }
                     false => Contended::Refused(record),
                 })
             }
             None if is_late => Ok(Contended::Again),
+            None if grace_left != Some(0) => self.withheld(grace_left).await,
             None => Err(hidden()),
         }
     }
+
+    /// The lock may be held by a grant that the server has lost.
+    async fn withheld(&self, grace_left: Option<i64>) -> Result<Contended, StoreError> {
+        let Some(left_us) = grace_left else {
+            self.note_epoch().await?;
+            return Ok(Contended::Again);
+        };
+        let left = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
+        Ok(Contended::Withheld(grace::withheld("PostgreSQL", left)))
+    }
+}
+
+/// Whether the claim was granted once. Its end has precedence.
+fn was_granted(claim: &Claim, record: &Record) -> bool {
+    record.grant() == Some(claim.id) || record.past.iter().any(|past| past.grant == claim.id)
 }
 
 /// As a rule another client has just made the row. Its fault remains if that goes on.

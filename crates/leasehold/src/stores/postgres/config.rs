@@ -1,8 +1,11 @@
 //! The settings of a database in a store URL.
 
+use std::time::Duration;
+
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::hosts::{Host, take_identity};
+use crate::stores::on_server::grace;
 use crate::stores::password::Password;
 use crate::stores::tls::Tls;
 use crate::url::StoreUrl;
@@ -31,6 +34,8 @@ pub(super) struct Location {
     pub(super) password: Option<Password>,
     pub(super) database: String,
     pub(super) table: Table,
+    /// For how long no lock is granted after a promotion. Zero: not at all.
+    pub(super) failover_grace: Duration,
     /// `None`: without encryption.
     pub(super) tls: Option<Tls>,
 }
@@ -52,6 +57,8 @@ impl Location {
                 .with_help("leave the option out, and keep the server's clock right (NTP without steps); `margin` is for small steps"));
         }
         let table = Table::named(&url.take("table").unwrap_or_else(|| TABLE.to_owned()))?;
+        // Off: most servers lose no commit, and then the grace would only delay and limit leases.
+        let failover_grace = grace::take(&mut url, Duration::ZERO)?;
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         let password = Password::take(&mut url)?;
         let hosts = hosts(url.authority().unwrap_or(""))?;
@@ -66,7 +73,7 @@ impl Location {
                 .with_help(FORM));
         }
         url.finish()?;
-        Ok(Self { hosts, user, password, database, table, tls })
+        Ok(Self { hosts, user, password, database, table, failover_grace, tls })
     }
 }
 

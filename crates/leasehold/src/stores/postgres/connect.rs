@@ -72,6 +72,10 @@ impl Way {
         &self.location.table
     }
 
+    pub(super) fn failover_grace(&self) -> Duration {
+        self.location.failover_grace
+    }
+
     pub(super) fn hosts(&self) -> &[Host] {
         &self.location.hosts
     }

@@ -1,5 +1,7 @@
 //! The doctor's checks of the server, the table and the permissions.
 
+use std::time::Duration;
+
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -57,7 +59,11 @@ impl PostgresLeases {
         let settings = asked(&link, SETTINGS, &[], table).await?;
         let settings = only(&settings)?;
         examined.push(durability(cell(settings, "has_fsync")?, cell(settings, "has_full_pages")?));
-        examined.push(failover(cell(settings, "synchronous")?, cell(settings, "standbys")?));
+        examined.push(failover(
+            cell(settings, "synchronous")?,
+            cell(settings, "standbys")?,
+            self.sessions.failover_grace(),
+        ));
         let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
         let about = asked(&link, TABLE, &parameters, table).await?;
         if let Some(row) = about.first() {
@@ -142,7 +148,7 @@ fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
 }
 
 /// The standbys that are connected now. Others, and those of a storage layer, are not seen.
-fn failover(synchronous: &str, standbys: i64) -> Finding {
+fn failover(synchronous: &str, standbys: i64, grace: Duration) -> Finding {
     const CHECK: &str = "failover";
     if !synchronous.trim().is_empty() {
         return Finding::passed(
@@ -150,14 +156,22 @@ fn failover(synchronous: &str, standbys: i64) -> Finding {
             format!("grants wait for standbys: synchronous_standby_names = {synchronous:?}"),
         );
     }
+    if !grace.is_zero() {
+        let grace = grace.as_secs();
+        return Finding::passed(
+            CHECK,
+            format!("{standbys} asynchronous standbys; after a promotion no lock is granted for {grace} s"),
+        );
+    }
     if standbys == 0 {
         return Finding::passed(
             CHECK,
-            "no standby is connected; if one is ever promoted, see synchronous_standby_names",
+            "no standby is connected; if one is ever promoted, see synchronous_standby_names and failover_grace",
         );
     }
     Finding::warning(CHECK, format!("{standbys} asynchronous standbys: a promotion can lose the latest grants, and then two processes hold one lock"))
         .with_help("set synchronous_standby_names, and promote only synchronous standbys")
+        .with_help("or add failover_grace=60s to the store URL of every process, and stop the old primary before another one is promoted")
         .with_help("or write what the lock protects with its fencing token, into a store that survives the promotion")
 }
 
@@ -213,12 +227,14 @@ mod tests {
     #[test]
     fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {
         let verdict = |finding: Finding| finding.verdict;
+        let none = Duration::ZERO;
         assert_eq!(verdict(durability(true, true)), CheckStatus::Passed);
         assert_eq!(verdict(durability(true, false)), CheckStatus::Warning);
         assert_eq!(verdict(durability(false, true)), CheckStatus::Failed);
-        assert_eq!(verdict(failover("", 0)), CheckStatus::Passed);
-        assert_eq!(verdict(failover(" ", 2)), CheckStatus::Warning);
-        assert_eq!(verdict(failover("ANY 1 (a, b)", 2)), CheckStatus::Passed);
+        assert_eq!(verdict(failover("", 0, none)), CheckStatus::Passed);
+        assert_eq!(verdict(failover(" ", 2, none)), CheckStatus::Warning);
+        assert_eq!(verdict(failover("", 2, Duration::from_secs(60))), CheckStatus::Passed);
+        assert_eq!(verdict(failover("ANY 1 (a, b)", 2, none)), CheckStatus::Passed);
         let table = Table { name: "t".into(), sql: "\"t\"".into() };
         assert_eq!(verdict(row_security(false, false, &table)), CheckStatus::Passed);
         assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);
@@ -230,16 +246,16 @@ mod tests {
             persistence: Some("p".into()),
             ..Found::default()
         };
-        let none = Flaws::default();
+        let no_flaws = Flaws::default();
         let lacking = Flaws { missing: vec!["token".into()], ..Flaws::default() };
         let wrong = Flaws { wrong: vec!["token integer".into()], ..Flaws::default() };
-        assert_eq!(verdict(suits(&found, "h", &table, &none)), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&found, "h", &table, &no_flaws)), CheckStatus::Passed);
         assert_eq!(verdict(suits(&found, "h", &table, &wrong)), CheckStatus::Failed);
         assert_eq!(verdict(suits(&found, "h", &table, &lacking)), CheckStatus::Failed);
         let standby = Found { is_standby: true, ..found.clone() };
-        assert_eq!(verdict(suits(&standby, "h", &table, &none)), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&standby, "h", &table, &no_flaws)), CheckStatus::Passed);
         assert_eq!(verdict(primary(&standby, "h")), CheckStatus::Failed);
         assert_eq!(verdict(primary(&found, "h")), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&Found::default(), "h", &table, &none)), CheckStatus::Failed);
+        assert_eq!(verdict(suits(&Found::default(), "h", &table, &no_flaws)), CheckStatus::Failed);
     }
 }

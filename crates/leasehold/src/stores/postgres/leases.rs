@@ -18,8 +18,9 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
+use crate::retry::RetryBudget;
 use crate::stores::on_server::record::Record;
-use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases};
+use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, repeated};
 use crate::types::LockName;
 
 /// The number of names that are read at a time.
@@ -45,7 +46,7 @@ pub(super) struct PostgresLeases {
 
 impl PostgresLeases {
     pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
-        let statements = Statements::on(way.table());
+        let statements = Statements::on(way.table(), way.failover_grace());
         Self {
             sessions: Arc::new(Sessions::new(way, env.clone())),
             statements,
@@ -79,6 +80,13 @@ impl PostgresLeases {
         let row = only(&rows)?;
         note_clock(&mut used, row)?;
         Ok((self.changed(row, name)?, sent))
+    }
+
+    /// Notes which server is the primary, so that the grace begins if it is another one than before.
+    pub(super) async fn note_epoch(&self) -> Result<(), StoreError> {
+        let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
+        let parameters: [Parameter<'_>; 1] = [(&timeout, Type::TEXT)];
+        self.rows(Effect::Writes, &self.statements.note_epoch, &parameters).await.map(drop)
     }
 
     fn changed(&self, row: &Row, name: &LockName) -> Result<Changed, StoreError> {
@@ -222,7 +230,12 @@ impl ServerLeases for PostgresLeases {
     }
 
     async fn init(&self) -> Result<(), StoreError> {
-        self.make_table().await
+        self.make_table().await?;
+        if self.sessions.failover_grace().is_zero() {
+            return Ok(());
+        }
+        let mut budget = RetryBudget::of_question(&self.env);
+        repeated(&mut budget, || self.note_epoch()).await
     }
 
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {

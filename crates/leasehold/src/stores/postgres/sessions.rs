@@ -92,6 +92,10 @@ impl Sessions {
         self.way.table()
     }
 
+    pub(super) fn failover_grace(&self) -> Duration {
+        self.way.failover_grace()
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::config::Table;
+use super::epoch;
+use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
@@ -15,12 +17,6 @@ pub(super) const OURS: &str = "leasehold:";
 
 /// How many grants that are over a row remembers.
 const HISTORY: usize = 8;
-
-/// The server's clock, as ShedLock's columns have it: UTC without a time zone.
-const NOW: &str = "timezone('utc', clock_timestamp())";
-
-/// The same in microseconds since the Unix epoch.
-pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// A parameter of a statement, and its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -42,13 +38,14 @@ pub(super) struct Statements {
     pub(super) touch: String,
     pub(super) join: String,
     pub(super) leave: String,
+    pub(super) note_epoch: String,
 }
 
 impl Statements {
-    pub(super) fn on(table: &Table) -> Self {
+    pub(super) fn on(table: &Table, failover_grace: Duration) -> Self {
         let table = &table.sql;
         Self {
-            acquire: acquire(table),
+            acquire: acquire(table, failover_grace),
             renew: renew(table),
             release: release(table),
             evict: evict(table),
@@ -66,6 +63,7 @@ impl Statements {
             ),
             join: join(table),
             leave: leave(table),
+            note_epoch: epoch::note(table, failover_grace),
             is_shared: format!(
                 "SELECT EXISTS (SELECT FROM {table} AS l WHERE NOT {IS_OURS}) OR EXISTS (SELECT FROM pg_attribute
                     WHERE attrelid = to_regclass($1) AND attname = 'name' AND atttypid <> 'text'::regtype) AS is_shared"
@@ -107,18 +105,6 @@ fn columns() -> String {
     )
 }
 
-/// The settings that every write needs, for its own transaction only: the commit waits for the disk, and for the
-/// standbys if the server has synchronous ones; a wait for a row ends before the client gives up.
-fn settings(timeout: &str) -> String {
-    format!(
-        "settings AS MATERIALIZED (SELECT
-            set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-                THEN 'on' ELSE current_setting('synchronous_commit') END, true),
-            set_config('client_min_messages', 'warning', true),
-            set_config('lock_timeout', {timeout}, true))"
-    )
-}
-
 /// The history with the grant that the row `l` has in front of it.
 fn past(end: &str, until_us: &str) -> String {
     format!(
@@ -139,8 +125,9 @@ fn past(end: &str, until_us: &str) -> String {
 /// the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked: the row is
 /// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
 /// granted again, and neither is one that arrives after its client gave up: no process would release it. A free lock is
-/// kept for the waiters before the claim, until their grace is over. Then they lose their places.
-fn acquire(table: &str) -> String {
+/// kept for the waiters before the claim, until their grace is over. Then they lose their places. During the failover
+/// grace, only a grant that the server still knows is granted again.
+fn acquire(table: &str, failover_grace: Duration) -> String {
     let lease = "$3 * interval '1 microsecond'";
     let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
     format!(
@@ -148,11 +135,12 @@ fn acquire(table: &str) -> String {
             SELECT CASE WHEN EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by <> $2 AND {IS_LIVE})
                 THEN false ELSE pg_advisory_xact_lock(hashtextextended($1, {key}))::text = '' END AS turn
             FROM settings
-         ), granted AS (
+         ), {epoch}, granted AS (
             INSERT INTO {table} AS l (name, lock_until, lease_until, locked_at, locked_by, token, lease_us, ttl_ms, state,
                 holder, past)
             SELECT $1, {NOW} + {lease}, {NOW} + {lease}, {NOW}, $2, {NOW_US}, $3, $6, 'held', $5::jsonb, '[]'
             FROM turns WHERE turn AND {NOW_US} < $7
+                AND ((SELECT left_us FROM epoch) = 0 OR EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by = $2))
             ON CONFLICT (name) DO UPDATE SET
                 lock_until = {NOW} + {lease}, lease_until = {NOW} + {lease},
                 locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
@@ -173,13 +161,14 @@ fn acquire(table: &str) -> String {
                 AND {NOW_US} < $7
                 AND (l.locked_by = $2 OR $10 OR {is_next})
             RETURNING l.*)
-         SELECT {NOW_US} AS now_us, {NOW_US} >= $7 AS is_late, found.*
+         SELECT {NOW_US} AS now_us, {NOW_US} >= $7 AS is_late, (SELECT left_us FROM epoch) AS grace_left_us, found.*
          FROM settings LEFT JOIN LATERAL (
             SELECT true AS is_granted, {columns} FROM granted AS l
             UNION ALL
             SELECT false, {columns} FROM {table} AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM granted)
          ) AS found ON true",
         settings = settings("$8"),
+        epoch = epoch::of(table, failover_grace),
         key = key(table),
         most = crate::lease::Token::LIMIT,
         behind = behind(),

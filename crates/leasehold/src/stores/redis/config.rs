@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::hosts::{Host, take_identity};
+use crate::stores::on_server::grace;
 use crate::stores::password::Password;
 use crate::stores::tls::Tls;
 use crate::url::StoreUrl;
@@ -16,9 +17,6 @@ const SENTINEL_PORT: u16 = 26379;
 /// The default of `failover_grace`. Longer than the default lease with its margin, and the ten seconds after which Redis
 /// gives up replicas by default.
 const FAILOVER_GRACE: Duration = Duration::from_secs(60);
-
-/// The longest `failover_grace`.
-const LONGEST_GRACE: Duration = Duration::from_secs(48 * 60 * 60);
 
 /// The longest prefix. Together with the longest name it is still a short key.
 const MAX_PREFIX_BYTES: usize = 250;
@@ -32,6 +30,9 @@ pub(super) struct Location {
     pub(super) hosts: Vec<Host>,
     /// The name under which the Sentinels know the primary.
     pub(super) master: Option<String>,
+    /// The login at the Sentinels. Without a user, the default one.
+    pub(super) sentinel_user: Option<String>,
+    pub(super) sentinel_password: Option<Password>,
     /// `None`: the default user.
     pub(super) user: Option<String>,
     pub(super) password: Option<Password>,
@@ -53,8 +54,18 @@ impl Location {
         }
         let tls = take_tls(&mut url)?;
         let master = url.take("master").map(checked_master).transpose()?;
+        let sentinel_user = url.take("sentinel_user").filter(|user| !user.is_empty());
+        let sentinel_password = sentinel_password(&mut url)?;
+        if master.is_none() && (sentinel_user.is_some() || sentinel_password.is_some()) {
+            return Err(Error::invalid("the store URL has a login for Sentinels, and names no Sentinels")
+                .with_help("add master=NAME if the hosts are Sentinels, or leave the options out"));
+        }
+        if sentinel_user.is_some() && sentinel_password.is_none() {
+            return Err(Error::invalid("the option `sentinel_user` names a user without a password")
+                .with_help("add sentinel_password_env=NAME or sentinel_password_file=/PATH"));
+        }
         let prefix = checked_prefix(url.take("prefix").unwrap_or_default())?;
-        let failover_grace = checked_grace(url.take_duration("failover_grace")?)?;
+        let failover_grace = grace::take(&mut url, FAILOVER_GRACE)?;
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         let password = Password::take(&mut url)?;
         let port = if master.is_some() { SENTINEL_PORT } else { PORT };
@@ -71,13 +82,25 @@ impl Location {
         }
         // Sentinels name the server that gets the password.
         let stays_here = master.is_none() && hosts.iter().all(Host::is_this_machine);
-        if password.is_some() && tls.is_none() && !plaintext && !stays_here {
+        let has_password = password.is_some() || sentinel_password.is_some();
+        if has_password && tls.is_none() && !plaintext && !stays_here {
             return Err(Error::invalid("the password would be sent unencrypted to another machine")
                 .with_help("use tls=on or rediss:// (and ca=FILE), or, in a network that you trust, add allow_plaintext_credentials=on"));
         }
         let database = database(url.path())?;
         url.finish()?;
-        Ok(Self { hosts, master, user, password, database, prefix, failover_grace, tls })
+        Ok(Self {
+            hosts,
+            master,
+            sentinel_user,
+            sentinel_password,
+            user,
+            password,
+            database,
+            prefix,
+            failover_grace,
+            tls,
+        })
     }
 }
 
@@ -104,6 +127,17 @@ fn checked_master(name: String) -> Result<String, Error> {
         .with_help("it is the name in the Sentinels' configuration: sentinel monitor NAME ..."))
 }
 
+/// The password of the Sentinels.
+fn sentinel_password(url: &mut StoreUrl) -> Result<Option<Password>, Error> {
+    let variable = Password::variable(url, "sentinel_password_env")?;
+    let file = Password::file(url, "sentinel_password_file")?;
+    if variable.is_some() && file.is_some() {
+        return Err(Error::invalid("the store URL names more than one password of the Sentinels")
+            .with_help("leave one of them: `sentinel_password_env` or `sentinel_password_file`"));
+    }
+    Ok(variable.or(file))
+}
+
 /// Keys of leasehold contain `//`, which names of locks do not.
 fn checked_prefix(prefix: String) -> Result<String, Error> {
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {
@@ -117,15 +151,6 @@ fn checked_prefix(prefix: String) -> Result<String, Error> {
     };
     Err(Error::invalid(format!("the option `prefix` {flaw}"))
         .with_help("it is put before the name of each lock, like locks/ or app:locks:"))
-}
-
-fn checked_grace(grace: Option<Duration>) -> Result<Duration, Error> {
-    match grace {
-        None => Ok(FAILOVER_GRACE),
-        Some(grace) if grace <= LONGEST_GRACE => Ok(grace),
-        Some(_) => Err(Error::invalid("the option `failover_grace` is longer than 48 hours")
-            .with_help("it has to be longer than the longest lease; leases last at most 24 hours")),
-    }
 }
 
 fn host(text: &str, port: u16) -> Result<Host, Error> {
@@ -213,6 +238,11 @@ mod tests {
             ("redis://h?prefix=a//b", "`prefix`"),
             ("redis://h?prefix=a%0Ab", "`prefix`"),
             ("redis://h?master=", "`master`"),
+            ("redis://h?sentinel_password_env=P", "no Sentinels"),
+            ("redis://h?master=m&sentinel_user=u", "`sentinel_user`"),
+            ("redis://h?master=m&sentinel_password_env=hunter2", "`sentinel_password_env`"),
+            ("redis://h?master=m&sentinel_password_env=P&sentinel_password_file=/f", "more than one"),
+            ("redis://h?master=m&sentinel_password_env=P", "unencrypted"),
             ("redis://h?failover_grace=49h", "48 hours"),
             ("redis://h?tls=off&ca=/x", "tls=off"),
             ("rediss://h?tls=off", "`tls`"),

@@ -19,6 +19,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::hosts::{Host, none_of};
+use crate::stores::password::Password;
 use crate::stores::tls::client_config;
 
 /// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
@@ -30,6 +31,8 @@ const STALLED: Duration = Duration::from_millis(500);
 
 /// The oldest server: older ones do not check min-replicas-to-write for scripts, and have no permissions for channels.
 const OLDEST: (u32, u32) = (6, 2);
+
+const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store URL: sentinel_password_env=NAME or sentinel_password_file=/PATH";
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
@@ -44,7 +47,8 @@ impl Way {
     /// # Errors
     /// Invalid for a password or a TLS file that cannot be read.
     pub(super) fn to(location: Location) -> Result<Self, Error> {
-        location.password.as_ref().map(|password| password.read()).transpose()?;
+        read(&location.password)?;
+        read(&location.sentinel_password)?;
         location.tls.as_ref().map(|tls| client_config(tls, "Redis")).transpose()?;
         Ok(Self { location })
     }
@@ -86,13 +90,18 @@ impl Way {
 
     /// Asks a Sentinel for the primary, and connects to that.
     async fn connect_by(&self, sentinel: &Host, master: &str, env: &Env) -> Result<Link, StoreError> {
-        let info = RedisConnectionInfo::default().set_skip_set_lib_name();
-        let mut link = self.open(sentinel, info, env).await?;
+        let (user, password) = (&self.location.sentinel_user, &self.location.sentinel_password);
+        let info = logging_in(user, password).await?;
+        let denied = |error: StoreError| match error {
+            StoreError::NotApplied(fault) if fault.kind == ErrorKind::Denied => {
+                fault.with_help(SENTINEL_LOGIN).not_applied()
+            }
+            error => error,
+        };
+        let mut link = self.open(sentinel, info, env).await.map_err(denied)?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(master);
         let asked = question.query_async::<Option<(String, u16)>>(&mut link.connection);
-        let unknown =
-            |what: &str| Fault::unavailable(format!("the Sentinel {sentinel} {what}")).not_applied();
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
             Some(Ok(Some((name, port)))) => self.connect_to(&Host { name, port }, env).await,
             Some(Ok(None)) => Err(Fault::new(
@@ -103,26 +112,17 @@ impl Way {
                 "the option `master` is the name in the Sentinels' configuration: sentinel monitor NAME ...",
             )
             .not_applied()),
-            Some(Err(error)) => Err(errors::of_connection(&error, &sentinel.to_string()).not_applied()),
-            None => Err(unknown("does not answer")),
+            Some(Err(error)) => {
+                Err(denied(errors::of_connection(&error, &sentinel.to_string()).not_applied()))
+            }
+            None => Err(Fault::unavailable(format!("the Sentinel {sentinel} does not answer")).not_applied()),
         }
     }
 
     /// Connects to `host`, and asks what it is.
     async fn connect_to(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
-        let location = self.location.clone();
-        // Read anew each time, since it may be replaced while the store is open.
-        let password =
-            blocking(move || location.password.as_ref().map(|password| password.read()).transpose()).await?;
-        let mut info =
-            RedisConnectionInfo::default().set_db(self.location.database.into()).set_skip_set_lib_name();
-        if let Some(user) = &self.location.user {
-            info = info.set_username(user);
-        }
-        if let Some(password) = password {
-            info = info.set_password(password);
-        }
-        let mut link = self.open(host, info, env).await?;
+        let info = logging_in(&self.location.user, &self.location.password).await?;
+        let mut link = self.open(host, info.set_db(self.location.database.into()), env).await?;
         let asked = async {
             let info: String = redis::cmd("INFO").query_async(&mut link.connection).await?;
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
@@ -191,6 +191,27 @@ impl Way {
             None => Err(no_answer(host)),
         }
     }
+}
+
+fn read(password: &Option<Password>) -> Result<Option<String>, Error> {
+    password.as_ref().map(Password::read).transpose()
+}
+
+/// The password is read anew each time, since it may be replaced while the store is open.
+async fn logging_in(
+    user: &Option<String>,
+    password: &Option<Password>,
+) -> Result<RedisConnectionInfo, StoreError> {
+    let password = password.clone();
+    let password = blocking(move || read(&password)).await?;
+    let mut info = RedisConnectionInfo::default().set_skip_set_lib_name();
+    if let Some(user) = user {
+        info = info.set_username(user);
+    }
+    if let Some(password) = password {
+        info = info.set_password(password);
+    }
+    Ok(info)
 }
 
 fn no_answer(host: &Host) -> StoreError {

@@ -14,8 +14,9 @@ use crate::clock::{Moment, micros};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, HolderInfo, Id, Swept, Token};
+use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
+use crate::stores::on_server::grace;
 use crate::stores::on_server::record::{Record, State};
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases};
 use crate::types::LockName;
@@ -90,24 +91,10 @@ impl RedisLeases {
         }
     }
 
-    /// Fails if a lease of `span` could outlast the failover grace. A primary that has replicas renews leases for a while
-    /// after it was cut off.
+    /// A primary that has replicas renews leases for a while after it was cut off.
     fn check_grace(&self, span: Duration, link: &Link) -> Result<(), StoreError> {
-        let grace = self.links.way.location.failover_grace;
         let lag = if link.facts.replicas > 0 { LAG } else { Duration::ZERO };
-        if grace.is_zero() || span + lag <= grace {
-            return Ok(());
-        }
-        let message = format!(
-            "a lease of {:.0}s is longer than failover_grace ({:.0}s): it could outlast a failover",
-            span.as_secs_f64().ceil(),
-            grace.as_secs_f64()
-        );
-        let help = format!(
-            "use a shorter ttl, or add failover_grace={}s to the store URL of every process",
-            (span + LAG + Duration::from_secs(5)).as_secs()
-        );
-        Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
+        grace::check(self.links.way.location.failover_grace, span, lag)
     }
 }
 
@@ -156,7 +143,7 @@ impl ServerLeases for RedisLeases {
         Ok(match (answer.outcome.as_str(), record) {
             ("granted", Some(record)) => Contended::Granted { record, sent, is_late: false },
             ("refused", Some(record)) => Contended::Refused(record),
-            ("recovering", _) => Contended::Withheld(recovering(answer.recovers_within)),
+            ("recovering", _) => Contended::Withheld(grace::withheld("Redis", answer.recovers_within)),
             _ => Contended::Again,
         })
     }
@@ -267,12 +254,6 @@ impl ServerLeases for RedisLeases {
     fn close(&self) {
         self.links.close();
     }
-}
-
-/// What is said of a lock that may be held by a grant which the server has lost.
-fn recovering(left: Duration) -> HolderInfo {
-    let what = "Redis was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over";
-    HolderInfo { foreign: Some(what.to_owned()), lapses_within: Some(left), ..HolderInfo::default() }
 }
 
 fn as_json(holder: &Holder) -> Result<String, StoreError> {

@@ -1,0 +1,130 @@
+//! Three servers of which Sentinels promote one when the primary fails.
+
+use std::io;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use leasehold::clock::{Clock, SystemClock};
+use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
+
+use super::{RedisServer, redis_cli};
+use crate::chaos::servers::Servers;
+use crate::launch::{Launched, program};
+use crate::process::within;
+
+const SERVERS: usize = 3;
+const SENTINELS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+struct Watched {
+    servers: Mutex<Vec<Launched>>,
+    /// The addresses of the Sentinels.
+    addresses: Vec<String>,
+    _sentinels: Vec<Child>,
+}
+
+/// Starts a primary, its replicas, and the Sentinels.
+pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
+    Box::pin(async move {
+        let mut servers = Vec::new();
+        for n in 0..SERVERS {
+            let own = folder.join(format!("server-{n}"));
+            std::fs::create_dir_all(&own)?;
+            let server = Launched::start(&RedisServer::EVERY_SECOND, &own).await?;
+            // A primary that was replaced stops once it has no replica.
+            redis_cli(server.url(), &["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+            servers.push(server);
+        }
+        let (host, port) = servers[0].address().rsplit_once(':').unwrap_or_default();
+        for replica in &servers[1..] {
+            redis_cli(replica.url(), &["REPLICAOF", host, port]).await;
+        }
+        answers(servers[0].url(), &["INFO", "replication"], |said| said.matches("state=online").count() == 2)
+            .await;
+        let (mut sentinels, mut addresses) = (Vec::new(), Vec::new());
+        for n in 0..SENTINELS {
+            let own = folder.join(format!("sentinel-{n}"));
+            std::fs::create_dir_all(&own)?;
+            let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+            let file = own.join("sentinel.conf");
+            let settings = format!(
+                "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor chaos {host} {port} 2\n\
+                 sentinel down-after-milliseconds chaos 500\nsentinel failover-timeout chaos 2000\n",
+                free.port(),
+                own.display()
+            );
+            std::fs::write(&file, settings)?;
+            let log = std::fs::File::create(own.join("sentinel.log"))?;
+            let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SENTINEL"));
+            sentinels.push(command.arg(&file).stdin(Stdio::null()).stdout(log).kill_on_drop(true).spawn()?);
+            addresses.push(free.to_string());
+        }
+        for sentinel in &addresses {
+            let all = format!("{}", SENTINELS - 1);
+            let knows = move |said: &str, what: &str| {
+                let mut lines = said.lines().skip_while(|line| *line != what);
+                lines.nth(1).is_some_and(|number| number == all)
+            };
+            answers(&format!("redis://{sentinel}"), &["SENTINEL", "master", "chaos"], move |said| {
+                knows(said, "num-other-sentinels") && knows(said, "num-slaves")
+            })
+            .await;
+        }
+        Ok(Box::new(Watched { servers: Mutex::new(servers), addresses, _sentinels: sentinels }) as _)
+    })
+}
+
+/// Waits until the server at `url` answers as it should.
+async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
+    within("a server of Redis", async {
+        while !is_right(&redis_cli(url, command).await) {
+            SystemClock.sleep(PAUSE).await;
+        }
+    })
+    .await;
+}
+
+impl Watched {
+    /// The address of the primary, as a Sentinel says.
+    async fn primary(&self) -> String {
+        let url = format!("redis://{}", self.addresses[0]);
+        redis_cli(&url, &["SENTINEL", "get-master-addr-by-name", "chaos"]).await.replace('\n', ":")
+    }
+}
+
+#[async_trait]
+impl Servers for Watched {
+    fn url(&self, _n: usize) -> String {
+        format!("redis://{}/0?master=chaos", self.addresses.join(","))
+    }
+
+    async fn stop(&self, duration: Duration) -> io::Result<()> {
+        let servers = self.servers.lock().await;
+        let primary = self.primary().await;
+        match servers.iter().find(|server| server.address() == primary) {
+            Some(server) => server.stop(duration).await,
+            None => Ok(()),
+        }
+    }
+
+    /// It comes back as a replica, once the Sentinels have noticed.
+    async fn kill(&self, duration: Duration) -> io::Result<()> {
+        let mut servers = self.servers.lock().await;
+        let primary = self.primary().await;
+        let Some(server) = servers.iter_mut().find(|server| server.address() == primary) else {
+            return Ok(());
+        };
+        server.kill(duration + FAILOVER).await?;
+        redis_cli(server.url(), &["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+        Ok(())
+    }
+}
+
+/// Longer than the Sentinels take to promote another server, as a rule.
+const FAILOVER: Duration = Duration::from_secs(2);

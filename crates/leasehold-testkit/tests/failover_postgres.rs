@@ -1,0 +1,273 @@
+//! `failover_grace` on PostgreSQL: real promotions, and the rules, each of which fails without its rule.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::error::StoreError;
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Released, Renewal, StoreOptions, Ttl,
+};
+use leasehold::url::StoreUrl;
+use leasehold::{ErrorKind, Holder, LockName, Locker};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::servers::with_option;
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::postgres::{PostgresServer, psql, table};
+use tempfile::TempDir;
+
+const TTL: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(60);
+
+async fn open(url: &str) -> Arc<dyn LeaseStore> {
+    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
+}
+
+fn claim_of(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Claim {
+    let name = LockName::new(name).unwrap();
+    Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
+}
+
+fn claim(store: &dyn LeaseStore) -> Claim {
+    claim_of(store, "lock", TTL)
+}
+
+async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn granted(store: &dyn LeaseStore) -> Grant {
+    granted_to(store, &claim(store)).await
+}
+
+async fn refused(store: &dyn LeaseStore, name: &str) -> HolderInfo {
+    match store.try_acquire(&claim_of(store, name, TTL)).await.unwrap() {
+        AcquireOutcome::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Asserts that nothing is granted for that reason.
+async fn assert_withheld(store: &dyn LeaseStore, name: &str) {
+    let held = refused(store, name).await;
+    assert!(held.to_string().contains("failover_grace"), "{held}");
+    assert!(held.lapses_within.unwrap() > TTL, "{held:?}");
+}
+
+/// Changes the row about the server by an SQL expression of `holder`.
+async fn change_epoch(url: &str, holder: &str) {
+    let sql =
+        format!("UPDATE {} SET holder = {holder} WHERE name = '//leasehold/epoch' RETURNING 1", table(url));
+    assert_eq!(psql(url, &sql).await, "1");
+}
+
+/// As if that much time had passed.
+async fn wait_for(url: &str, seconds: u64) {
+    let since = format!("to_jsonb((holder->>'since_us')::int8 - {seconds} * 1000000::int8)");
+    change_epoch(url, &format!("jsonb_set(holder, '{{since_us}}', {since})")).await;
+}
+
+/// As if another server had been promoted.
+async fn fail_over(url: &str) {
+    change_epoch(url, r#"jsonb_set(holder, '{epoch}', '"7 00000003"')"#).await;
+}
+
+/// A table of the test's own, whose server is known for longer than the grace.
+async fn known() -> (Fresh, String) {
+    let fresh = stores::fresh("postgres");
+    let url = with_option(fresh.url(), "margin=0s&failover_grace=60s");
+    Locker::open(&url).await.unwrap().init().await.unwrap();
+    wait_for(&url, 100).await;
+    (fresh, url)
+}
+
+/// A primary that loses no commit, its standby, and the URL of both.
+struct Pair {
+    primary: PostgresServer,
+    standby: PostgresServer,
+    _folders: [TempDir; 2],
+}
+
+impl Pair {
+    async fn start() -> Self {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let primary = PostgresServer::start_with(folders[0].path(), &["fsync=on"]).await.unwrap();
+        let standby = primary.standby_below(folders[1].path()).await.unwrap();
+        Self { primary, standby, _folders: folders }
+    }
+
+    fn url(&self, options: &str) -> String {
+        let both = format!("{},{}", self.primary.address(), self.standby.address());
+        format!("{}?table=leasehold&margin=0s&{options}", self.primary.url_by(&both))
+    }
+
+    fn url_of_standby(&self) -> String {
+        with_option(&self.standby.url_by(self.standby.address()), "table=leasehold")
+    }
+
+    async fn fail_over(&mut self) {
+        self.primary.kill().await.unwrap();
+        self.standby.promote().await.unwrap();
+    }
+}
+
+/// The standby lacks the grant. Without the grace, two processes hold the lock at once.
+#[tokio::test]
+async fn a_promoted_asynchronous_standby_doubles_no_grant() {
+    for grace in [Duration::ZERO, GRACE] {
+        let mut pair = Pair::start().await;
+        let url = pair.url(&format!("failover_grace={}s", grace.as_secs()));
+        let (one, two) = (open(&url).await, open(&url).await);
+        // On the standby too.
+        let mut known = granted_to(&*one, &claim_of(&*one, "known", TTL)).await;
+        let seen = format!("{}", known.token);
+        let sql = "SELECT coalesce(max(token), 0) FROM leasehold";
+        while psql(&pair.url_of_standby(), sql).await != seen {
+            tokio::task::yield_now().await;
+        }
+        pair.standby.stop_copying().await.unwrap();
+        let mut first = granted(&*one).await;
+        pair.fail_over().await;
+        let outcome = two.try_acquire(&claim(&*two)).await.unwrap();
+        assert!(!first.deadline.passed(one.env().now()), "its holder still works");
+        if grace.is_zero() {
+            let AcquireOutcome::Granted(second) = outcome else { panic!("{outcome:?}") };
+            assert!(second.token > first.token, "only the token tells them apart");
+            continue;
+        }
+        let AcquireOutcome::Held(held) = outcome else { panic!("{outcome:?}") };
+        assert!(held.to_string().contains("failover_grace"), "{held}");
+        assert!(held.lapses_within.unwrap() > first.deadline.remaining(one.env().now()), "{held:?}");
+        // Its holder learns of the loss, and what the standby knew goes on.
+        assert!(matches!(one.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
+        assert!(matches!(one.renew(&mut known).await.unwrap(), Renewal::Renewed));
+        wait_for(&pair.url_of_standby(), grace.as_secs()).await;
+        assert!(granted(&*two).await.token > first.token);
+        // A server that was promoted, and whose row was not copied to it, may lack grants as well.
+        psql(&pair.url_of_standby(), "DELETE FROM leasehold WHERE name = '//leasehold/epoch'").await;
+        assert_withheld(&*two, "other").await;
+    }
+}
+
+#[tokio::test]
+async fn a_promoted_synchronous_standby_has_every_grant() {
+    let mut pair = Pair::start().await;
+    let primary = pair.primary.url_by(pair.primary.address());
+    psql(&primary, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+    psql(&primary, "SELECT pg_reload_conf()").await;
+    let is_synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    while psql(&primary, is_synchronous).await != "1" {
+        tokio::task::yield_now().await;
+    }
+    let store = open(&pair.url("failover_grace=0s")).await;
+    let mut grant = granted(&*store).await;
+    pair.fail_over().await;
+    let other = open(&pair.url("failover_grace=0s")).await;
+    assert_eq!(refused(&*other, "lock").await.token, Some(grant.token));
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
+    granted(&*other).await;
+}
+
+/// Only a server without `fsync` may lose its log in a restart.
+#[tokio::test]
+async fn a_restart_begins_the_grace_if_it_can_lose_commits() {
+    for (fsync, loses) in [("on", false), ("off", true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [&*format!("fsync={fsync}")];
+        let mut server = PostgresServer::start_with(folder.path(), &settings).await.unwrap();
+        let url = format!("{}?table=leasehold&failover_grace=60s", server.url_by(server.address()));
+        for _ in 0..2 {
+            let store = open(&url).await;
+            if loses {
+                assert_withheld(&*store, "lock").await;
+                wait_for(&url, GRACE.as_secs()).await;
+            }
+            store.release(&mut granted(&*store).await, None).await.unwrap();
+            server.kill().await.unwrap();
+            server.restart().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
+    let (_fresh, url) = known().await;
+    let store = open(&url).await;
+    let first = claim(&*store);
+    let mut grant = granted_to(&*store, &first).await;
+    fail_over(&url).await;
+    assert_withheld(&*store, "other").await;
+    assert_eq!(refused(&*store, "lock").await.token, Some(grant.token), "held by a known grant");
+    let again = granted_to(&*store, &first).await;
+    assert_eq!(again.token, grant.token, "a claim that is repeated was granted before");
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
+    assert_withheld(&*store, "lock").await;
+    let outcome = store.try_acquire(&first).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Lost(_)), "its grant has ended: {outcome:?}");
+    wait_for(&url, GRACE.as_secs()).await;
+    granted(&*store).await;
+}
+
+#[tokio::test]
+async fn the_longest_grace_of_all_clients_counts() {
+    let (_fresh, url) = known().await;
+    let (longer, shorter) = (url.replace("=60s", "=3600s"), url);
+    let left = async |url: &str| refused(&*open(url).await, "lock").await.lapses_within.unwrap().as_secs();
+    // 100 s have passed.
+    assert!((3_000..3_501).contains(&left(&longer).await));
+    assert!((3_000..3_501).contains(&left(&shorter).await));
+    fail_over(&shorter).await;
+    assert!((3_501..=3_600).contains(&left(&shorter).await));
+    wait_for(&shorter, 3_600).await;
+    granted(&*open(&shorter).await).await;
+}
+
+#[tokio::test]
+async fn a_clock_that_was_set_back_does_not_prolong_the_grace() {
+    let (_fresh, url) = known().await;
+    change_epoch(&url, "jsonb_set(holder, '{since_us}', '8000000000000000')").await;
+    assert!(refused(&*open(&url).await, "lock").await.lapses_within.unwrap() <= GRACE);
+}
+
+#[tokio::test]
+async fn a_lease_that_could_outlast_the_grace_is_refused() {
+    let (_fresh, url) = known().await;
+    let store = open(&url).await;
+    let error = store.try_acquire(&claim_of(&*store, "lock", 2 * GRACE)).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)));
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
+    assert!(error.fault().help.as_deref().unwrap().contains("failover_grace="), "{error:?}");
+}
+
+#[tokio::test]
+async fn the_row_about_the_server_is_no_lock() {
+    let (_fresh, url) = known().await;
+    let locker = Locker::open(&url).await.unwrap();
+    locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
+    let names: Vec<_> = futures_util::TryStreamExt::try_collect(locker.list("")).await.unwrap();
+    assert_eq!(names, [LockName::new("lock").unwrap()]);
+    // Nor one of another client, beside which nothing could be swept.
+    locker.sweep(&names[0], Duration::ZERO, false).await.unwrap();
+    assert_eq!(psql(&url, &format!("SELECT name FROM {}", table(&url))).await, "//leasehold/epoch");
+}
+
+/// A row as it was first written. Never edit it: rows in databases look like this.
+const FIRST_VERSION: &str = r#"{"epoch": "7 00000001", "grace_us": 60000000, "since_us": 1763654400000040}"#;
+
+#[tokio::test]
+async fn a_row_about_the_server_keeps_its_form() {
+    let (_fresh, url) = known().await;
+    let keys = "SELECT string_agg(key || jsonb_typeof(value), ' ' ORDER BY key) FROM jsonb_each(";
+    let row = format!("(SELECT holder FROM {} WHERE name = '//leasehold/epoch')", table(&url));
+    let first = psql(&url, &format!("{keys}'{FIRST_VERSION}')")).await;
+    assert_eq!(psql(&url, &format!("{keys}{row})")).await, first);
+    let is_of_server = "(SELECT system_identifier FROM pg_control_system())::text || ' 00000001%'";
+    let of_server = format!("SELECT holder->>'epoch' LIKE {is_of_server} FROM {row} AS row (holder)");
+    assert_eq!(psql(&url, &of_server).await, "t", "a copy of the table in another cluster begins the grace");
+    change_epoch(&url, &format!("'{FIRST_VERSION}'")).await;
+    assert_withheld(&*open(&url).await, "lock").await;
+}

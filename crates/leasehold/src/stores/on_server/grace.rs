@@ -1,0 +1,49 @@
+//! `failover_grace`: after a failover or a restart that may have lost grants, nothing is granted until the leases that
+//! may have been lost are over.
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::HolderInfo;
+use crate::url::StoreUrl;
+
+/// The longest grace.
+const LONGEST: Duration = Duration::from_secs(48 * 60 * 60);
+
+/// What a suggested grace has beyond the lease: for replicas that lag, and a reserve.
+const RESERVE: Duration = Duration::from_secs(15);
+
+/// Takes the option from a store URL.
+pub(in super::super) fn take(url: &mut StoreUrl, default: Duration) -> Result<Duration, Error> {
+    match url.take_duration("failover_grace")? {
+        None => Ok(default),
+        Some(grace) if grace <= LONGEST => Ok(grace),
+        Some(_) => Err(Error::invalid("the option `failover_grace` is longer than 48 hours")
+            .with_help("it has to be longer than the longest lease; leases last at most 24 hours")),
+    }
+}
+
+/// Fails if a lease of `span` could outlast the grace. A server that was replaced may renew leases for `lag`.
+pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) -> Result<(), StoreError> {
+    if grace.is_zero() || span + lag <= grace {
+        return Ok(());
+    }
+    let message = format!(
+        "a lease of {:.0}s is longer than failover_grace ({:.0}s): it could outlast a failover",
+        span.as_secs_f64().ceil(),
+        grace.as_secs_f64()
+    );
+    let help = format!(
+        "use a shorter ttl, or add failover_grace={}s to the store URL of every process",
+        (span + RESERVE).as_secs()
+    );
+    Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
+}
+
+/// What is said of a lock that may be held by a grant which the server has lost.
+pub(in super::super) fn withheld(server: &str, left: Duration) -> HolderInfo {
+    let what = format!(
+        "{server} was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over"
+    );
+    HolderInfo { foreign: Some(what), lapses_within: Some(left), ..HolderInfo::default() }
+}

@@ -1,0 +1,19 @@
+//! What the statements have in common.
+
+/// The server's clock, as ShedLock's columns have it: UTC without a time zone.
+pub(super) const NOW: &str = "timezone('utc', clock_timestamp())";
+
+/// The same in microseconds since the Unix epoch.
+pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// The settings that every write needs, for its own transaction only: the commit waits for the disk, and for the
+/// standbys if the server has synchronous ones; a wait for a row ends before the client gives up.
+pub(super) fn settings(timeout: &str) -> String {
+    format!(
+        "settings AS MATERIALIZED (SELECT
+            set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+                THEN 'on' ELSE current_setting('synchronous_commit') END, true),
+            set_config('client_min_messages', 'warning', true),
+            set_config('lock_timeout', {timeout}, true))"
+    )
+}
