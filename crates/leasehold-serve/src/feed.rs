@@ -109,8 +109,7 @@ impl Feed {
     }
 
     /// Tells viewers of `event`.
-    pub(crate) fn publish(&self, mut event: FeedEvent) {
-        event.at_us = self.locker.store().env().now().wall_us();
+    pub(crate) fn publish(&self, event: FeedEvent) {
         let mut recent = self.recent();
         recent.last += 1;
         let numbered = Numbered { number: recent.last, event: Arc::new(event) };
@@ -210,7 +209,8 @@ impl Feed {
         let before = seen.insert(name.clone(), version.clone());
         if before.is_some_and(|before| before != version) {
             let token = view.token;
-            self.publish(FeedEvent { now: Some(view), token, ..FeedEvent::new("lock", name) });
+            let at_us = self.locker.store().env().now().wall_us();
+            self.publish(FeedEvent { now: Some(view), token, at_us, ..FeedEvent::new("lock", name) });
         }
     }
 }

@@ -82,8 +82,7 @@ impl Problem {
         problem
     }
 
-    /// One word for tests and metrics: `held`.
-    #[cfg(test)]
+    /// One word for metrics: `held`.
     pub(crate) fn word(&self) -> &str {
         self.kind.trim_start_matches("urn:leasehold:")
     }
