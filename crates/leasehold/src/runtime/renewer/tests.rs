@@ -203,14 +203,16 @@ async fn a_renewal_that_was_sent_earlier_does_not_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_on_request_reports_a_loss() {
-    let (_, locker) = locker();
+    let (clock, locker) = locker();
     let guard = acquired(&locker, "x", SECOND * 600).await;
+    clock.sleep(SECOND).await;
     locker.evict(guard.name(), guard.token().unwrap()).await.unwrap();
     assert!(guard.check().is_ok(), "nobody knows yet");
     assert_eq!(guard.renew().await.unwrap_err().kind(), crate::ErrorKind::Lost);
     assert!(guard.check().is_err() && guard.deadline().is_err());
 
     let guard = acquired(&locker, "y", SECOND * 600).await;
+    clock.sleep(SECOND).await;
     let renewal = guard.renew();
     guard.release().await.unwrap();
     assert_eq!(renewal.await.unwrap_err().kind(), crate::ErrorKind::Lost);
