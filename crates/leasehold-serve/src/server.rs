@@ -8,7 +8,8 @@ use leasehold::Locker;
 use tokio::net::TcpListener;
 
 use crate::api;
-use crate::app::{App, Settings};
+use crate::app::{App, Dashboard, Settings};
+use crate::ui;
 
 /// Why a server did not start, or ended early.
 #[derive(Debug)]
@@ -96,7 +97,8 @@ impl Server {
             stop.await;
             stopping.cancel();
         };
-        let served = axum::serve(self.listener, api::router(self.app)).with_graceful_shutdown(stopped).await;
+        let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
+        let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default())).with_graceful_shutdown(stopped).await;
         looking.abort();
         served.map_err(|error| ServeError::new(format!("the server failed: {error}")))
     }
