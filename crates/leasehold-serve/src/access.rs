@@ -12,8 +12,8 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::browser::Hosts;
-pub(crate) use self::session::LASTS as SESSION_LASTS;
 pub use self::file::InvalidAccess;
+pub(crate) use self::session::LASTS as SESSION_LASTS;
 use crate::problem::Problem;
 
 /// What a caller wants to do with a lock.

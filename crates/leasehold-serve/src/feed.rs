@@ -47,9 +47,12 @@ pub(crate) struct FeedEvent {
     /// Why, for `evicted` and `lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// How the lock looks now, for `lock`.
+    /// How the lock looks now, for `lock` and `look`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) now: Option<LockView>,
+    /// The `ETag` of what `now` shows, without its quotation marks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) version: Option<String>,
     /// Microseconds since the Unix epoch, by this server's clock.
     pub(crate) at_us: u64,
 }
@@ -60,7 +63,16 @@ impl FeedEvent {
     }
 
     fn of_the_store() -> Self {
-        Self { kind: "", lock: String::new(), token: None, by: None, reason: None, now: None, at_us: 0 }
+        Self {
+            kind: "",
+            lock: String::new(),
+            token: None,
+            by: None,
+            reason: None,
+            now: None,
+            version: None,
+            at_us: 0,
+        }
     }
 }
 
@@ -183,7 +195,10 @@ impl Feed {
     /// Tells viewers of `event`.
     pub(crate) fn publish(&self, mut event: FeedEvent) {
         event.at_us = self.locker.store().env().now().wall_us();
-        if event.now.is_none() && self.viewers() > 0 && let Ok(name) = LockName::new(&event.lock) {
+        if event.now.is_none()
+            && self.viewers() > 0
+            && let Ok(name) = LockName::new(&event.lock)
+        {
             let mut known = self.known();
             let is_watched = known.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
             if is_watched && !known.urgent.contains(&name) {
@@ -324,20 +339,23 @@ impl Feed {
             Err(error) => return self.note(Some(error.to_string())),
         };
         self.note(None);
-        let view = detail.lock.clone();
+        let (view, version) = (detail.lock.clone(), detail.lock.version());
         let at = self.locker.store().env().now();
         let before = self.known().looks.insert(name.clone(), Some(Look { detail, at }));
         // `before` is `None` for a name that this server has just learned of, by changing its lock.
         let has_changed = match before {
-            Some(Some(before)) => before.detail.lock.version() != view.version(),
+            Some(Some(before)) => before.detail.lock.version() != version,
             Some(None) => false,
             None => true,
         };
+        let kind = if has_changed { "lock" } else { "look" };
         let token = view.token;
+        let event =
+            FeedEvent { token, now: Some(view), version: Some(version), ..FeedEvent::new(kind, name) };
         if has_changed {
-            self.publish(FeedEvent { now: Some(view), token, ..FeedEvent::new("lock", name) });
+            self.publish(event);
         } else {
-            self.show(FeedEvent { now: Some(view), token, ..FeedEvent::new("look", name) });
+            self.show(event);
         }
     }
 

@@ -8,7 +8,7 @@ use leasehold::{Error, ErrorKind, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::view::{HolderView, ms};
+use crate::view::HolderView;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
 #[derive(Debug, Serialize, ToSchema)]

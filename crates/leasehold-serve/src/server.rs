@@ -98,7 +98,9 @@ impl Server {
             stopping.cancel();
         };
         let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
-        let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default())).with_graceful_shutdown(stopped).await;
+        let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default()))
+            .with_graceful_shutdown(stopped)
+            .await;
         looking.abort();
         served.map_err(|error| ServeError::new(format!("the server failed: {error}")))
     }

@@ -93,7 +93,10 @@ mod tests {
         let lasts = u64::try_from(LASTS.as_micros()).unwrap();
         assert!(!may_evict(&access, &cookie, b"secret", NOW + lasts));
         assert!(!may_evict(&access, &cookie, b"another secret", NOW));
-        assert!(!may_evict(&Access::local("a new token"), &cookie, b"secret", NOW), "its token was withdrawn");
+        assert!(
+            !may_evict(&Access::local("a new token"), &cookie, b"secret", NOW),
+            "its token was withdrawn"
+        );
         assert!(access.open_session("a wrong token", b"secret", NOW).is_none());
     }
 
@@ -103,7 +106,13 @@ mod tests {
         let cookie = access.open_session("a token", b"secret", NOW).unwrap();
         let (expires, seal) = cookie.split_once('=').unwrap().1.split_once('.').unwrap();
         let later = expires.parse::<u64>().unwrap() + 1;
-        for forged in [format!("{later}.{seal}"), format!("{expires}."), format!("{expires}.{}", &seal[..62]), seal.to_owned(), "é.é".to_owned()] {
+        for forged in [
+            format!("{later}.{seal}"),
+            format!("{expires}."),
+            format!("{expires}.{}", &seal[..62]),
+            seal.to_owned(),
+            "é.é".to_owned(),
+        ] {
             assert!(!may_evict(&access, &format!("leasehold-session={forged}"), b"secret", NOW), "{forged}");
         }
     }

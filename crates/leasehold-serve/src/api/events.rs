@@ -60,7 +60,8 @@ pub(crate) async fn events(
     let mut viewer = app.feed.view(&query.prefix, seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
-    let streaming = Streaming { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
+    let streaming =
+        Streaming { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
     let stream =
         stream::unfold(
             streaming,

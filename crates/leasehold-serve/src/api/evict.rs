@@ -56,7 +56,9 @@ pub(crate) async fn evict(
     arrival.must(Right::Evict, &name)?;
     let token = token_to_match(&headers)?;
     match end_grant(&app, &arrival, &name, token, &request.reason).await? {
-        Outcome::Evicted => Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true })),
+        Outcome::Evicted => {
+            Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
+        }
         Outcome::Changed(now) => {
             let current = now.lock.held.and_then(|held| held.token);
             Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)

@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn the_most_outdated_lock_is_next() {
-        let mut known = Known { looks: [look("a", 30_000, at(0)), look("b", 4_000, at(1))].into(), ..Known::default() };
+        let mut known =
+            Known { looks: [look("a", 30_000, at(0)), look("b", 4_000, at(1))].into(), ..Known::default() };
         assert_eq!(known.next(at(2)).unwrap().as_str(), "a", "`b` was seen less than two seconds ago");
         assert_eq!(known.next(at(5)).unwrap().as_str(), "b", "its lease ends soon");
         assert!(known.next(at(1)).is_none());
@@ -128,7 +129,8 @@ mod tests {
 
     #[test]
     fn what_was_seen_counts_only_for_listed_prefixes() {
-        let mut known = Known { looks: [look("a/1", 1, at(0))].into(), listed: vec!["a/".into()], ..Known::default() };
+        let mut known =
+            Known { looks: [look("a/1", 1, at(0))].into(), listed: vec!["a/".into()], ..Known::default() };
         assert_eq!(known.under("a/").unwrap().len(), 1);
         assert!(known.under("").is_none() && known.under("b").is_none());
         known.trouble = Some("down".into());

@@ -8,7 +8,7 @@ use maud::{Markup, html};
 
 use super::format::{count, span, stamp, time};
 use super::layout::{Head, Page, age};
-use super::parts::{column, lock_link, person, text};
+use super::parts::{column, lock_link, name, text};
 use super::reading::{self, Reading};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
@@ -109,7 +109,8 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
             add(now_us.saturating_sub(held_ms * 1_000), What::Acquired, token, holder, holder.note.clone());
         }
     }
-    entries.sort_by(|one, other| (other.at_us, other.token, other.what).cmp(&(one.at_us, one.token, one.what)));
+    entries
+        .sort_by(|one, other| (other.at_us, other.token, other.what).cmp(&(one.at_us, one.token, one.what)));
     entries.truncate(MOST);
     entries
 }
@@ -141,20 +142,19 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
 
 fn row(entry: &Entry, now_us: u64) -> Markup {
     let (class, word) = entry.what.words();
-    let who = entry.who.as_ref().map(|who| Person { note: None, ..who.clone() });
     let ago = now_us.saturating_sub(entry.at_us) / 1_000;
     html! {
         tr role="row" data-key={ (entry.lock) " " (entry.token) " " (class) } data-version=(entry.token)
             data-say={ (entry.lock) ": " (word) } {
             td role="cell" class="num c-time" data-label="Time (UTC)" {
                 time datetime=(stamp(entry.at_us)) { (time(entry.at_us)) }
-                span class="muted ago" { span data-up=(ago) { (span(ago)) } " ago" }
+                " " span class="muted ago" { span data-up=(ago) { (span(ago)) } " ago" }
             }
             td role="cell" data-label="What" { span class={ "end " (class) } { (word) } }
             td role="cell" class="c-name" data-label="Lock" { (lock_link(&entry.lock)) }
             td role="cell" class="num right" data-label="Token" { (entry.token) }
             td role="cell" class="c-holder" data-label="Holder" {
-                @match &who { Some(who) => (person(who)), None => span class="none" { "–" } }
+                @match &entry.who { Some(who) => (name(who)), None => span class="none" { "–" } }
             }
             td role="cell" class="c-why" data-label="Note" {
                 @match &entry.why { Some(why) => (text(why)), None => span class="none" { "–" } }

@@ -14,17 +14,18 @@ pub(super) struct Asset {
     content: &'static str,
 }
 
-pub(super) static SCRIPT: LazyLock<Asset> =
-    LazyLock::new(|| Asset::new("dashboard", "js", "text/javascript; charset=utf-8", include_str!("assets/dashboard.js")));
-pub(super) static STYLE: LazyLock<Asset> =
-    LazyLock::new(|| Asset::new("dashboard", "css", "text/css; charset=utf-8", include_str!("assets/dashboard.css")));
+pub(super) static SCRIPT: LazyLock<Asset> = LazyLock::new(|| {
+    Asset::new("dashboard", "js", "text/javascript; charset=utf-8", include_str!("assets/dashboard.js"))
+});
+pub(super) static STYLE: LazyLock<Asset> = LazyLock::new(|| {
+    Asset::new("dashboard", "css", "text/css; charset=utf-8", include_str!("assets/dashboard.css"))
+});
 pub(super) static ICON: LazyLock<Asset> =
     LazyLock::new(|| Asset::new("icon", "svg", "image/svg+xml", include_str!("assets/icon.svg")));
 
 impl Asset {
     fn new(stem: &str, extension: &str, kind: &'static str, content: &'static str) -> Self {
-        let hash: String =
-            Sha256::digest(content).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let hash: String = Sha256::digest(content).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
         Self { name: format!("{stem}-{hash}.{extension}"), kind, content }
     }
 

@@ -28,7 +28,12 @@ pub(super) struct Evict {
     reason: String,
 }
 
-pub(super) async fn page(State(app): Shared, arrival: Arrival, headers: HeaderMap, Path(name): Path<String>) -> Response {
+pub(super) async fn page(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> Response {
     let head = Head::new(&app, &arrival, &link("evict", &name));
     let shown = async {
         let name = allowed(&app, &name)?;

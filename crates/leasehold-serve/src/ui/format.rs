@@ -6,7 +6,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// What a link escapes in a lock's name: all but what is plain in a path, and the `/` between segments.
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-const IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const IN_QUERY: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A duration for people: `14 s`, `3 min 20 s`, `2 h 05 min`, `4 d 3 h`. The script has the same function.
 pub(super) fn span(ms: u64) -> String {
@@ -19,10 +20,16 @@ pub(super) fn span(ms: u64) -> String {
     }
 }
 
+/// Likewise, with tenths below ten seconds: how long something took.
+pub(super) fn took(ms: u64) -> String {
+    if ms < 10_000 { format!("{}.{} s", ms / 1_000, ms / 100 % 10) } else { span(ms) }
+}
+
 /// The length of a full bar for a lease with `ms` left: the next usual ttl with what waiters add to it. A status does not
 /// say how long the whole lease is.
 pub(super) fn full(ms: u64) -> u64 {
-    const USUAL: [u64; 14] = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];
+    const USUAL: [u64; 14] =
+        [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];
     USUAL.into_iter().map(|s| s * 1_020 + 500).find(|full| *full >= ms).unwrap_or(ms)
 }
 
@@ -70,6 +77,7 @@ mod tests {
     fn durations_and_times_are_short() {
         let spans = [999, 59_999, 60_000, 3_725_000, 266_400_000].map(span);
         assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "1 h 02 min", "3 d 2 h"]);
+        assert_eq!([40, 9_999, 10_000].map(took), ["0.0 s", "9.9 s", "10 s"]);
         assert_eq!(time(1_700_000_000_000_000), "2023-11-14 22:13:20");
         assert_eq!(stamp(u64::MAX), "9999-12-31T23:59:59Z");
         assert!(full(9_900) > 9_900 && full(10_300) < 12_000 && full(u64::MAX) == u64::MAX);

@@ -120,7 +120,7 @@ impl Page {
                             @match &head.principal {
                                 Some(principal) => {
                                     form method="post" action="/ui/sign-out" class="inline" {
-                                        span class="muted" { "Signed in as " b { (principal) } }
+                                        span class="muted" { span class="long" { "Signed in as " } b { (principal) } }
                                         button class="quiet" type="submit" { "Sign out" }
                                     }
                                 }

@@ -4,7 +4,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use maud::{Markup, html};
 
-use super::format::{link, shell, span, stamp, time};
+use super::format::{link, shell, stamp, time, took};
 use super::layout::{Head, Page};
 use super::parts::{column, holder, lease, meaning, passing, person, sentence, text, token};
 use super::reading;
@@ -178,7 +178,7 @@ fn past(history: &[PastView]) -> Markup {
                         td role="cell" class="num" data-label="From (UTC)" {
                             @match past.from_us { Some(us) => time datetime=(stamp(us)) { (time(us)) }, None => "–" }
                         }
-                        td role="cell" class="num" data-label="Held for" { (length(past).map_or("–".to_owned(), span)) }
+                        td role="cell" class="num" data-label="Held for" { (length(past).map_or("–".to_owned(), took)) }
                         td role="cell" data-label="End" { (ended(past.end)) }
                     }
                 }
@@ -194,6 +194,6 @@ pub(super) fn length(past: &PastView) -> Option<u64> {
 
 /// A short description of a grant, for its bar in the picture.
 pub(super) fn grant(past: &PastView) -> String {
-    let lasted = length(past).map(|ms| format!(", {}", span(ms))).unwrap_or_default();
+    let lasted = length(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
     format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
 }

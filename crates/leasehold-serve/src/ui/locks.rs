@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::format::{count, in_query};
 use super::icons::{self, STATES};
 use super::layout::{Head, Page, age};
-use super::parts::{column, holder, lease, lock_link, passing, sentence, token};
+use super::parts::{column, holder_alone, lease, lock_link, passing, sentence, text, token};
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
 use crate::feed::MOST_LOCKS;
@@ -67,7 +67,8 @@ impl Filter {
 
     fn order(&self, locks: &mut [LockView]) {
         let held = |lock: &LockView| lock.held.as_ref().and_then(|held| held.held_ms);
-        let left = |lock: &LockView| lock.held.as_ref().and_then(|held| held.lapses_within_ms).unwrap_or(u64::MAX);
+        let left =
+            |lock: &LockView| lock.held.as_ref().and_then(|held| held.lapses_within_ms).unwrap_or(u64::MAX);
         match &*self.sort {
             "held" => locks.sort_by_key(|lock| std::cmp::Reverse(held(lock))),
             "lease" => locks.sort_by_key(left),
@@ -126,6 +127,7 @@ fn content(filter: &Filter, reading: Reading) -> Markup {
                     (column("State"))
                     (sorted(filter, "", "Lock", "ascending"))
                     (column("Holder"))
+                    (column("Note"))
                     (sorted(filter, "held", "Since", "descending"))
                     (sorted(filter, "lease", "Lease", "ascending"))
                     th scope="col" role="columnheader" class="right" { "Token" }
@@ -142,11 +144,16 @@ fn content(filter: &Filter, reading: Reading) -> Markup {
 
 fn row(lock: &LockView) -> Markup {
     let held_ms = lock.held.as_ref().and_then(|held| held.held_ms);
+    let note =
+        lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
     html! {
         tr role="row" data-key=(lock.lock) data-lock=(lock.lock) data-version=(lock.version()) data-say=(sentence(lock)) class=(icons::word(lock.state)) {
             td role="cell" class="c-state" { (icons::badge(lock.state)) }
             td role="cell" class="c-name" { (lock_link(&lock.lock)) }
-            td role="cell" class="c-holder" data-label="Holder" { (holder(lock)) }
+            td role="cell" class="c-holder" data-label="Holder" { (holder_alone(lock)) }
+            td role="cell" class="c-note" data-label="Note" {
+                @match note { Some(note) => (text(note)), None => span class="none" { "–" } }
+            }
             td role="cell" class="c-since" data-label="Since" {
                 @match held_ms { Some(ms) => (passing(ms)), None => span class="none" { "–" } }
             }
@@ -163,7 +170,7 @@ fn line(lock: &LockView) -> Markup {
         @match lock.waiters.first() {
             Some(first) => {
                 span class="pill" { (lock.waiters.len()) }
-                " " span class="muted first" { (super::parts::text(&first.holder.name)) }
+                " " span class="muted first" { (text(&first.holder.name)) }
             }
             None => span class="none" { "–" },
         }
@@ -221,11 +228,14 @@ fn states(filter: &Filter, found: &[LockView]) -> Markup {
 fn prefixes(filter: &Filter, all: &[LockView]) -> Markup {
     let mut below: BTreeMap<&str, usize> = BTreeMap::new();
     for lock in all {
-        if let Some((segment, _)) = lock.lock.strip_prefix(&filter.prefix).and_then(|rest| rest.split_once('/')) {
+        if let Some((segment, _)) =
+            lock.lock.strip_prefix(&filter.prefix).and_then(|rest| rest.split_once('/'))
+        {
             *below.entry(segment).or_default() += 1;
         }
     }
-    let ups: Vec<(usize, &str)> = filter.prefix.match_indices('/').map(|(at, _)| (at + 1, &filter.prefix[..=at])).collect();
+    let ups: Vec<(usize, &str)> =
+        filter.prefix.match_indices('/').map(|(at, _)| (at + 1, &filter.prefix[..=at])).collect();
     let mut begin = 0;
     let to = |prefix: &str| filter.address(|filter| prefix.clone_into(&mut filter.prefix));
     html! {

@@ -15,6 +15,14 @@ pub(super) fn text(text: &str) -> String {
 /// A holder or a waiter: who, and what for.
 pub(super) fn person(person: &Person) -> Markup {
     html! {
+        (name(person))
+        @if let Some(note) = &person.note { span class="note" { (text(note)) } }
+    }
+}
+
+/// A holder or a waiter without its note.
+pub(super) fn name(person: &Person) -> Markup {
+    html! {
         span class="who" {
             b { (text(&person.name)) }
             @if !person.host.is_empty() { span class="muted" { "@" (text(&person.host)) } }
@@ -24,19 +32,25 @@ pub(super) fn person(person: &Person) -> Markup {
                 }
             }
         }
-        @if let Some(note) = &person.note { span class="note" { (text(note)) } }
     }
 }
 
-/// Who has a lock.
+/// Who has a lock, and what for.
 pub(super) fn holder(lock: &LockView) -> Markup {
+    let note =
+        lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
+    html! { (holder_alone(lock)) @if let Some(note) = note { span class="note" { (text(note)) } } }
+}
+
+/// Who has a lock.
+pub(super) fn holder_alone(lock: &LockView) -> Markup {
     html! {
         @match lock.held.as_ref() {
             Some(held) => {
                 @if lock.state == StateView::Reserved { span class="muted" { "for " } }
                 @if lock.state == StateView::Cooldown { span class="muted" { "last " } }
                 @match (&held.holder, &held.foreign) {
-                    (Some(holder), _) => (person(holder)),
+                    (Some(holder), _) => (name(holder)),
                     (None, Some(foreign)) => span class="muted" { "unknown: " (text(foreign)) },
                     (None, None) => span class="muted" { "unknown" },
                 }
@@ -127,7 +141,9 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
         StateView::Held => "Its holder renews the lease while it works.",
         StateView::Reserved => "It is free, and reserved for the first in line for a moment.",
         StateView::Cooldown => "It was released, and is not granted before the cooldown ends.",
-        StateView::Lapsed => "Its holder did not renew the lease in time. The next process that asks takes the lock over.",
+        StateView::Lapsed => {
+            "Its holder did not renew the lease in time. The next process that asks takes the lock over."
+        }
     };
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
 }

@@ -37,7 +37,9 @@ pub(super) async fn locks(
     prefix: &str,
 ) -> Result<Reading, Problem> {
     let may_see = |name: &str| arrival.caller.may(Right::Read, name);
-    if is_update(headers) && let Some(looks) = app.feed.seen(prefix) {
+    if is_update(headers)
+        && let Some(looks) = app.feed.seen(prefix)
+    {
         let looks = looks.into_iter().filter(|look| may_see(&look.detail.lock.lock));
         let (locks, ages): (Vec<_>, Vec<_>) = looks.map(|look| aged(app, look)).unzip();
         let has_more = locks.len() >= MOST_LOCKS;
@@ -48,7 +50,8 @@ pub(super) async fn locks(
     let has_more = names.len() > MOST_LOCKS;
     names.truncate(MOST_LOCKS);
     names.retain(|name| may_see(name.as_str()));
-    let mut reads = stream::iter(names).map(|name| async move { app.feed.inspect(&name).await }).buffered(AT_ONCE);
+    let mut reads =
+        stream::iter(names).map(|name| async move { app.feed.inspect(&name).await }).buffered(AT_ONCE);
     let mut locks = Vec::new();
     while let Some(lock) = reads.next().await {
         locks.push(lock?);
@@ -64,7 +67,9 @@ pub(super) async fn lock(
     name: &LockName,
 ) -> Result<LockDetail, Problem> {
     arrival.must(Right::Read, name)?;
-    if is_update(headers) && let Some(look) = app.feed.seen_one(name) {
+    if is_update(headers)
+        && let Some(look) = app.feed.seen_one(name)
+    {
         return Ok(aged(app, look).0);
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;

@@ -39,7 +39,8 @@ pub(super) async fn needed(request: Request, next: Next) -> Response {
         return next.run(request).await;
     }
     if path == "/ui/events" {
-        return Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "the session has ended").into_response();
+        return Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "the session has ended")
+            .into_response();
     }
     let to = request.uri().path_and_query().map_or("/ui/", |path| path.as_str());
     sign_in_first(to).into_response()
@@ -65,7 +66,11 @@ fn own_page(to: &str) -> &str {
     if is_own { to } else { "/ui/" }
 }
 
-pub(super) async fn page(State(app): Shared, arrival: Arrival, query: Result<Query<To>, QueryRejection>) -> Page {
+pub(super) async fn page(
+    State(app): Shared,
+    arrival: Arrival,
+    query: Result<Query<To>, QueryRejection>,
+) -> Page {
     let to = query.map(|Query(query)| query.to).unwrap_or_default();
     form_page(Head::new(&app, &arrival, "/ui/sign-in"), own_page(&to), None)
 }
@@ -104,9 +109,11 @@ pub(super) async fn sign_in(
     let to = own_page(&form.to);
     match app.open_session(form.token.trim()) {
         Some(cookie) => with_cookie(&headers, &cookie, SESSION_LASTS.as_secs(), Redirect::to(to)),
-        None => form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one."))
-            .with_status(StatusCode::UNAUTHORIZED)
-            .into_response(),
+        None => {
+            form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one."))
+                .with_status(StatusCode::UNAUTHORIZED)
+                .into_response()
+        }
     }
 }
 
@@ -118,7 +125,8 @@ pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: Head
 }
 
 fn with_cookie(headers: &HeaderMap, cookie: &str, seconds: u64, to: Redirect) -> Response {
-    let is_https = headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+    let is_https =
+        headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
     let secure = if is_https { "; Secure" } else { "" };
     let cookie = format!("{cookie}; Path=/ui/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     match HeaderValue::from_str(&cookie) {
@@ -134,7 +142,15 @@ mod tests {
     #[test]
     fn sign_in_leads_to_own_pages_alone() {
         assert_eq!(own_page("/ui/lock/a?x=1"), "/ui/lock/a?x=1");
-        for other in ["", "https://evil.example/ui/", "//evil.example/ui/", "/ui", "/ui/\\evil", "/ui/\r\nX: y", "/v1/locks"] {
+        for other in [
+            "",
+            "https://evil.example/ui/",
+            "//evil.example/ui/",
+            "/ui",
+            "/ui/\\evil",
+            "/ui/\r\nX: y",
+            "/v1/locks",
+        ] {
             assert_eq!(own_page(other), "/ui/", "{other}");
         }
     }

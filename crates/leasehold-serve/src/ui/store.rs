@@ -55,7 +55,11 @@ fn abilities(app: &App) -> Markup {
         ("History", can.history, "the latest grants of each lock"),
         ("Cooldowns", can.cooldowns, "a release can delay the next grant"),
         ("Notifies waiters", can.watches, "waiters do not poll"),
-        ("Sees dead processes", can.sees_dead_processes, "on the same machine, without waiting for the lease's end"),
+        (
+            "Sees dead processes",
+            can.sees_dead_processes,
+            "on the same machine, without waiting for the lease's end",
+        ),
     ];
     html! {
         table role="table" class="plain" {
@@ -99,9 +103,11 @@ fn latency(latest: &[Measured]) -> Markup {
     let shown = &latest[latest.len().saturating_sub(SHOWN)..];
     let mut ms: Vec<f64> = shown.iter().map(|request| request.took.as_secs_f64() * 1_000.0).collect();
     let most = ms.iter().copied().fold(0.1_f64, f64::max);
-    let bars: Vec<(f64, bool)> = ms.iter().zip(shown).map(|(ms, request)| (ms / most * HEIGHT, request.failed)).collect();
+    let bars: Vec<(f64, bool)> =
+        ms.iter().zip(shown).map(|(ms, request)| (ms / most * HEIGHT, request.failed)).collect();
     ms.sort_by(f64::total_cmp);
-    let share = |share: f64| ms.get(((ms.len().max(1) - 1) as f64 * share) as usize).copied().unwrap_or_default();
+    let share =
+        |share: f64| ms.get(((ms.len().max(1) - 1) as f64 * share) as usize).copied().unwrap_or_default();
     html! {
         @if shown.is_empty() {
             p class="muted" { "No request was measured yet." }

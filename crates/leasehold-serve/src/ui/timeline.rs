@@ -22,7 +22,11 @@ struct Bar {
 
 /// The picture. Positions are percentages, so that text keeps its size on small screens.
 pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
-    let held = detail.lock.held.as_ref().filter(|_| matches!(detail.lock.state, StateView::Held | StateView::Lapsed));
+    let held = detail
+        .lock
+        .held
+        .as_ref()
+        .filter(|_| matches!(detail.lock.state, StateView::Held | StateView::Lapsed));
     let current = held.and_then(|held| {
         let from_us = now_us.saturating_sub(held.held_ms? * 1_000);
         Some((held.holder.as_ref()?, held.token?, from_us))
@@ -54,7 +58,8 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     let mut bars = Vec::new();
     if let Some((holder, token, from_us)) = current {
         let class = if detail.lock.state == StateView::Lapsed { "now lapsed" } else { "now" };
-        let title = format!("token {token}, {}, {}, now", text(&holder.name), span((end - from_us.min(end)) / 1_000));
+        let title =
+            format!("token {token}, {}, {}, now", text(&holder.name), span((end - from_us.min(end)) / 1_000));
         bars.push(Bar { row: row_of(holder), from: at(from_us), width: 100.0 - at(from_us), class, title });
     }
     for past in &detail.history {

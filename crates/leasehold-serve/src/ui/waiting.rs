@@ -49,13 +49,13 @@ fn content(reading: &Reading, has_order: bool) -> Markup {
             }
             thead role="rowgroup" {
                 tr role="row" {
-                    (column("Waiting for")) (column("Process")) (column("Place")) (column("Lock")) (column("Held by")) (column("Lease"))
+                    (column("Waits")) (column("Process")) (column("Place")) (column("Lock")) (column("Held by")) (column("Lease"))
                 }
             }
             tbody role="rowgroup" data-list="waiters" {
                 @for (lock, at, waiter) in &waiters {
                     tr role="row" data-key={ (lock.lock) " " (at) } data-lock=(lock.lock) data-version=(lock.version()) {
-                        td role="cell" class="c-since" data-label="Waiting for" {
+                        td role="cell" class="c-since" data-label="Waits" {
                             @match waiter.waited_ms { Some(ms) => (passing(ms)), None => "–" }
                         }
                         td role="cell" class="c-holder" data-label="Process" { (person(&waiter.holder)) }

@@ -77,9 +77,9 @@ class Site:
 
     def wait(self, name, owner, note="waits"):
         """A process that waits for a lock. Returns when it is in the line."""
-        before = len(self.show(name)["waiters"])
+        before = len(self.show(name).get("waiters", []))
         process = self.start("run", name, "-q", "--owner", owner, "--note", note, "--", "sleep", "10000")
-        while len(self.show(name)["waiters"]) == before:
+        while len(self.show(name).get("waiters", [])) == before:
             assert process.poll() is None, f"{owner} does not wait for {name}"
             time.sleep(0.05)  # the command has no event for a place in the line
         return process

@@ -53,10 +53,11 @@ function showLease(element, left, seenBefore) {
 
 /** The server has looked at a lock: what remains of its lease. */
 function look(event) {
-  const { lock, now } = JSON.parse(event.data);
+  const { lock, now, version } = JSON.parse(event.data);
   const left = now?.held?.lapses_within_ms;
   for (const row of document.querySelectorAll("[data-lock]")) {
     if (row.dataset.lock !== lock) continue;
+    if (row.dataset.version !== version) soon(); // it changed before the stream was open
     const lease = row.querySelector("[data-left]");
     if (!lease || left === undefined || left === null) continue;
     lease.dataset.left = left;
@@ -159,6 +160,7 @@ let source;
 let retry;
 let pending;
 let isStoreDown = false;
+let wasOpen = false;
 
 /** Refreshes soon: one request for many events. */
 function soon() {
@@ -193,7 +195,12 @@ function lost(why) {
 
 function open() {
   source = new EventSource(EVENTS);
-  source.onopen = soon; // what happened before it was open
+  source.onopen = () => {
+    // This page is fresh. Later, much can have happened while the stream was closed.
+    if (wasOpen) soon();
+    else connected();
+    wasOpen = true;
+  };
   for (const kind of ["lock", "gone", "acquired", "released", "evicted", "lost", "reset"]) source.addEventListener(kind, soon);
   source.addEventListener("look", look);
   source.addEventListener("unavailable", (event) => {
