@@ -26,6 +26,8 @@ mod doctor;
     feature = "s3"
 ))]
 mod guides;
+#[cfg(all(feature = "sqlite", feature = "serve"))]
+mod serve;
 #[cfg(all(
     feature = "sqlite",
     feature = "azure",

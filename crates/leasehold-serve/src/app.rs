@@ -103,14 +103,23 @@ impl App {
 
     /// The claim id of the acquisition that `caller` names with an idempotency `key`. Without the secret, it cannot be
     /// computed: anyone who knows it can release the lock.
-    pub(crate) fn claim_id(&self, caller: &Caller, name: &LockName, key: &str) -> Result<Id, Problem> {
+    ///
+    /// A repetition must have the same ttl, so the ttl is a part of the id.
+    pub(crate) fn claim_id(
+        &self,
+        caller: &Caller,
+        name: &LockName,
+        key: &str,
+        ttl: Duration,
+    ) -> Result<Id, Problem> {
         let failed =
             |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used");
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).map_err(|_| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
         })?;
         let store = self.locker.url().unwrap_or_default();
-        for part in [caller.name(), store, name.as_str(), key] {
+        let ttl = ttl.as_millis().to_string();
+        for part in [caller.name(), store, name.as_str(), key, &ttl] {
             // With its length, so that no two lists of parts look the same.
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part.as_bytes());
@@ -201,6 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_id_depends_on_the_caller_the_lock_and_the_key() {
+        const TTL: Duration = Duration::from_secs(30);
         let locker = Locker::open("mem:").await.unwrap();
         let address = "127.0.0.1:7420".parse().unwrap();
         let app = |secret: &[u8]| {
@@ -208,7 +218,7 @@ mod tests {
         };
         let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
         let id = |app: &App, name: &str, key: &str| {
-            app.claim_id(&caller, &LockName::new(name).unwrap(), key).unwrap()
+            app.claim_id(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
         };
         let (one, other) = (app(b"one"), app(b"other"));
         assert_eq!(id(&one, "a", "k"), id(&one, "a", "k"));

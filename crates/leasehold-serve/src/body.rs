@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use leasehold::{LockName, Token};
 use serde::de::DeserializeOwned;
@@ -52,6 +53,37 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Payload<T> {
 fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// The lock's name in a path.
+pub(crate) struct PathName(pub(crate) LockName);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathName {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(name)) => lock_name(&name).map(Self),
+            Err(_) => Err(Problem::invalid("the path has a name that is not UTF-8")),
+        }
+    }
+}
+
+/// The parameters of a request.
+pub(crate) struct Parameters<T>(pub(crate) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => {
+                Err(Problem::invalid(rejection.body_text())
+                    .with_help("/openapi.json describes every parameter"))
+            }
+        }
+    }
 }
 
 /// The lock's name in a request.

@@ -28,7 +28,39 @@ async fn acquired(client: &Client, seed: u64) -> HeldTicket {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repetition_elsewhere_supersedes_the_first_ticket() {
+async fn a_repetition_elsewhere_renews_the_hold() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let earlier = acquired(&one, 9).await;
+    locker(&one).release(earlier.ticket()).await.unwrap();
+    let first = acquired(&one, 1).await;
+    for client in [&two, &one, &two] {
+        client.env.sleep(20 * SECOND).await;
+        let again = acquired(client, 1).await;
+        assert_eq!(again.ticket(), first.ticket());
+        assert!(again.remaining() > 25 * SECOND);
+    }
+    locker(&one).renew(first.ticket()).await.unwrap();
+    assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+}
+
+/// A longer ttl of a repetition counts for contenders too.
+#[tokio::test(start_paused = true)]
+async fn a_record_lasts_as_long_as_each_repetition_believes() {
+    let world = World::new();
+    let (one, two, other) = (world.dated(1), world.dated(2), world.dated(3));
+    let earlier = acquired(&one, 9).await;
+    locker(&one).release(earlier.ticket()).await.unwrap();
+    for (client, ttl) in [(&one, TTL), (&two, 4 * TTL), (&one, TTL)] {
+        lock(client).ttl(ttl).acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    }
+    let held = lock(&other).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err();
+    assert!(held.holder().unwrap().lapses_within.unwrap() > 4 * TTL);
+}
+
+/// The token of a lock that was just created is certain only once it was renewed.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_of_a_creation_supersedes_its_ticket() {
     let world = World::new();
     let (one, two) = (world.dated(1), world.dated(2));
     let first = acquired(&one, 1).await;
@@ -50,7 +82,8 @@ async fn rule_12_a_spent_id_is_never_granted_again() {
         assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
     }
     let next = acquired(&two, 2).await;
-    assert_eq!(lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
+    let spent = lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err();
+    assert_eq!(spent.kind(), ErrorKind::Lost, "{spent}");
     locker(&one).evict(&name(), next.ticket().token()).await.unwrap();
     assert_eq!(lock(&one).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);

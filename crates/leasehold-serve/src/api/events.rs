@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::{Stream, stream};
@@ -15,6 +15,7 @@ use utoipa::IntoParams;
 
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
+use crate::body::Parameters;
 use crate::feed::{FeedEvent, Numbered, Viewer};
 use crate::problem::Problem;
 
@@ -45,9 +46,8 @@ pub(crate) async fn events(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
-    query: Result<Query<EventsQuery>, axum::extract::rejection::QueryRejection>,
+    Parameters(query): Parameters<EventsQuery>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
-    let Query(query) = query.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
     if app.feed.viewers() >= MOST_VIEWERS {
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,

@@ -1,12 +1,12 @@
 //! The fence check, for proxies.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use leasehold::State as LockState;
 
 use crate::access::Right;
 use crate::app::{Arrival, Shared};
-use crate::body::{lock_name, number};
+use crate::body::{PathName, number};
 use crate::problem::Problem;
 
 /// Says whether a fencing token is that of the current grant.
@@ -20,9 +20,8 @@ pub(crate) async fn fence(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
-    Path(name): Path<String>,
+    PathName(name): PathName,
 ) -> Result<StatusCode, Problem> {
-    let name = lock_name(&name)?;
     arrival.must(Right::Read, &name)?;
     let asked = headers.get("leasehold-token").and_then(|token| token.to_str().ok()).and_then(number);
     let Some(asked) = asked else {

@@ -148,13 +148,14 @@ pub(crate) async fn acquire(
     let key = idempotency_key(&headers)?;
     let wait =
         request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
-    let lock = lock(&app, &arrival, &name, &request)?;
+    let ttl = ttl(&request)?;
+    let lock = lock(&app, &arrival, &name, &request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
-        held = hold(&app, &arrival, lock, &request, key, wait) => held?,
+        held = hold(&app, &arrival, lock, &request, key, ttl, wait) => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
@@ -172,13 +173,15 @@ pub(crate) async fn acquire(
     Ok((StatusCode::CREATED, Json(hold)).into_response())
 }
 
-/// The lock, with the settings of `request`.
+fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
+    let Some(ttl) = &request.ttl else { return Ok(Ttl::DEFAULT.get()) };
+    let ttl = duration("ttl", ttl, Ttl::MAX)?;
+    Ok(Ttl::new(ttl).map_err(leasehold::Error::from)?.get())
+}
+
+/// The lock, with the settings of `request` other than its ttl.
 fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
-    if let Some(ttl) = &request.ttl {
-        let ttl = duration("ttl", ttl, Ttl::MAX)?;
-        lock = lock.ttl(Ttl::new(ttl).map_err(leasehold::Error::from)?.get());
-    }
     if let Some(note) = &request.note {
         if note.chars().count() > MAX_NOTE {
             return Err(Problem::invalid(format!("`note` is longer than {MAX_NOTE} characters")));
@@ -205,12 +208,13 @@ async fn hold(
     lock: Lock,
     request: &AcquireRequest,
     key: &str,
+    ttl: Duration,
     wait: Duration,
 ) -> Result<(Ticket, Deadline), Problem> {
     let plain = request.permits.is_none() && !request.shared;
     if plain && app.locker.capabilities().history {
         let name = lock_name(&request.lock)?;
-        let id = app.claim_id(&arrival.caller, &name, key)?;
+        let id = app.claim_id(&arrival.caller, &name, key, ttl)?;
         let held = lock.acquire_ticket(id, wait).await.map_err(|error| match error.kind() {
             ErrorKind::Lost => Problem::new(
                 StatusCode::CONFLICT,

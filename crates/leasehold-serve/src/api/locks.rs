@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::access::Right;
 use crate::app::{Arrival, Shared};
-use crate::body::{duration, lock_name};
+use crate::body::{Parameters, PathName, duration};
 use crate::problem::Problem;
 use crate::view::{LockDetail, LockView, StateView};
 
@@ -58,9 +58,8 @@ pub(crate) struct Locks {
 pub(crate) async fn list(
     State(app): Shared,
     arrival: Arrival,
-    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+    Parameters(query): Parameters<ListQuery>,
 ) -> Result<Json<Locks>, Problem> {
-    let Query(query) = query.map_err(|rejection| bad_query(&rejection))?;
     let limit = query.limit.unwrap_or(PAGE);
     if !(1..=MOST).contains(&limit) {
         return Err(Problem::invalid(format!("`limit` is not between 1 and {MOST}")));
@@ -113,11 +112,9 @@ pub(crate) async fn show(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
-    Path(name): Path<String>,
-    query: Result<Query<ShowQuery>, axum::extract::rejection::QueryRejection>,
+    PathName(name): PathName,
+    Parameters(query): Parameters<ShowQuery>,
 ) -> Result<Response, Problem> {
-    let Query(query) = query.map_err(|rejection| bad_query(&rejection))?;
-    let name = lock_name(&name)?;
     arrival.must(Right::Read, &name)?;
     let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
@@ -139,8 +136,4 @@ pub(crate) async fn show(
             () = app.stopping.cancelled() => {}
         }
     }
-}
-
-fn bad_query(rejection: &axum::extract::rejection::QueryRejection) -> Problem {
-    Problem::invalid(rejection.body_text()).with_help("/openapi.json describes every parameter")
 }

@@ -18,6 +18,8 @@ impl Lock {
     /// fails with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store knows this for the lock's latest grants, as many
     /// as its [history](crate::Status::history) has.
     ///
+    /// A repetition must have the same ttl. Further settings have no effect on a hold that exists.
+    ///
     /// This process does not renew the lock, and never releases it: only the ticket's users do. If no caller gets the
     /// ticket, the lease lapses after its ttl. Anyone who knows the id has the rights of the ticket, so derive it from a
     /// secret.

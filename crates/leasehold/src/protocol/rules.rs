@@ -270,6 +270,17 @@ pub(super) fn grant(
     floor_us: Option<u64>,
     nonce: Id,
 ) -> Result<Record, Fault> {
+    // Another process may have the same hold by a repetition of the claim. It keeps its token, and thus its hold.
+    if let Some(own) = previous.filter(|previous| {
+        claim.repeatable
+            && previous.grant == claim.id
+            && previous.state == RecordState::Held
+            && !previous.newborn
+    }) {
+        // Contenders go by the record, so it must last as long as each repetition believes.
+        let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
+        return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
+    }
     // A grant reserves several tokens only if the record says which ones were used before.
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);

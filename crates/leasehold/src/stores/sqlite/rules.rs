@@ -119,6 +119,8 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
     if let Some(hold) = hold_of(Some(&mut record), claim.id) {
         renew(hold, machine, now);
+        // Contenders go by the row, so it must last as long as each repetition of the claim believes.
+        hold.ttl = hold.ttl.max(claim.ttl);
         return Decision::Again(record);
     }
     if let Some(past) = record.history.iter().find(|past| past.grant == claim.id) {

@@ -1,0 +1,133 @@
+//! Who may do what.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::{Answer, Server, bearer, key_of};
+use crate::support::Sandbox;
+
+/// The SHA-256 of `token`, by another program.
+fn digest(token: &str) -> String {
+    let mut program = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    program.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
+    let output = program.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
+}
+
+/// A server with the tokens `token-of-ci` and `token-of-ops`.
+fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
+    let text = format!(
+        r#"
+        [[token]]
+        principal = "ci"
+        sha256 = "{}"
+        [[token]]
+        principal = "ops"
+        sha256 = "{}"
+        [[rule]]
+        principal = "ci"
+        prefix = "ci/"
+        allow = ["read", "acquire"]
+        [[rule]]
+        principal = "ops"
+        allow = ["read", "evict"]
+        "#,
+        digest("token-of-ci"),
+        digest("token-of-ops")
+    );
+    let file = sandbox.write("access.toml", &text);
+    Server::start(sandbox, &format!("--access {} {arguments}", file.display()))
+}
+
+#[test]
+fn each_principal_has_its_own_rights() {
+    let sandbox = Sandbox::new();
+    let server = guarded(&sandbox, "");
+    let (ci, ops, wrong) = (bearer("token-of-ci"), bearer("token-of-ops"), bearer("token-of-nobody"));
+    let acquire = |token: &str, lock: &str| {
+        let headers = [("Authorization", token), ("Idempotency-Key", &*key_of("a"))];
+        server.post("/v1/holds", &headers, &json!({ "lock": lock, "ttl": "10m" }))
+    };
+    let unauthorized = server.acquire("ci/x", "a").problem(401, "unauthorized");
+    assert_eq!(unauthorized.header("www-authenticate"), Some("bearer"));
+    acquire(&wrong, "ci/x").problem(401, "unauthorized");
+    acquire("Basic dXNlcjpwYXNz", "ci/x").problem(401, "unauthorized");
+    acquire(&ops, "ci/x").problem(403, "forbidden");
+    acquire(&ci, "prod").problem(403, "forbidden");
+    let held = acquire(&ci, "ci/x").expect(201);
+
+    let with = |token: &str, line: &str| server.ask(line, &[("Authorization", token)], "");
+    let shown = with(&ci, "GET /v1/locks/ci/x").expect(200);
+    assert_eq!(shown.body["held"]["holder"]["name"], "ci", "the holder is the principal");
+    with(&ci, "GET /v1/locks/prod").problem(403, "forbidden");
+    sandbox.run("run prod -- true").expect(0);
+    let listed =
+        |token: &str| with(token, "GET /v1/locks").expect(200).body["locks"].as_array().unwrap().len();
+    assert_eq!((listed(&ci), listed(&ops)), (1, 2));
+
+    // A ticket alone is not enough: its user needs the right too.
+    let ticket = json!({ "ticket": held.ticket() });
+    server.post("/v1/holds/renew", &[("Authorization", &ops)], &ticket).problem(403, "forbidden");
+    server.post("/v1/holds/release", &[], &ticket).problem(401, "unauthorized");
+    server.post("/v1/holds/renew", &[("Authorization", &ci)], &ticket).expect(200);
+    let token = format!("\"{}\"", held.body["token"]);
+    let evict = |who: &str| {
+        let headers = [("Authorization", who), ("If-Match", &*token)];
+        server.post("/v1/evict", &headers, &json!({ "lock": "ci/x", "reason": "stuck" }))
+    };
+    evict(&ci).problem(403, "forbidden");
+    evict(&ops).expect(200);
+    // Probes need no token.
+    server.get("/healthz").expect(204);
+}
+
+#[test]
+fn pages_of_other_sites_are_refused() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let headers = |host: &str, origin: &str| -> Answer {
+        server.ask("GET /v1/locks", &[("Host", host), ("Origin", origin)], "")
+    };
+    server.ask("GET /v1/locks", &[("Host", "evil.example")], "").problem(421, "misdirected");
+    headers(&server.address, "http://evil.example").problem(403, "cross-origin");
+    headers(&server.address, "null").problem(403, "cross-origin");
+    headers(&server.address, &format!("http://{}", server.address)).expect(200);
+    let named = Server::start(&sandbox, "--host locks.example");
+    named.ask("GET /v1/locks", &[("Host", "locks.example")], "").expect(200);
+}
+
+#[test]
+fn beyond_this_machine_protection_is_required() {
+    let sandbox = Sandbox::new();
+    let refused = sandbox.run("serve --listen 0.0.0.0:0").expect(125);
+    assert!(
+        refused.stderr.contains("tokens and TLS") && refused.stderr.contains("--insecure"),
+        "{refused:?}"
+    );
+    let missing = sandbox.run("serve --access missing.toml").expect(2);
+    assert!(missing.stderr.contains("missing.toml"), "{missing:?}");
+    let file = sandbox.write("access.toml", "[[token]]\nprincipal = \"ci\"\nsha256 = \"abc\"\n");
+    let wrong = sandbox.run(&format!("serve --access {}", file.display())).expect(2);
+    assert!(wrong.stderr.contains("sha256sum"), "{wrong:?}");
+}
+
+#[test]
+fn the_log_has_no_secrets() {
+    let sandbox = Sandbox::new();
+    let server = guarded(&sandbox, "-vv");
+    let ci = bearer("token-of-ci");
+    let headers = [("Authorization", &*ci), ("Idempotency-Key", &*key_of("a"))];
+    let held = server.post("/v1/holds", &headers, &json!({ "lock": "ci/x" })).expect(201);
+    let ticket = json!({ "ticket": held.ticket() });
+    server.post("/v1/holds/renew", &[("Authorization", &ci)], &ticket).expect(200);
+    server.post("/v1/holds/release", &[("Authorization", &ci)], &ticket).expect(200);
+    server.signal(Signal::TERM);
+    let ended = server.end().expect(0);
+    let log = format!("{}{}", ended.stdout, ended.stderr);
+    for secret in [&*held.ticket(), "token-of-ci", super::SECRET, &*key_of("a")] {
+        assert!(!log.contains(secret), "{secret}: {log}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Acquiring, renewing, checking and releasing by HTTP.
+
+use std::net::Shutdown;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::{Answer, Server, key_of};
+use crate::support::{Sandbox, wait_until};
+
+#[test]
+fn the_command_and_the_server_see_the_same_locks() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server
+        .acquire_with("a", &json!({ "lock": "deploy/prod", "ttl": "10m", "note": "by curl" }))
+        .expect(201);
+    assert_eq!(held.body["lock"], "deploy/prod");
+    assert_eq!(held.body["ttl_ms"], 600_000);
+    let token = held.body["token"].as_u64().unwrap();
+    let listed = sandbox.run("ls").expect(0).stdout;
+    assert!(
+        listed.contains("deploy/prod") && listed.contains("by curl") && listed.contains(&token.to_string())
+    );
+    sandbox.run("run -n deploy/prod -- true").expect(123);
+    sandbox.run(&format!("renew {}", held.ticket())).expect(0);
+    assert_eq!(server.release(&held.ticket()).expect(200).body["released"], true);
+    sandbox.run("run -n deploy/prod -- true").expect(0);
+
+    let holder = sandbox.hold("run deploy/prod --note by-command", "echo held; read _");
+    let refused = server.acquire("deploy/prod", "b").problem(423, "held");
+    assert_eq!(refused.body["held"]["holder"]["note"], "by-command");
+    assert!(
+        refused.header("retry-after").is_some() && refused.body["held"]["token"].as_u64().unwrap() > token
+    );
+    let all = server.get("/v1/locks?state=held").expect(200).body;
+    assert_eq!(all["locks"][0]["held"]["holder"]["pid"], holder.pid());
+    drop(holder);
+    wait_until("the lock of a dead process is granted", || server.acquire("deploy/prod", "c").status == 201);
+}
+
+#[test]
+fn a_hold_is_renewed_checked_and_released() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
+    let renewed = server.renew(&held.ticket()).expect(200).body;
+    assert_eq!((&renewed["token"], &renewed["lock"]), (&held.body["token"], &held.body["lock"]));
+    // Less than the ttl, by the safety distance of the holder.
+    assert!((500_000..600_000).contains(&renewed["valid_ms"].as_u64().unwrap()), "{renewed}");
+    let check = |ticket: &str| server.post("/v1/holds/check", &[], &json!({ "ticket": ticket }));
+    check(&held.ticket()).expect(200);
+
+    let other = server.acquire("y", "a").expect(201);
+    let tickets = json!({ "tickets": [held.ticket(), "lh1_nonsense", other.ticket()] });
+    let results = server.post("/v1/holds/renew", &[], &tickets).expect(200).body;
+    assert_eq!(results["results"][0]["lock"], "x");
+    assert_eq!(results["results"][1]["type"], "urn:leasehold:invalid");
+    assert_eq!(results["results"][2]["lock"], "y");
+
+    server.release(&held.ticket()).expect(200);
+    // Its answer may have been lost, so it may come again.
+    server.release(&held.ticket()).expect(200);
+    assert_eq!(check(&held.ticket()).problem(410, "lost").body["reason"], "ended");
+    assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "ended");
+}
+
+#[test]
+fn a_repeated_request_has_the_same_hold_and_its_key_is_spent() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let first = server.acquire("x", "a").expect(201);
+    let again = server.acquire("x", "a").expect(201);
+    assert_eq!(first.body["token"], again.body["token"]);
+    server.acquire("x", "b").problem(423, "held");
+    // The same key means another hold for another lock.
+    let other = server.acquire("y", "a").expect(201);
+    assert_ne!(first.body["token"], other.body["token"]);
+    server.release(&again.ticket()).expect(200);
+    server.acquire("x", "a").problem(409, "key-spent");
+    assert_eq!(server.state("x")["state"], "free");
+}
+
+#[test]
+fn permits_and_readers_are_held_by_tickets_too() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let permit = |key: &str| server.acquire_with(key, &json!({ "lock": "gpu", "permits": 2 }));
+    let (one, _two) = (permit("a").expect(201), permit("b").expect(201));
+    permit("c").problem(423, "held");
+    server.release(&one.ticket()).expect(200);
+    permit("d").expect(201);
+    let reader = |key: &str| server.acquire_with(key, &json!({ "lock": "index", "shared": true }));
+    reader("a").expect(201);
+    reader("b").expect(201);
+    sandbox.run("run -n --exclusive index -- true").expect(123);
+}
+
+#[test]
+fn a_request_waits_for_the_lock() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server.acquire("x", "a").expect(201);
+    let body = json!({ "lock": "x", "wait": "60s" }).to_string();
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", &*key_of("b"))];
+    let waiting = server.send("POST /v1/holds", &headers, &body);
+    wait_until("it waits in line", || server.waiters("x") == 1);
+    server.release(&held.ticket()).expect(200);
+    let granted = Answer::read(waiting).expect(201);
+    assert!(granted.body["token"].as_u64() > held.body["token"].as_u64());
+    let refused = server.acquire_with("c", &json!({ "lock": "x", "wait": "50ms" })).problem(423, "held");
+    assert!(refused.body["held"]["token"] == granted.body["token"]);
+    assert_eq!(server.waiters("x"), 0);
+}
+
+#[test]
+fn a_client_that_goes_away_stops_waiting() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
+    let body = json!({ "lock": "x", "wait": "60s" }).to_string();
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", &*key_of("b"))];
+    let waiting = server.send("POST /v1/holds", &headers, &body);
+    wait_until("it waits in line", || server.waiters("x") == 1);
+    waiting.shutdown(Shutdown::Both).unwrap();
+    drop(waiting);
+    wait_until("its place is given up", || server.waiters("x") == 0);
+    // Its connection ended, and that released nothing of others.
+    server.renew(&held.ticket()).expect(200);
+}
+
+#[test]
+fn a_server_that_stops_answers_waiters_and_releases_nothing() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    server.get("/readyz").expect(204);
+    let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
+    let body = json!({ "lock": "x", "wait": "60s" }).to_string();
+    let headers = [("Content-Type", "application/json"), ("Idempotency-Key", &*key_of("b"))];
+    let waiting = server.send("POST /v1/holds", &headers, &body);
+    wait_until("it waits in line", || server.waiters("x") == 1);
+    server.signal(Signal::TERM);
+    let stopped = Answer::read(waiting).problem(503, "stopping");
+    assert!(stopped.header("retry-after").is_some());
+    server.end().expect(0);
+    sandbox.run(&format!("renew {}", held.ticket())).expect(0);
+}
