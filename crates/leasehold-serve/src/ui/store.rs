@@ -83,10 +83,10 @@ fn cost(app: &App) -> Markup {
     let failed = minute.iter().filter(|request| request.failed).count();
     html! {
         dl class="facts" {
-            div { dt { "Viewers now" } dd class="num" { (app.feed.viewers()) } }
+            div { dt { "Viewers now" } dd class="num" data-viewers=(app.feed.viewers()) { (app.feed.viewers()) } }
             div { dt { "Requests, last minute" } dd class="num" { (minute.len()) } }
             div { dt { "Failed" } dd class="num" { (failed) } }
-            div { dt { "Since the start" } dd class="num" id="requests" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
+            div { dt { "Since the start" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
         }
         p class="muted" {
             "While pages are open and visible, the server looks at their locks with at most 5 requests in a second, shared by all viewers. "

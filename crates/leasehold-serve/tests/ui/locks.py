@@ -97,8 +97,17 @@ class Site:
 
 def requests(address):
     """How many requests the server has sent to the store for viewers. Asking costs none."""
+    return count(address, "data-total")
+
+
+def viewers(address):
+    """How many streams of events are open."""
+    return count(address, "data-viewers")
+
+
+def count(address, attribute):
     page = urllib.request.urlopen(f"{address}/ui/store", timeout=30).read().decode()
-    return int(page.split('data-total="')[1].split('"')[0])
+    return int(page.split(f'{attribute}="')[1].split('"')[0])
 
 
 def populate(site):
