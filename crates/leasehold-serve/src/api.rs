@@ -10,14 +10,14 @@ mod locks;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use utoipa::OpenApi;
 
-use crate::app::{App, admit};
+use crate::app::{App, Shared, admit};
 use crate::body::MAX_BODY;
 use crate::problem::Problem;
 
@@ -47,6 +47,16 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(app.clone(), admit))
         .with_state(app)
+}
+
+/// The route of the listener for metrics.
+pub(crate) fn metrics_router(app: Arc<App>) -> Router {
+    Router::new().route("/metrics", get(metrics)).with_state(app)
+}
+
+async fn metrics(State(app): Shared) -> impl IntoResponse {
+    let text = app.metrics.text(app.limits.waiters(), app.feed.viewers());
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
 #[derive(OpenApi)]

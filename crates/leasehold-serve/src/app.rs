@@ -1,6 +1,7 @@
 //! What all routes share.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,10 @@ use sha2::Sha256;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, Caller, Hosts, Right};
-use crate::feed::Feed;
+use crate::audit::Audit;
+use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
+use crate::metrics::Metrics;
 use crate::problem::Problem;
 
 /// How to serve a store.
@@ -34,6 +37,10 @@ pub struct Settings {
     pub secret: Vec<u8>,
     /// Further names under which clients address the server.
     pub hosts: Vec<String>,
+    /// The file of the audit log.
+    pub audit: Option<PathBuf>,
+    /// The address of the listener for metrics.
+    pub metrics: Option<SocketAddr>,
     /// Whether to listen beyond loopback without TLS, or without tokens.
     pub insecure: bool,
     /// Whether the dashboard is shown, and whether it may change anything.
@@ -55,7 +62,16 @@ pub enum Dashboard {
 impl Settings {
     /// Listens on `listen`, with `access`. Further settings have their defaults.
     pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
-        Self { listen, access, secret, hosts: Vec::new(), insecure: false, dashboard: Dashboard::default() }
+        Self {
+            listen,
+            access,
+            secret,
+            hosts: Vec::new(),
+            audit: None,
+            metrics: None,
+            insecure: false,
+            dashboard: Dashboard::default(),
+        }
     }
 }
 
@@ -64,20 +80,24 @@ pub(crate) struct App {
     pub(crate) locker: Locker,
     pub(crate) limits: Arc<Limits>,
     pub(crate) feed: Arc<Feed>,
+    pub(crate) metrics: Metrics,
     /// Cancelled when the server stops: requests that wait are answered.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
     access: Access,
     hosts: Hosts,
+    audit: Option<Audit>,
     secret: Vec<u8>,
 }
 
 pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
-    pub(crate) fn new(locker: Locker, settings: Settings, address: SocketAddr) -> Self {
+    pub(crate) fn new(locker: Locker, settings: Settings, address: SocketAddr, audit: Option<Audit>) -> Self {
         Self {
             feed: Arc::new(Feed::new(&locker)),
+            metrics: Metrics::new(locker.capabilities().store),
+            audit,
             locker,
             limits: Arc::default(),
             stopping: CancellationToken::new(),
@@ -95,6 +115,15 @@ impl App {
     /// The session's cookie for a caller with this `token`.
     pub(crate) fn open_session(&self, token: &str) -> Option<String> {
         self.access.open_session(token, &self.secret, self.now().wall_us())
+    }
+
+    /// Tells viewers and the audit log what `arrival` has caused.
+    pub(crate) fn tell(&self, mut event: FeedEvent, arrival: &Arrival) {
+        event.at_us = self.now().wall_us();
+        if let Some(audit) = &self.audit {
+            audit.record(&event, arrival.caller.name());
+        }
+        self.feed.publish(event);
     }
 
     pub(crate) async fn sleep(&self, pause: Duration) {
@@ -214,7 +243,12 @@ mod tests {
         let locker = Locker::open("mem:").await.unwrap();
         let address = "127.0.0.1:7420".parse().unwrap();
         let app = |secret: &[u8]| {
-            App::new(locker.clone(), Settings::new(address, Access::local("t"), secret.to_vec()), address)
+            App::new(
+                locker.clone(),
+                Settings::new(address, Access::local("t"), secret.to_vec()),
+                address,
+                None,
+            )
         };
         let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
         let id = |app: &App, name: &str, key: &str| {

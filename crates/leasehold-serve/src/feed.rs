@@ -193,8 +193,7 @@ impl Feed {
     }
 
     /// Tells viewers of `event`.
-    pub(crate) fn publish(&self, mut event: FeedEvent) {
-        event.at_us = self.locker.store().env().now().wall_us();
+    pub(crate) fn publish(&self, event: FeedEvent) {
         if event.now.is_none()
             && self.viewers() > 0
             && let Ok(name) = LockName::new(&event.lock)
@@ -350,8 +349,13 @@ impl Feed {
         };
         let kind = if has_changed { "lock" } else { "look" };
         let token = view.token;
-        let event =
-            FeedEvent { token, now: Some(view), version: Some(version), ..FeedEvent::new(kind, name) };
+        let event = FeedEvent {
+            token,
+            now: Some(view),
+            version: Some(version),
+            at_us: at.wall_us(),
+            ..FeedEvent::new(kind, name)
+        };
         if has_changed {
             self.publish(event);
         } else {

@@ -13,9 +13,11 @@
 mod access;
 mod api;
 mod app;
+mod audit;
 mod body;
 mod feed;
 mod limits;
+mod metrics;
 mod problem;
 mod server;
 mod ui;

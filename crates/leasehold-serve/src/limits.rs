@@ -45,6 +45,11 @@ impl Limits {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many requests wait.
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiting().values().sum()
+    }
+
     /// Counts a request that waits for `name`.
     pub(crate) fn wait(self: &Arc<Self>, name: &LockName) -> Result<Waiting, Problem> {
         let mut waiting = self.waiting();

@@ -94,8 +94,7 @@ impl Problem {
         &self.help
     }
 
-    /// One word for tests and metrics: `held`.
-    #[cfg(test)]
+    /// One word for metrics: `held`.
     pub(crate) fn word(&self) -> &str {
         self.kind.trim_start_matches("urn:leasehold:")
     }

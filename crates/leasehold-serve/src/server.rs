@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 
 use crate::api;
 use crate::app::{App, Dashboard, Settings};
+use crate::audit::Audit;
 use crate::ui;
 
 /// Why a server did not start, or ended early.
@@ -55,6 +56,8 @@ pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
     address: SocketAddr,
+    /// The listener for metrics.
+    metrics: Option<TcpListener>,
 }
 
 impl Server {
@@ -68,13 +71,23 @@ impl Server {
         if !wanted.ip().is_loopback() && !settings.insecure {
             return Err(refused(wanted, settings.access.needs_token()));
         }
-        let failed = |error| ServeError {
-            message: format!("cannot listen on {wanted}: {error}"),
-            help: Some("choose another address with --listen".to_owned()),
+        let audit = settings.audit.as_ref().map(|file| {
+            let failed = |error| ServeError::new(format!("the audit log {}: {error}", file.display()));
+            Audit::open(file).map_err(failed)
+        });
+        let audit = audit.transpose()?;
+        let listener = listen(wanted, "--listen").await?;
+        let address = listener.local_addr().map_err(|error| ServeError::new(format!("{wanted}: {error}")))?;
+        let metrics = match settings.metrics {
+            Some(address) => Some(listen(address, "--metrics").await?),
+            None => None,
         };
-        let listener = TcpListener::bind(wanted).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { app: Arc::new(App::new(locker, settings, address)), listener, address })
+        Ok(Self { app: Arc::new(App::new(locker, settings, address, audit)), listener, address, metrics })
+    }
+
+    /// The address of the listener for metrics, if there is one.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
     /// The address that the server listens on.
@@ -97,13 +110,27 @@ impl Server {
             stop.await;
             stopping.cancel();
         };
+        let metrics = self.metrics.map(|listener| {
+            let router = api::metrics_router(self.app.clone());
+            tokio::spawn(async move { axum::serve(listener, router).await })
+        });
         let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
         let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default()))
             .with_graceful_shutdown(stopped)
             .await;
         looking.abort();
+        if let Some(metrics) = metrics {
+            metrics.abort();
+        }
         served.map_err(|error| ServeError::new(format!("the server failed: {error}")))
     }
+}
+
+async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|error| ServeError {
+        message: format!("cannot listen on {address}: {error}"),
+        help: Some(format!("choose another address with {option}")),
+    })
 }
 
 fn refused(address: SocketAddr, has_tokens: bool) -> ServeError {

@@ -92,6 +92,12 @@ pub(crate) struct PastView {
     pub(crate) until_us: Option<u64>,
     /// `released`, `lapsed` or `evicted`.
     pub(crate) end: &'static str,
+    /// For an evicted one: who decided it, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) evicted_by: Option<String>,
+    /// Why, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
 }
 
 impl HolderView {
@@ -183,6 +189,8 @@ impl PastView {
                 End::Lapsed => "lapsed",
                 End::Evicted => "evicted",
             },
+            evicted_by: past.evicted.as_ref().map(|evicted| evicted.by.clone()),
+            reason: past.evicted.as_ref().map(|evicted| evicted.reason.clone()),
         }
     }
 }

@@ -50,6 +50,7 @@ fn every_format_has_its_golden_files() {
             "1-etcd-granted.json",
             "1-etcd-resting.json",
             "1-etcd-waiting.json",
+            "1-evicted.json",
             "1-existence.json",
             "1-free.json",
             "1-held.json",

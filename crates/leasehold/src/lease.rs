@@ -26,7 +26,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::types::LockName;
 pub use crate::types::{
-    End, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, Waiter,
+    End, Eviction, Holder, HolderInfo, Id, Loss, LossReason, PastGrant, State, Status, Token, Ttl, Waiter,
     attempt_limit, deadline, printable,
 };
 
@@ -122,6 +122,15 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The store did not answer.
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError>;
+
+    /// As [`evict`](Self::evict), and keeps in the history who decided it and why. By default, this is not kept.
+    ///
+    /// # Errors
+    /// The store did not answer.
+    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
+        let _ = why;
+        self.evict(name, token).await
+    }
 
     /// The current state of one lock.
     ///

@@ -83,7 +83,8 @@ pub mod url;
 pub use self::error::{Error, ErrorKind, Result};
 pub use self::guard::Guard;
 pub use self::lease::{
-    Evicted, Holder, HolderInfo, Loss, LossReason, PastGrant, Released, State, Status, Swept, Token, Waiter,
+    Evicted, Eviction, Holder, HolderInfo, Loss, LossReason, PastGrant, Released, State, Status, Swept,
+    Token, Waiter,
 };
 pub use self::lock::Lock;
 pub use self::locker::Locker;

@@ -10,8 +10,8 @@ use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Holder, HolderInfo, LeaseStore, Released, Renewal, State, Status, StoreOptions,
-    Swept, Token,
+    Capabilities, Evicted, Eviction, Holder, HolderInfo, LeaseStore, Released, Renewal, State, Status,
+    StoreOptions, Swept, Token,
 };
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::{Hold, Opened};
@@ -105,6 +105,15 @@ impl Locker {
     /// Errors of the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         Ok(self.store().evict(name, token).await?)
+    }
+
+    /// As [`evict`](Self::evict), and keeps in the lock's [history](Status::history) who decided it and why, on stores with
+    /// records: SQLite, S3, GCS, Azure, DynamoDB.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
+        Ok(self.store().evict_for(name, token, why).await?)
     }
 
     /// Waits until the lock is free or its lease has lapsed, without acquiring it.

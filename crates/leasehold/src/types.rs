@@ -1,10 +1,12 @@
 //! Value types that all layers use: names, ids, tokens, times to live, and the state of locks.
 
+mod eviction;
 mod invalid;
 mod name;
 mod status;
 mod terms;
 
+pub use self::eviction::Eviction;
 pub use self::invalid::InvalidValue;
 pub use self::name::LockName;
 pub(crate) use self::name::is_unprintable;

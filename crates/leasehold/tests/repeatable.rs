@@ -118,7 +118,7 @@ async fn a_grant_that_no_caller_takes_lapses_or_goes_to_a_repetition() {
     let (one, two, holder) = (world.dated(1), world.dated(2), world.dated(3));
     let first = acquired(&holder, 9).await;
     let (seen, mut is_seen) = mpsc::unbounded_channel();
-    let waiting = lock(&one).on_wait(move |_| drop(seen.send(())));
+    let waiting = lock(&one).on_wait(move |_| seen.send(()).unwrap_or_default());
     let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     one.network.every(Kind::Write, Outcome::AnswerDelayed(5 * SECOND));
@@ -140,7 +140,8 @@ async fn a_waiter_that_gives_up_leaves_the_line() {
     let (one, holder) = (world.dated(1), world.dated(3));
     let first = acquired(&holder, 9).await;
     let (seen, mut is_seen) = mpsc::unbounded_channel();
-    let waiting = lock(&one).on_wait(move |held| drop(held.ahead.map(|_| seen.send(()))));
+    let waiting =
+        lock(&one).on_wait(move |held| held.ahead.map_or((), |_| seen.send(()).unwrap_or_default()));
     let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(1), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     let waiters = async || locker(&holder).inspect(&name()).await.unwrap().waiters.len();
@@ -161,7 +162,7 @@ async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     let lock = locker.lock("x").ttl(TTL);
     let first = lock.acquire_ticket(id(1), Duration::ZERO).await.unwrap();
     let (seen, mut is_seen) = mpsc::unbounded_channel();
-    let waiting = lock.clone().on_wait(move |_| drop(seen.send(())));
+    let waiting = lock.clone().on_wait(move |_| seen.send(()).unwrap_or_default());
     let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });
     is_seen.recv().await.unwrap();
     for limit in [Duration::ZERO, 600 * SECOND] {

@@ -31,6 +31,12 @@ pub(crate) struct ServeArgs {
     /// another server, or after a restart, is recognised by it [default: random]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) secret_file: Option<PathBuf>,
+    /// File to which each acquisition, release, loss and eviction is appended, as a line of JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) audit: Option<PathBuf>,
+    /// Address of a separate listener for /metrics, in the format of Prometheus, without access control
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Further name under which clients address the server; can be repeated
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) host: Vec<String>,

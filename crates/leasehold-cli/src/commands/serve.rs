@@ -31,6 +31,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     let mut settings = Settings::new(args.listen, access, secret);
     settings.hosts = args.host;
     settings.insecure = args.insecure;
+    (settings.audit, settings.metrics) = (args.audit, args.metrics);
     settings.dashboard = match args.ui {
         Ui::Off => Dashboard::Off,
         Ui::Ro => Dashboard::ReadOnly,
@@ -43,8 +44,9 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     let url = locker.url().unwrap_or_default().to_owned();
     let server = Server::bind(locker, settings).await?;
     let address = format!("http://{}", server.address());
+    let metrics = server.metrics_address().map(|address| format!("http://{address}/metrics"));
     if context.output.json {
-        let line = json!({ "type": "serving", "address": address, "store": url, "operator_token": operator });
+        let line = json!({ "type": "serving", "address": address, "store": url, "operator_token": operator, "metrics": metrics });
         print(&format!("{line}\n"))?;
     } else if !context.output.quiet {
         let mut text = format!("serving the locks of {url} on {address}\n");

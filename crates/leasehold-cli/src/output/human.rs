@@ -164,7 +164,14 @@ pub(crate) fn history(status: &Status) -> String {
             End::Lapsed => "lapsed",
             End::Evicted => "evicted",
         };
-        let holder = past.holder.to_string();
+        let mut holder = past.holder.to_string();
+        if let Some(why) = &past.evicted {
+            let (by, reason) = (printable(&why.by, 120), printable(&why.reason, 200));
+            holder.push_str(&format!(", evicted by {by}"));
+            if !reason.is_empty() {
+                holder.push_str(&format!(": {reason}"));
+            }
+        }
         rows.push([past.token.to_string(), end.to_owned(), time(past.from_us), time(past.until_us), holder]);
     }
     aligned(&rows)

@@ -65,7 +65,7 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     }
 }
 
-/// `{"type":"grant","lock","token","end","from_us","until_us","holder"}` for each ended grant.
+/// `{"type":"grant","lock","token","end","from_us","until_us","holder","evicted":{"by","reason"}}` for each ended grant.
 pub(crate) fn history(status: &Status) -> Vec<Value> {
     let grant = |past: &leasehold::lease::PastGrant| {
         let mut object = object("grant", &status.name);
@@ -74,6 +74,9 @@ pub(crate) fn history(status: &Status) -> Vec<Value> {
         object.insert("from_us".into(), json!(past.from_us));
         object.insert("until_us".into(), json!(past.until_us));
         object.insert("holder".into(), json!(past.holder));
+        if let Some(why) = &past.evicted {
+            object.insert("evicted".into(), json!(why));
+        }
         Value::Object(object)
     };
     status.history.iter().map(grant).collect()

@@ -56,10 +56,13 @@ fn show_and_history_tell_of_one_lock() {
     assert!(shown.contains("state   held\n") && shown.contains("second"), "{shown}");
     let history = sandbox.run("history x").expect(0).stdout;
     assert!(history.lines().nth(1).unwrap().contains("released"), "{history}");
-    sandbox.run(&format!("break x --token {}", holder.first)).expect(0);
+    sandbox.run(&format!("break x --reason stuck --token {}", holder.first)).expect(0);
+    let history = sandbox.run("history x").expect(0).stdout;
+    assert!(history.contains("evicted by tester@") && history.contains(": stuck"), "{history}");
     let grants = documents(&sandbox.run("history x --json").expect(0));
     assert_eq!((&grants[0]["end"], &grants[1]["end"]), (&"evicted".into(), &"released".into()));
     assert_eq!(grants[0]["holder"]["note"], "second");
+    assert_eq!(grants[0]["evicted"]["reason"], "stuck");
 }
 
 #[test]

@@ -70,6 +70,15 @@ fn tested() -> impl Iterator<Item = &'static str> {
     FILES.iter().chain(TESTED_ELSEWHERE).copied()
 }
 
+/// The session in `docs/serve.md`, which has blocks of other kinds after it.
+#[test]
+#[cfg(feature = "serve")]
+fn serve() {
+    let text = fs::read_to_string(root().join("docs/serve.md")).unwrap();
+    let session = text.split("## What a client must do").next().unwrap_or_default();
+    runner::follow(session).unwrap_or_else(|error| panic!("docs/serve.md: {error}"));
+}
+
 #[test]
 fn every_guide_has_its_test() {
     let mut there: Vec<String> = fs::read_dir(folder())

@@ -4,6 +4,7 @@ mod access;
 mod bad_input;
 mod dashboard;
 mod holds;
+mod records;
 mod replicas;
 mod views;
 
@@ -27,6 +28,8 @@ struct Server {
     address: String,
     /// The token that evicts, without an access file.
     operator: String,
+    /// The address of `/metrics`, if it is served.
+    metrics: String,
 }
 
 /// An answer.
@@ -57,7 +60,8 @@ impl Server {
         };
         let text = |field: &str| started[field].as_str().unwrap_or_default().to_owned();
         let address = text("address").trim_start_matches("http://").to_owned();
-        Self { process, stdout, address, operator: text("operator_token") }
+        let metrics = text("metrics").trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
+        Self { process, stdout, address, operator: text("operator_token"), metrics }
     }
 
     fn pid(&self) -> i32 {

@@ -147,7 +147,11 @@ fn an_eviction_needs_the_operators_token_the_grants_token_and_a_reason() {
     evict(&[("Authorization", &operator), ("If-Match", &token)], "it hangs").expect(200);
     assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "ended");
     let state = server.state("x");
-    assert_eq!(state["history"][0]["end"], "evicted");
+    let past = &state["history"][0];
+    assert_eq!(
+        (&past["end"], &past["reason"], &past["evicted_by"]),
+        (&json!("evicted"), &json!("it hangs"), &json!("operator"))
+    );
 }
 
 #[test]

@@ -40,8 +40,8 @@ const MOST_VIEWERS: usize = 200;
 /// With `Last-Event-ID`, it begins after that event. If too much has happened since, or the id is another server's, the
 /// first event is `reset`: read the locks again.
 #[utoipa::path(get, path = "/v1/events", params(EventsQuery, ("Last-Event-ID" = Option<String>, Header)), responses(
-    (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem), (status = 401, body = Problem),
-    (status = 429, body = Problem)))]
+    (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
+    (status = 429, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn events(
     State(app): Shared,
     arrival: Arrival,

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use leasehold::{Evicted, LockName, Token};
+use leasehold::{Evicted, Eviction, LockName, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,11 +41,11 @@ pub(crate) struct EvictedAnswer {
 #[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
     params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks")),
     responses(
-        (status = 200, body = EvictedAnswer), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
-        (status = 412, description = "The lock is not held with that token", body = Problem),
-        (status = 413, body = Problem), (status = 415, body = Problem),
-        (status = 428, description = "If-Match is missing", body = Problem),
-        (status = 429, body = Problem), (status = 501, body = Problem), (status = 503, body = Problem)))]
+        (status = 200, body = EvictedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+        (status = 412, description = "The lock is not held with that token", body = Problem, content_type = "application/problem+json"),
+        (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
+        (status = 428, description = "If-Match is missing", body = Problem, content_type = "application/problem+json"),
+        (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn evict(
     State(app): Shared,
     arrival: Arrival,
@@ -88,7 +88,8 @@ pub(crate) async fn end_grant(
         return Err(Problem::invalid(format!("`reason` has not 1 to {MAX_REASON} characters")));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    match app.locker.evict(name, token).await? {
+    let why = Eviction::new(arrival.caller.name(), reason);
+    match app.locker.evict_for(name, token, &why).await? {
         Evicted::Evicted => {
             let event = FeedEvent {
                 token: Some(token.get()),
@@ -96,7 +97,8 @@ pub(crate) async fn end_grant(
                 reason: Some(reason.to_owned()),
                 ..FeedEvent::new("evicted", name)
             };
-            app.feed.publish(event);
+            app.metrics.evicted();
+            app.tell(event, arrival);
             Ok(Outcome::Evicted)
         }
         Evicted::Changed => {

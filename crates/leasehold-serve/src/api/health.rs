@@ -20,7 +20,7 @@ pub(crate) async fn healthz() -> StatusCode {
 }
 
 /// Whether the server can serve: it does not stop, and the store answers.
-#[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem)))]
+#[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
     if app.stopping.is_cancelled() {

@@ -1,13 +1,12 @@
 //! Acquiring, renewing, checking and releasing.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use leasehold::clock::{Deadline, Moment};
+use leasehold::clock::Deadline;
 use leasehold::lease::{End, Ttl};
 use leasehold::{ErrorKind, Guard, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 use serde::{Deserialize, Serialize};
@@ -132,45 +131,55 @@ pub(crate) struct ReleasedAnswer {
 #[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
     params(("Idempotency-Key" = String, Header, description = "16 to 128 visible characters, new for each acquisition", min_length = 16, max_length = 128)),
     responses(
-        (status = 201, body = Hold), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
-        (status = 409, description = "The key is spent", body = Problem),
-        (status = 413, body = Problem), (status = 415, body = Problem),
-        (status = 423, description = "The lock is held", body = Problem),
-        (status = 429, body = Problem), (status = 501, body = Problem), (status = 503, body = Problem)))]
+        (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The key is spent", body = Problem, content_type = "application/problem+json"),
+        (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
+        (status = 423, description = "The lock is held", body = Problem, content_type = "application/problem+json"),
+        (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn acquire(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
     Payload(request): Payload<AcquireRequest>,
 ) -> Result<Response, Problem> {
+    let outcome = granted(&app, &arrival, &headers, &request).await;
+    app.metrics.acquired(&outcome, app.now().shortest_since(arrival.at));
+    Ok((StatusCode::CREATED, Json(outcome?)).into_response())
+}
+
+async fn granted(
+    app: &App,
+    arrival: &Arrival,
+    headers: &HeaderMap,
+    request: &AcquireRequest,
+) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
-    let key = idempotency_key(&headers)?;
+    let key = idempotency_key(headers)?;
     let wait =
         request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
-    let ttl = ttl(&request)?;
-    let lock = lock(&app, &arrival, &name, &request)?.ttl(ttl);
+    let ttl = ttl(request)?;
+    let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
-        held = hold(&app, &arrival, lock, &request, key, ttl, wait) => held?,
+        held = hold(app, arrival, lock, request, key, ttl, wait) => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
     let now = app.now();
-    let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
-    app.feed.publish(FeedEvent { token, by, ..FeedEvent::new("acquired", ticket.name()) });
-    let hold = Hold {
+    let (token, by) = (token(app, &ticket), arrival.caller.principal.clone());
+    app.tell(FeedEvent { token, by, ..FeedEvent::new("acquired", ticket.name()) }, arrival);
+    Ok(Hold {
         lock: ticket.name().to_string(),
         token,
         valid_ms: ms(arrival.valid(deadline, now)),
         ttl_ms: ms(ticket.ttl()),
         waited_ms: ms(now.shortest_since(arrival.at)),
         ticket: ticket.to_string(),
-    };
-    Ok((StatusCode::CREATED, Json(hold)).into_response())
+    })
 }
 
 fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
@@ -247,9 +256,9 @@ async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehol
 /// Renews one hold or up to 100.
 #[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
     (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewedOne),
-    (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
-    (status = 410, description = "The lock was lost", body = Problem),
-    (status = 413, body = Problem), (status = 415, body = Problem), (status = 503, body = Problem)))]
+    (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
+    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn renew(
     State(app): Shared,
     arrival: Arrival,
@@ -276,18 +285,24 @@ pub(crate) async fn renew(
     }
 }
 
-async fn renew_one(app: &Arc<App>, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+    let outcome = renewed(app, arrival, text).await;
+    app.metrics.renewed(&outcome);
+    outcome
+}
+
+async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let ticket = ticket(arrival, text)?;
     let held = match app.locker.renew(&ticket).await {
         Ok(held) => held,
         Err(error) => {
             if let Some(loss) = error.loss() {
-                publish_loss(app, loss);
+                tell_loss(app, arrival, loss);
             }
             return Err(error.into());
         }
     };
-    let now: Moment = app.now();
+    let now = app.now();
     Ok(Renewed {
         lock: ticket.name().to_string(),
         token: token(app, &ticket),
@@ -298,9 +313,9 @@ async fn renew_one(app: &Arc<App>, arrival: &Arrival, text: &str) -> Result<Rene
 
 /// Releases a hold.
 #[utoipa::path(post, path = "/v1/holds/release", request_body = TicketRequest, responses(
-    (status = 200, body = ReleasedAnswer), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
-    (status = 410, description = "The lock had already been lost", body = Problem),
-    (status = 413, body = Problem), (status = 415, body = Problem), (status = 503, body = Problem)))]
+    (status = 200, body = ReleasedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The lock had already been lost", body = Problem, content_type = "application/problem+json"),
+    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn release(
     State(app): Shared,
     arrival: Arrival,
@@ -310,12 +325,12 @@ pub(crate) async fn release(
     let released = app.locker.release(&ticket).await?;
     if released == Released::AlreadyLost && !was_released(&app, &ticket).await? {
         let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
-        publish_loss(&app, &loss);
+        tell_loss(&app, &arrival, &loss);
         return Err(lost(&ticket, LossReason::Ended));
     }
     if released == Released::Released {
         let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
-        app.feed.publish(FeedEvent { token, by, ..FeedEvent::new("released", ticket.name()) });
+        app.tell(FeedEvent { token, by, ..FeedEvent::new("released", ticket.name()) }, &arrival);
     }
     Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true }))
 }
@@ -328,9 +343,9 @@ async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
 
 /// Says whether a hold still stands, without renewing it.
 #[utoipa::path(post, path = "/v1/holds/check", request_body = TicketRequest, responses(
-    (status = 200, body = Checked), (status = 400, body = Problem), (status = 401, body = Problem), (status = 403, body = Problem),
-    (status = 410, description = "The lock was lost", body = Problem),
-    (status = 413, body = Problem), (status = 415, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem)))]
+    (status = 200, body = Checked), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
+    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn check(
     State(app): Shared,
     arrival: Arrival,
@@ -368,10 +383,11 @@ fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
     problem
 }
 
-fn publish_loss(app: &App, loss: &Loss) {
-    let reason = Some(crate::problem::reason(&loss.reason).to_owned());
-    let token = Some(loss.token.get());
-    app.feed.publish(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) });
+fn tell_loss(app: &App, arrival: &Arrival, loss: &Loss) {
+    let reason = crate::problem::reason(&loss.reason);
+    app.metrics.lost(reason);
+    let (token, reason) = (Some(loss.token.get()), Some(reason.to_owned()));
+    app.tell(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) }, arrival);
 }
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {

@@ -53,8 +53,8 @@ pub(crate) struct Locks {
 
 /// Lists locks.
 #[utoipa::path(get, path = "/v1/locks", params(ListQuery), responses(
-    (status = 200, body = Locks), (status = 400, body = Problem), (status = 401, body = Problem),
-    (status = 429, body = Problem), (status = 503, body = Problem)))]
+    (status = 200, body = Locks), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
+    (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn list(
     State(app): Shared,
     arrival: Arrival,
@@ -106,8 +106,8 @@ pub(crate) struct ShowQuery {
 /// comes with the next change, or is 304.
 #[utoipa::path(get, path = "/v1/locks/{name}", params(("name" = String, Path), ShowQuery,
     ("If-None-Match" = Option<String>, Header)), responses(
-    (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem), (status = 401, body = Problem),
-    (status = 403, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem)))]
+    (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
+    (status = 403, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn show(
     State(app): Shared,
     arrival: Arrival,

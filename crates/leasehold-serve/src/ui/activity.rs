@@ -12,7 +12,7 @@ use super::parts::{column, lock_link, name, text};
 use super::reading::{self, Reading};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
-use crate::view::{LockDetail, Person, StateView};
+use crate::view::{LockDetail, PastView, Person, StateView};
 
 /// How many entries are shown.
 const MOST: usize = 200;
@@ -96,7 +96,10 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
             let (what, why) = match past.end {
                 "released" => (What::Released, None),
                 "lapsed" => (What::Lapsed, Some("not renewed in time".to_owned())),
-                _ => (What::Evicted, reasons.get(&(&**lock, past.token)).cloned()),
+                _ => (
+                    What::Evicted,
+                    why_evicted(past).or_else(|| reasons.get(&(&**lock, past.token)).cloned()),
+                ),
             };
             if let Some(until_us) = past.until_us {
                 add(until_us, what, past.token, &past.holder, why);
@@ -113,6 +116,12 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
         .sort_by(|one, other| (other.at_us, other.token, other.what).cmp(&(one.at_us, one.token, one.what)));
     entries.truncate(MOST);
     entries
+}
+
+/// Who evicted the holder and why, if the store has it.
+fn why_evicted(past: &PastView) -> Option<String> {
+    let reason = past.reason.as_deref()?;
+    Some(format!("{reason} (by {})", past.evicted_by.as_deref().unwrap_or("unknown")))
 }
 
 fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {

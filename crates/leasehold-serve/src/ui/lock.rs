@@ -179,7 +179,11 @@ fn past(history: &[PastView]) -> Markup {
                             @match past.from_us { Some(us) => time datetime=(stamp(us)) { (time(us)) }, None => "–" }
                         }
                         td role="cell" class="num" data-label="Held for" { (length(past).map_or("–".to_owned(), took)) }
-                        td role="cell" data-label="End" { (ended(past.end)) }
+                        td role="cell" data-label="End" {
+                            (ended(past.end))
+                            @if let Some(by) = &past.evicted_by { " " span class="muted" { "by " (text(by)) } }
+                            @if let Some(reason) = &past.reason { span class="note" { (text(reason)) } }
+                        }
                     }
                 }
             }

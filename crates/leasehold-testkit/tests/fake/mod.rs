@@ -245,6 +245,7 @@ impl Store {
             from_us: None,
             until_us: None,
             end,
+            evicted: None,
         };
         let at = if self.is(Flaw::HistoryBackwards) { row.history.len() } else { 0 };
         row.history.insert(at, past);

@@ -24,8 +24,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, Loss, LossReason, Released,
-    Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
+    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, attempt_limit,
 };
 use crate::register::{Register, Version};
 use crate::retry::RetryBudget;
@@ -198,33 +198,11 @@ impl LeaseStore for RegisterLeases {
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let mut attempts: Vec<Attempt> = Vec::new();
-        self.examined(self.records.trust(), &mut budget).await?;
-        loop {
-            let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
-                Sight { observation: Some(observation), .. } => observation,
-                Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
-                Sight { found: None, .. } => return Ok(Evicted::Changed),
-                Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
-            };
-            if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
-                return Ok(Evicted::Evicted);
-            }
-            if record.token != token || record.state == RecordState::Free {
-                // Another client has been granted the lock since. A deletion leaves no trace.
-                let evicted = self.may_have_deleted(&attempts);
-                return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
-            }
-            let sent = self.now();
-            let freed = rules::freed(&record, End::Evicted, None, self.store_time(), self.nonce());
-            let over = Send::Over(Some((&version, &record)));
-            if let Sent::Committed(..) =
-                self.send(name, over, &freed, sent, &mut attempts, &mut budget).await?
-            {
-                return Ok(Evicted::Evicted);
-            }
-        }
+        self.end_by_token(name, token, None).await
+    }
+
+    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
+        self.end_by_token(name, token, Some(why)).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
@@ -287,6 +265,42 @@ impl Diagnose for RegisterLeases {
 }
 
 impl RegisterLeases {
+    /// Ends the grant with `token`.
+    async fn end_by_token(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
+        let mut attempts: Vec<Attempt> = Vec::new();
+        self.examined(self.records.trust(), &mut budget).await?;
+        loop {
+            let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
+                Sight { observation: Some(observation), .. } => observation,
+                Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
+                Sight { found: None, .. } => return Ok(Evicted::Changed),
+                Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
+            };
+            if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
+                return Ok(Evicted::Evicted);
+            }
+            if record.token != token || record.state == RecordState::Free {
+                // Another client has been granted the lock since. A deletion leaves no trace.
+                let evicted = self.may_have_deleted(&attempts);
+                return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
+            }
+            let sent = self.now();
+            let freed = rules::evicted(&record, why, self.store_time(), self.nonce());
+            let over = Send::Over(Some((&version, &record)));
+            if let Sent::Committed(..) =
+                self.send(name, over, &freed, sent, &mut attempts, &mut budget).await?
+            {
+                return Ok(Evicted::Evicted);
+            }
+        }
+    }
+
     /// Whether one of these attempts to free a record may have deleted it without an answer.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Claim, End, HolderInfo, Id, Loss, LossReason, PastGrant, State, Token};
+use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, State, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
 /// How this store lets the lease of a dead holder lapse.
@@ -385,6 +385,21 @@ pub(super) fn freed(
     record
 }
 
+/// Returns the record after an operator has ended the grant of `previous`.
+pub(super) fn evicted(
+    previous: &Record,
+    why: Option<&Eviction>,
+    store: Option<StoreTime>,
+    nonce: Id,
+) -> Record {
+    let mut record = freed(previous, End::Evicted, None, store, nonce);
+    // A lock in its cooldown has its grant in the history already, and that was released.
+    if let Some(past) = record.history.first_mut().filter(|past| past.end == End::Evicted) {
+        past.evicted = why.cloned();
+    }
+    record
+}
+
 fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
     PastGrant {
         token: record.token,
@@ -397,6 +412,7 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
             End::Released | End::Evicted => store.map(|store| store.hi_us),
         },
         end,
+        evicted: None,
     }
 }
 

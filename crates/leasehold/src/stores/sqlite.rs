@@ -48,8 +48,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, Id, LeaseStore, Loss, LossReason, PollInterval,
-    Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
+    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -351,7 +351,13 @@ impl LeaseStore for SqliteLeases {
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, now);
+        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, None, now);
+        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
+    }
+
+    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
+        let why = why.clone();
+        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, Some(&why), now);
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 

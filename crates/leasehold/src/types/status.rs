@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::eviction::Eviction;
 use super::name::LockName;
 use super::terms::{Id, Token};
 
@@ -303,6 +304,9 @@ pub struct PastGrant {
     pub until_us: Option<u64>,
     /// How it ended.
     pub end: End,
+    /// For an evicted one: who decided it and why, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evicted: Option<Eviction>,
 }
 
 /// How a grant ended.

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::AttributeValue;
@@ -328,6 +329,7 @@ fn past(past: &PastGrant) -> AttributeValue {
     ]);
     entry.extend(past.from_us.map(|us| ("from".to_owned(), n(us))));
     entry.extend(past.until_us.map(|us| ("until".to_owned(), n(us))));
+    entry.extend(past.evicted.as_ref().map(|why| ("evicted".to_owned(), s(to_json(why)))));
     AttributeValue::M(entry)
 }
 
@@ -348,6 +350,7 @@ fn history(item: &Item) -> Option<Vec<PastGrant>> {
                 "evicted" => End::Evicted,
                 _ => return None,
             },
+            evicted: json(entry, "evicted"),
         })
     };
     history.as_l().ok()?.iter().map(entry).collect()
@@ -411,9 +414,9 @@ fn json<T: DeserializeOwned>(item: &Item, name: &str) -> Option<T> {
     serde_json::from_str(text(item, name)?).ok()
 }
 
-fn to_json(holder: &Holder) -> String {
+fn to_json(value: &impl Serialize) -> String {
     // Serializing strings and a number cannot fail.
-    serde_json::to_string(holder).unwrap_or_default()
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 fn corrupt(attribute: &str) -> Fault {

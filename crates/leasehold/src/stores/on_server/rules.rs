@@ -185,6 +185,7 @@ mod tests {
             from_us: None,
             until_us: None,
             end,
+            evicted: None,
         }]
     }
 

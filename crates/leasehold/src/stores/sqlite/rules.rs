@@ -11,7 +11,7 @@ use super::record::{Cooldown, Counter, Hold, Record, State};
 use crate::clock::{Moment, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{
-    self, Claim, End, Evicted, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Status, Token,
+    self, Claim, End, Evicted, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Status, Token,
 };
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
@@ -298,10 +298,19 @@ pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
 }
 
 /// Ends the grant or the rest with `token` at an operator's request.
-pub(super) fn evict(record: Option<Record>, token: Token, now: Moment) -> (Evicted, Option<Record>) {
+pub(super) fn evict(
+    record: Option<Record>,
+    token: Token,
+    why: Option<&Eviction>,
+    now: Moment,
+) -> (Evicted, Option<Record>) {
     match record {
         Some(mut record) if record.token == token && record.state != State::Free => {
             end(&mut record, End::Evicted, Some(now.wall_us()));
+            // A lock in its cooldown has its grant in the history already, and that was released.
+            if let Some(past) = record.history.first_mut().filter(|past| past.end == End::Evicted) {
+                past.evicted = why.cloned();
+            }
             (Evicted::Evicted, Some(record))
         }
         _ => (Evicted::Changed, None),
@@ -320,6 +329,7 @@ fn end(record: &mut Record, end: End, until_us: Option<u64>) {
                 from_us: Some(hold.granted_us),
                 until_us,
                 end,
+                evicted: None,
             },
         );
         record.history.truncate(HISTORY);

@@ -336,6 +336,7 @@ fn every_end_of_a_past_grant_comes_back() {
     let past = ended.history[0].clone();
     ended.history =
         [End::Released, End::Lapsed, End::Evicted].map(|end| PastGrant { end, ..past.clone() }).into();
+    ended.history[2].evicted = Some(crate::lease::Eviction::new("bob", "the machine is gone"));
     assert_eq!(read_record(&item(&ended)).history, ended.history);
 }
 

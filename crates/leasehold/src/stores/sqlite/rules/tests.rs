@@ -99,7 +99,7 @@ fn a_token_is_above_the_one_in_the_row() {
 fn past(token: u64, grant: Id, end: End) -> PastGrant {
     let token = Token::new(token).unwrap();
     let holder = Holder { name: format!("holder of {token}"), ..Holder::default() };
-    PastGrant { token, grant, holder, from_us: Some(10_000_000), until_us: None, end }
+    PastGrant { token, grant, holder, from_us: Some(10_000_000), until_us: None, end, evicted: None }
 }
 
 #[test]

@@ -1,0 +1,92 @@
+//! The audit log: a line of JSON for each thing that was done to a lock.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::feed::FeedEvent;
+
+/// A log that can only be appended to. Each line has the SHA-256 of the line before.
+#[derive(Debug)]
+pub(crate) struct Audit(Mutex<Log>);
+
+#[derive(Debug)]
+struct Log {
+    file: File,
+    /// The SHA-256 of the last line; empty if there is none.
+    last: String,
+}
+
+/// A line. It has no ticket and no key.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    event: &'a FeedEvent,
+    /// Who asked.
+    principal: &'a str,
+    /// The SHA-256 of the line before, without its end.
+    previous: &'a str,
+}
+
+impl Audit {
+    /// Opens the log at `path`, or creates it for its owner alone.
+    ///
+    /// # Errors
+    /// It cannot be opened, read or written.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let lines = text.trim_ascii_end();
+        let last = lines.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+        let last = if last.is_empty() { String::new() } else { digest(last) };
+        Ok(Self(Mutex::new(Log { file, last })))
+    }
+
+    /// Appends what `principal` did.
+    pub(crate) fn record(&self, event: &FeedEvent, principal: &str) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = Line { event, principal, previous: &log.last };
+        let written = serde_json::to_string(&line).map_err(io::Error::other).and_then(|line| {
+            // In one piece, so that no part of a line is left behind by another writer.
+            log.file.write_all(format!("{line}\n").as_bytes()).map(|()| digest(line.as_bytes()))
+        });
+        match written {
+            Ok(digest) => log.last = digest,
+            Err(error) => tracing::error!(%error, "the audit log cannot be written"),
+        }
+    }
+}
+
+fn digest(line: &[u8]) -> String {
+    Sha256::digest(line).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::LockName;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn each_line_has_the_digest_of_the_line_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let name = LockName::new("x").unwrap();
+        for principal in ["ci", "ops"] {
+            // Opened anew, as after a restart.
+            Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), principal);
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let second: Value = serde_json::from_str(lines[1]).unwrap();
+        assert_eq!((&second["principal"], &second["lock"]), (&"ops".into(), &"x".into()));
+        assert_eq!(second["previous"], digest(lines[0].as_bytes()));
+    }
+}

@@ -1,0 +1,134 @@
+//! Metrics in the format of Prometheus. No label has the name of a lock: there may be any number of them.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use crate::problem::Problem;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: String,
+}
+
+/// What the server counts.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    acquisitions: Family<Outcome, Counter>,
+    acquire_seconds: Histogram,
+    renewals: Family<Outcome, Counter>,
+    losses: Family<Reason, Counter>,
+    evictions: Counter,
+    waiters: Gauge,
+    viewers: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new(store: &str) -> Self {
+        let mut registry = Registry::with_prefix("leasehold");
+        let metrics = Self {
+            acquisitions: Family::default(),
+            // 1 ms to 32 s.
+            acquire_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            renewals: Family::default(),
+            losses: Family::default(),
+            evictions: Counter::default(),
+            waiters: Gauge::default(),
+            viewers: Gauge::default(),
+            registry: Registry::default(),
+        };
+        let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
+            &metrics;
+        registry.register("acquisitions", "Requests for a lock, by their outcome", acquisitions.clone());
+        let help = "The time from a request for a lock to its grant";
+        registry.register("acquire_duration_seconds", help, acquire_seconds.clone());
+        registry.register("renewals", "Renewals, by their outcome", renewals.clone());
+        registry.register("losses", "Holds whose loss was reported, by the reason", losses.clone());
+        registry.register("evictions", "Grants that were ended by an operator", evictions.clone());
+        registry.register("waiters", "Requests that wait for a lock or for a change", waiters.clone());
+        registry.register("viewers", "Open event streams", viewers.clone());
+        let build =
+            Info::new(vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("store", store.to_owned())]);
+        registry.register("build", "The version and the kind of store", build);
+        Self { registry, ..metrics }
+    }
+
+    pub(crate) fn acquired<T>(&self, outcome: &Result<T, Problem>, took: Duration) {
+        self.acquisitions.get_or_create(&of(outcome, "granted")).inc();
+        if outcome.is_ok() {
+            self.acquire_seconds.observe(took.as_secs_f64());
+        }
+    }
+
+    pub(crate) fn renewed<T>(&self, outcome: &Result<T, Problem>) {
+        self.renewals.get_or_create(&of(outcome, "renewed")).inc();
+    }
+
+    pub(crate) fn lost(&self, reason: &str) {
+        self.losses.get_or_create(&Reason { reason: reason.to_owned() }).inc();
+    }
+
+    pub(crate) fn evicted(&self) {
+        self.evictions.inc();
+    }
+
+    /// All of them as text, with the current number of waiters and viewers.
+    pub(crate) fn text(&self, waiters: usize, viewers: usize) -> String {
+        self.waiters.set(i64::try_from(waiters).unwrap_or(i64::MAX));
+        self.viewers.set(i64::try_from(viewers).unwrap_or(i64::MAX));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+fn of<T>(outcome: &Result<T, Problem>, fine: &str) -> Outcome {
+    let outcome = outcome.as_ref().map_or_else(|problem| problem.word(), |_| fine);
+    Outcome { outcome: outcome.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_counted() {
+        let metrics = Metrics::new("SQLite");
+        metrics.acquired(&Ok(()), Duration::from_millis(3));
+        metrics.acquired::<()>(&Err(Problem::invalid("no")), Duration::ZERO);
+        metrics.renewed(&Ok(()));
+        metrics.lost("ended");
+        metrics.evicted();
+        let text = metrics.text(2, 1);
+        for line in [
+            "leasehold_acquisitions_total{outcome=\"granted\"} 1",
+            "leasehold_acquisitions_total{outcome=\"invalid\"} 1",
+            "leasehold_acquire_duration_seconds_count 1",
+            "leasehold_renewals_total{outcome=\"renewed\"} 1",
+            "leasehold_losses_total{reason=\"ended\"} 1",
+            "leasehold_evictions_total 1",
+            "leasehold_waiters 2",
+            "leasehold_viewers 1",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(
+            text.contains("leasehold_build_info{version=\"") && text.contains("store=\"SQLite\""),
+            "{text}"
+        );
+    }
+}
