@@ -16,7 +16,7 @@ use clap_complete::engine::ArgValueCompleter;
 pub(crate) use self::objects::{ObjectArgs, PutArgs, UpdateArgs};
 pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLost, OnceArgs, RunArgs};
 #[cfg(feature = "serve")]
-pub(crate) use self::serving::ServeArgs;
+pub(crate) use self::serving::{ServeArgs, Ui};
 use crate::complete::lock_names;
 
 /// Distributed locks on the storage you already have.

@@ -2,6 +2,7 @@
 
 mod browser;
 mod file;
+mod session;
 
 use std::collections::HashMap;
 
@@ -12,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
+pub(crate) use self::session::LASTS as SESSION_LASTS;
 use crate::problem::Problem;
 
 /// What a caller wants to do with a lock.
@@ -100,13 +102,18 @@ impl Access {
         self.anonymous.is_empty()
     }
 
+    /// The rights of a caller without a token.
+    fn anyone(&self) -> Caller {
+        Caller { principal: None, rights: vec![(String::new(), self.anonymous.clone())] }
+    }
+
     /// The caller of a request with these `headers`.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
             if self.needs_token() {
                 return Err(unauthorized("the request has no token"));
             }
-            return Ok(Caller { principal: None, rights: vec![(String::new(), self.anonymous.clone())] });
+            return Ok(self.anyone());
         };
         let token = value.to_str().ok().and_then(|value| {
             let (scheme, token) = value.split_once(' ')?;
@@ -118,11 +125,16 @@ impl Access {
         let Some(principal) = self.tokens.get(&digest(token)) else {
             return Err(unauthorized("the token is unknown"));
         };
+        Ok(self.known(principal))
+    }
+
+    /// The caller whose token belongs to `principal`.
+    fn known(&self, principal: &str) -> Caller {
         let rules = self.rules.iter().filter(|rule| rule.principal == *principal);
-        Ok(Caller {
-            principal: Some(principal.clone()),
+        Caller {
+            principal: Some(principal.to_owned()),
             rights: rules.map(|rule| (rule.prefix.clone(), rule.rights.clone())).collect(),
-        })
+        }
     }
 }
 
@@ -155,6 +167,11 @@ impl Caller {
         self.rights
             .iter()
             .any(|(prefix, rights)| name.starts_with(prefix.as_str()) && rights.contains(&right))
+    }
+
+    /// Whether the caller may do nothing.
+    pub(crate) fn is_stranger(&self) -> bool {
+        self.rights.iter().all(|(_, rights)| rights.is_empty())
     }
 
     /// The name for limits and the audit log.

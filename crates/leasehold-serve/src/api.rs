@@ -1,7 +1,7 @@
 //! The routes.
 
-mod events;
-mod evict;
+pub(crate) mod events;
+pub(crate) mod evict;
 mod fence;
 mod health;
 mod holds;
@@ -21,9 +21,10 @@ use crate::app::{App, Shared, admit};
 use crate::body::MAX_BODY;
 use crate::problem::Problem;
 
-/// All routes.
-pub(crate) fn router(app: Arc<App>) -> Router {
+/// All routes: those of the API and `pages`.
+pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
     Router::new()
+        .merge(pages)
         .route("/v1/holds", post(holds::acquire))
         .route("/v1/holds/renew", post(holds::renew).layer(DefaultBodyLimit::max(holds::MAX_RENEWAL_BODY)))
         .route("/v1/holds/release", post(holds::release))

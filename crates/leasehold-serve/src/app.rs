@@ -43,12 +43,35 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// Whether to listen beyond loopback without TLS, or without tokens.
     pub insecure: bool,
+    /// Whether the dashboard is shown, and whether it may change anything.
+    pub dashboard: Dashboard,
+}
+
+/// What the dashboard at `/ui/` may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dashboard {
+    /// There is none.
+    Off,
+    /// It shows the locks and changes nothing.
+    #[default]
+    ReadOnly,
+    /// Callers with the right to evict can evict holders.
+    ReadWrite,
 }
 
 impl Settings {
     /// Listens on `listen`, with `access`. Further settings have their defaults.
     pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
-        Self { listen, access, secret, hosts: Vec::new(), audit: None, metrics: None, insecure: false }
+        Self {
+            listen,
+            access,
+            secret,
+            hosts: Vec::new(),
+            audit: None,
+            metrics: None,
+            insecure: false,
+            dashboard: Dashboard::default(),
+        }
     }
 }
 
@@ -60,6 +83,7 @@ pub(crate) struct App {
     pub(crate) metrics: Metrics,
     /// Cancelled when the server stops: requests that wait are answered.
     pub(crate) stopping: CancellationToken,
+    pub(crate) dashboard: Dashboard,
     access: Access,
     hosts: Hosts,
     audit: Option<Audit>,
@@ -77,6 +101,7 @@ impl App {
             locker,
             limits: Arc::default(),
             stopping: CancellationToken::new(),
+            dashboard: settings.dashboard,
             access: settings.access,
             hosts: Hosts::of(address, &settings.hosts),
             secret: settings.secret,
@@ -85,6 +110,11 @@ impl App {
 
     pub(crate) fn now(&self) -> Moment {
         self.locker.store().env().now()
+    }
+
+    /// The session's cookie for a caller with this `token`.
+    pub(crate) fn open_session(&self, token: &str) -> Option<String> {
+        self.access.open_session(token, &self.secret, self.now().wall_us())
     }
 
     /// Tells viewers and the audit log what `arrival` has caused.
@@ -175,7 +205,14 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     let mut response = if PROBES.contains(&request.uri().path()) {
         next.run(request).await
     } else {
-        let checked = app.hosts.check(request.headers()).and_then(|()| app.access.caller(request.headers()));
+        let headers = request.headers();
+        let checked = app.hosts.check(headers).and_then(|()| {
+            // Its pages ask for a token where they need one.
+            if is_dashboard(request.uri().path()) {
+                return Ok(app.access.browser(headers, &app.secret, at.wall_us()));
+            }
+            app.access.caller(headers)
+        });
         match checked {
             Ok(caller) => {
                 request.extensions_mut().insert(Arrival { at, caller });
@@ -188,6 +225,10 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+fn is_dashboard(path: &str) -> bool {
+    path == "/" || path == "/ui" || path.starts_with("/ui/")
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 //!
 //! While there are no viewers, the store gets no requests. With viewers, however many, it gets a few in a second.
 
-use std::collections::{HashMap, VecDeque};
+mod known;
+mod meter;
+
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::{LockName, Locker};
@@ -14,7 +17,10 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
 
-use crate::view::LockView;
+use self::known::Known;
+pub(crate) use self::known::Look;
+pub(crate) use self::meter::{Measured, Meter};
+use crate::view::{LockDetail, LockView};
 
 /// How many events a viewer that comes back can still get.
 const KEPT: usize = 1_000;
@@ -22,13 +28,14 @@ const KEPT: usize = 1_000;
 const LOOK: Duration = Duration::from_millis(200);
 /// How often the names are listed.
 const LIST: Duration = Duration::from_secs(15);
-/// How many locks are watched at most.
-const MOST_LOCKS: usize = 10_000;
+/// How many locks of a prefix are watched at most.
+pub(crate) const MOST_LOCKS: usize = 500;
 
 /// Something that happened to a lock.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct FeedEvent {
     /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock looks different from before.
+    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the store.
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     pub(crate) lock: String,
@@ -40,16 +47,32 @@ pub(crate) struct FeedEvent {
     /// Why, for `evicted` and `lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// How the lock looks now, for `lock`.
+    /// How the lock looks now, for `lock` and `look`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) now: Option<LockView>,
+    /// The `ETag` of what `now` shows, without its quotation marks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) version: Option<String>,
     /// Microseconds since the Unix epoch, by this server's clock.
     pub(crate) at_us: u64,
 }
 
 impl FeedEvent {
     pub(crate) fn new(kind: &'static str, lock: &LockName) -> Self {
-        Self { kind, lock: lock.to_string(), token: None, by: None, reason: None, now: None, at_us: 0 }
+        Self { kind, lock: lock.to_string(), ..Self::of_the_store() }
+    }
+
+    fn of_the_store() -> Self {
+        Self {
+            kind: "",
+            lock: String::new(),
+            token: None,
+            by: None,
+            reason: None,
+            now: None,
+            version: None,
+            at_us: 0,
+        }
     }
 }
 
@@ -69,6 +92,8 @@ pub(crate) struct Feed {
     recent: Mutex<Recent>,
     /// How many viewers there are.
     viewers: watch::Sender<usize>,
+    known: Mutex<Known>,
+    meter: Meter,
 }
 
 #[derive(Default)]
@@ -80,6 +105,7 @@ struct Recent {
 /// A viewer. Dropping it ends the view.
 pub(crate) struct Viewer {
     feed: Arc<Feed>,
+    prefix: String,
     /// Events that it missed.
     pub(crate) missed: Vec<Numbered>,
     /// Whether it missed more than are kept, so that it must read everything again.
@@ -89,6 +115,14 @@ pub(crate) struct Viewer {
 
 impl Drop for Viewer {
     fn drop(&mut self) {
+        let mut known = self.feed.known();
+        if let Some(viewers) = known.interests.get_mut(&self.prefix) {
+            *viewers -= 1;
+            if *viewers == 0 {
+                known.interests.remove(&self.prefix);
+            }
+        }
+        drop(known);
         self.feed.viewers.send_modify(|viewers| *viewers -= 1);
     }
 }
@@ -101,6 +135,8 @@ impl Feed {
             sender: broadcast::channel(KEPT).0,
             recent: Mutex::default(),
             viewers: watch::channel(0).0,
+            known: Mutex::default(),
+            meter: Meter::default(),
         }
     }
 
@@ -108,8 +144,66 @@ impl Feed {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The requests to the store for viewers.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Looks at a lock for a viewer.
+    pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
+        let answer = self.measured(self.locker.inspect(name)).await;
+        answer.map(|status| LockDetail::of(&status))
+    }
+
+    /// The names that begin with `prefix` in order, at most `most`.
+    pub(crate) async fn names(&self, prefix: &str, most: usize) -> leasehold::Result<Vec<LockName>> {
+        let mut names: Vec<LockName> =
+            self.measured(self.locker.list(prefix).take(most).try_collect()).await?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    async fn measured<T>(&self, asked: impl Future<Output = leasehold::Result<T>>) -> leasehold::Result<T> {
+        let env = self.locker.store().env();
+        let at = env.now();
+        let answer = asked.await;
+        let took = env.now().longest_since(at);
+        self.meter.count(Measured { at, took, failed: answer.is_err() });
+        answer
+    }
+
+    /// The locks under `prefix` as they were seen lately; `None` if they are not watched.
+    pub(crate) fn seen(&self, prefix: &str) -> Option<Vec<Look>> {
+        self.known().under(prefix)
+    }
+
+    /// The lock `name` as it was seen lately; `None` if it is not watched.
+    pub(crate) fn seen_one(&self, name: &LockName) -> Option<Look> {
+        self.known().one(name)
+    }
+
+    /// Tells viewers of `event`, which is not kept.
+    fn show(&self, mut event: FeedEvent) {
+        event.at_us = self.locker.store().env().now().wall_us();
+        let _ = self.sender.send(Numbered { number: 0, event: Arc::new(event) });
+    }
+
     /// Tells viewers of `event`.
     pub(crate) fn publish(&self, event: FeedEvent) {
+        if event.now.is_none()
+            && self.viewers() > 0
+            && let Ok(name) = LockName::new(&event.lock)
+        {
+            let mut known = self.known();
+            let is_watched = known.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
+            if is_watched && !known.urgent.contains(&name) {
+                known.urgent.push_back(name);
+            }
+        }
         let mut recent = self.recent();
         recent.last += 1;
         let numbered = Numbered { number: recent.last, event: Arc::new(event) };
@@ -122,7 +216,6 @@ impl Feed {
     }
 
     /// The latest events, oldest first.
-    #[allow(dead_code, reason = "used by the dashboard's pages")]
     pub(crate) fn latest(&self) -> Vec<Numbered> {
         self.recent().events.iter().cloned().collect()
     }
@@ -143,8 +236,8 @@ impl Feed {
         *self.viewers.borrow()
     }
 
-    /// A new viewer, which has seen everything up to the event with the id `seen`.
-    pub(crate) fn view(self: &Arc<Self>, seen: Option<&str>) -> Viewer {
+    /// A new viewer of the locks under `prefix`, which has seen everything up to the event with the id `seen`.
+    pub(crate) fn view(self: &Arc<Self>, prefix: &str, seen: Option<&str>) -> Viewer {
         let recent = self.recent();
         let receiver = self.sender.subscribe();
         let (missed, has_gap) = match seen.map(|seen| self.number(seen)) {
@@ -157,8 +250,10 @@ impl Feed {
                 (missed, has_gap)
             }
         };
+        drop(recent);
+        *self.known().interests.entry(prefix.to_owned()).or_default() += 1;
         self.viewers.send_modify(|viewers| *viewers += 1);
-        Viewer { feed: self.clone(), missed, has_gap, receiver }
+        Viewer { feed: self.clone(), prefix: prefix.to_owned(), missed, has_gap, receiver }
     }
 
     /// Looks at the locks for as long as there are viewers, and tells them what has changed. Never ends.
@@ -168,49 +263,112 @@ impl Feed {
             if viewers.wait_for(|viewers| *viewers > 0).await.is_err() {
                 return;
             }
-            let mut seen = HashMap::new();
             tokio::select! {
-                () = self.look_around(&mut seen) => {}
+                () = self.look_around() => {}
                 _ = viewers.wait_for(|viewers| *viewers == 0) => {}
             }
+            // What was seen is outdated from now on. The next viewer may be there already.
+            let mut known = self.known();
+            *known = Known { interests: std::mem::take(&mut known.interests), ..Known::default() };
         }
     }
 
-    /// Looks at each lock in turn. Lists the names now and then.
-    async fn look_around(&self, seen: &mut HashMap<LockName, String>) {
+    /// Lists the names now and then, and looks at one lock after the other: at most five requests in a second.
+    async fn look_around(&self) {
         let env = self.locker.store().env();
+        let mut listed_at = None;
         loop {
-            let listed_at = env.now();
-            let names = self.locker.list("").take(MOST_LOCKS).filter_map(async |name| name.ok());
-            let names: Vec<LockName> = names.collect().await;
-            seen.retain(|name, _| names.contains(name));
-            loop {
-                for name in &names {
-                    env.sleep(LOOK).await;
-                    self.look_at(name, seen).await;
-                    if env.now().longest_since(listed_at) >= LIST && names.len() <= 75 {
-                        break;
-                    }
-                }
-                if names.is_empty() {
-                    env.sleep(Duration::from_secs(2)).await;
-                }
-                if names.is_empty() || env.now().longest_since(listed_at) >= LIST {
-                    break;
+            let now = env.now();
+            let is_old = listed_at.is_none_or(|at| now.longest_since(at) >= LIST);
+            let prefixes = self.known().prefixes();
+            if is_old || self.known().listed != prefixes {
+                self.list(prefixes).await;
+                listed_at = Some(now);
+            } else {
+                let next = self.known().next(now);
+                if let Some(name) = next {
+                    self.look_at(&name).await;
                 }
             }
+            env.sleep(LOOK).await;
         }
     }
 
-    async fn look_at(&self, name: &LockName, seen: &mut HashMap<LockName, String>) {
-        let Ok(status) = self.locker.inspect(name).await else { return };
-        let view = LockView::of(&status);
-        let version = view.version();
-        let before = seen.insert(name.clone(), version.clone());
-        if before.is_some_and(|before| before != version) {
-            let token = view.token;
-            let at_us = self.locker.store().env().now().wall_us();
-            self.publish(FeedEvent { now: Some(view), token, at_us, ..FeedEvent::new("lock", name) });
+    async fn list(&self, prefixes: Vec<String>) {
+        let mut names = Vec::new();
+        for prefix in &prefixes {
+            match self.names(prefix, MOST_LOCKS).await {
+                Ok(found) => names.extend(found),
+                Err(error) => return self.note(Some(error.to_string())),
+            }
+        }
+        let mut gone = Vec::new();
+        let mut known = self.known();
+        let can_be_gone = known.listed == prefixes;
+        known.looks.retain(|name, _| {
+            let is_there = names.contains(name);
+            if !is_there && can_be_gone {
+                gone.push(name.clone());
+            }
+            is_there
+        });
+        // A name that was not there at the last listing is new: viewers get it as a change.
+        let can_be_new = known.listed == prefixes;
+        for name in names {
+            if known.looks.contains_key(&name) || known.urgent.contains(&name) {
+                continue;
+            }
+            if can_be_new {
+                known.urgent.push_back(name);
+            } else {
+                known.looks.insert(name, None);
+            }
+        }
+        known.listed = prefixes;
+        drop(known);
+        for name in &gone {
+            self.show(FeedEvent::new("gone", name));
+        }
+    }
+
+    /// Looks at a lock, and tells viewers.
+    async fn look_at(&self, name: &LockName) {
+        let detail = match self.inspect(name).await {
+            Ok(detail) => detail,
+            Err(error) => return self.note(Some(error.to_string())),
+        };
+        self.note(None);
+        let (view, version) = (detail.lock.clone(), detail.lock.version());
+        let at = self.locker.store().env().now();
+        let before = self.known().looks.insert(name.clone(), Some(Look { detail, at }));
+        // `before` is `None` for a name that this server has just learned of, by changing its lock.
+        let has_changed = match before {
+            Some(Some(before)) => before.detail.lock.version() != version,
+            Some(None) => false,
+            None => true,
+        };
+        let kind = if has_changed { "lock" } else { "look" };
+        let token = view.token;
+        let event = FeedEvent {
+            token,
+            now: Some(view),
+            version: Some(version),
+            at_us: at.wall_us(),
+            ..FeedEvent::new(kind, name)
+        };
+        if has_changed {
+            self.publish(event);
+        } else {
+            self.show(event);
+        }
+    }
+
+    /// Notes whether the store answered, and tells viewers if that is new.
+    fn note(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut self.known().trouble, trouble.clone());
+        if before.is_some() != trouble.is_some() {
+            let kind = if trouble.is_some() { "unavailable" } else { "available" };
+            self.show(FeedEvent { kind, reason: trouble, ..FeedEvent::of_the_store() });
         }
     }
 }

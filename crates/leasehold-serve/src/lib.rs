@@ -7,6 +7,7 @@
 //! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
 //!   answers with a shape from `view`, or with a `problem`.
 //! - `access`: who may do what; checks against other sites in a browser.
+//! - `ui`: the dashboard.
 //! - `app`: what all routes share. `feed`: the events that viewers get.
 
 mod access;
@@ -19,8 +20,9 @@ mod limits;
 mod metrics;
 mod problem;
 mod server;
+mod ui;
 mod view;
 
 pub use self::access::{Access, InvalidAccess};
-pub use self::app::Settings;
+pub use self::app::{Dashboard, Settings};
 pub use self::server::{ServeError, Server};

@@ -8,7 +8,7 @@ use leasehold::{Error, ErrorKind, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::view::{HolderView, ms};
+use crate::view::HolderView;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
 #[derive(Debug, Serialize, ToSchema)]
@@ -82,6 +82,18 @@ impl Problem {
         problem
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    pub(crate) fn help(&self) -> &[String] {
+        &self.help
+    }
+
     /// One word for metrics: `held`.
     pub(crate) fn word(&self) -> &str {
         self.kind.trim_start_matches("urn:leasehold:")
@@ -130,7 +142,7 @@ pub(crate) fn reason(reason: &LossReason) -> &'static str {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status = self.status();
         let body = serde_json::to_vec(&self).unwrap_or_default();
         let mut response = (status, body).into_response();
         let json = HeaderValue::from_static("application/problem+json");
@@ -138,10 +150,4 @@ impl IntoResponse for Problem {
         response.headers_mut().extend(self.headers);
         response
     }
-}
-
-/// The time until a lock may lapse, in whole milliseconds, for a holder that is known.
-#[allow(dead_code, reason = "used by the dashboard's pages")]
-pub(crate) fn lapses_ms(held: &leasehold::HolderInfo) -> Option<u64> {
-    held.lapses_within.map(ms)
 }

@@ -8,8 +8,9 @@ use leasehold::Locker;
 use tokio::net::TcpListener;
 
 use crate::api;
-use crate::app::{App, Settings};
+use crate::app::{App, Dashboard, Settings};
 use crate::audit::Audit;
+use crate::ui;
 
 /// Why a server did not start, or ended early.
 #[derive(Debug)]
@@ -113,7 +114,10 @@ impl Server {
             let router = api::metrics_router(self.app.clone());
             tokio::spawn(async move { axum::serve(listener, router).await })
         });
-        let served = axum::serve(self.listener, api::router(self.app)).with_graceful_shutdown(stopped).await;
+        let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
+        let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default()))
+            .with_graceful_shutdown(stopped)
+            .await;
         looking.abort();
         if let Some(metrics) = metrics {
             metrics.abort();

@@ -154,6 +154,18 @@ impl LockView {
 }
 
 impl LockDetail {
+    /// How the lock looks `later`, if nothing has happened.
+    pub(crate) fn aged(mut self, later: Duration) -> Self {
+        let later = ms(later);
+        let grow = |time: &mut Option<u64>| *time = time.map(|time| time.saturating_add(later));
+        if let Some(held) = &mut self.lock.held {
+            grow(&mut held.held_ms);
+            held.lapses_within_ms = held.lapses_within_ms.map(|left| left.saturating_sub(later));
+        }
+        self.lock.waiters.iter_mut().for_each(|waiter| grow(&mut waiter.waited_ms));
+        self
+    }
+
     pub(crate) fn of(status: &Status) -> Self {
         Self { lock: LockView::of(status), history: status.history.iter().map(PastView::of).collect() }
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 
 #[derive(Debug, Args)]
 #[command(
@@ -43,4 +43,18 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine although there is no TLS or no --access
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// What the dashboard at /ui/ may do
+    #[arg(long, value_name = "MODE", value_enum, default_value = "ro")]
+    pub(crate) ui: Ui,
+}
+
+/// What the dashboard may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Ui {
+    /// Nothing: there is no dashboard
+    Off,
+    /// Show the locks
+    Ro,
+    /// Also evict holders, after signing in with a token
+    Rw,
 }

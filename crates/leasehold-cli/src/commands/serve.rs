@@ -4,10 +4,10 @@ use std::path::Path;
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use leasehold_serve::{Access, ServeError, Server, Settings};
+use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings};
 use serde_json::json;
 
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, Ui};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 use crate::output::print;
@@ -32,6 +32,11 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     settings.hosts = args.host;
     settings.insecure = args.insecure;
     (settings.audit, settings.metrics) = (args.audit, args.metrics);
+    settings.dashboard = match args.ui {
+        Ui::Off => Dashboard::Off,
+        Ui::Ro => Dashboard::ReadOnly,
+        Ui::Rw => Dashboard::ReadWrite,
+    };
     // First, so that a signal during the start ends the server as one later does.
     let mut signals = Signals::ending()
         .map_err(|error| Failure::new(FAILED, "failed", format!("signals cannot be received: {error}")))?;

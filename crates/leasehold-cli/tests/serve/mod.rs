@@ -2,6 +2,7 @@
 
 mod access;
 mod bad_input;
+mod dashboard;
 mod holds;
 mod records;
 mod replicas;

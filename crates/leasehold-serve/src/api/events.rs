@@ -26,6 +26,10 @@ pub(crate) struct EventsQuery {
     /// Only locks whose names begin with this.
     #[serde(default)]
     prefix: String,
+    /// Also send `look` when the server has looked at a lock that is as it was, with what remains of its lease, and
+    /// `unavailable` and `available` when the store stops or begins to answer.
+    #[serde(default)]
+    looks: bool,
 }
 
 /// How many streams may be open.
@@ -53,10 +57,11 @@ pub(crate) async fn events(
         .retry_after(Duration::from_secs(10)));
     }
     let seen = headers.get("last-event-id").and_then(|seen| seen.to_str().ok());
-    let mut viewer = app.feed.view(seen);
+    let mut viewer = app.feed.view(&query.prefix, seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
-    let streaming = Streaming { app, arrival, prefix: query.prefix, viewer, missed, reset };
+    let streaming =
+        Streaming { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
     let stream =
         stream::unfold(
             streaming,
@@ -69,6 +74,7 @@ struct Streaming {
     app: Arc<App>,
     arrival: Arrival,
     prefix: String,
+    looks: bool,
     viewer: Viewer,
     missed: VecDeque<Numbered>,
     reset: bool,
@@ -93,12 +99,17 @@ impl Streaming {
                 },
             };
             let event: &FeedEvent = &numbered.event;
-            let may_see = self.arrival.caller.may(Right::Read, &event.lock);
-            if event.lock.starts_with(&self.prefix) && may_see {
+            // Without a number: not kept, so that no viewer can have missed it.
+            let is_look = numbered.number == 0;
+            if is_look && !self.looks {
+                continue;
+            }
+            let is_of_store = event.lock.is_empty();
+            let may_see = is_of_store || self.arrival.caller.may(Right::Read, &event.lock);
+            if may_see && (is_of_store || event.lock.starts_with(&self.prefix)) {
                 let data = serde_json::to_string(event).unwrap_or_default();
-                return Some(
-                    Event::default().event(event.kind).id(self.app.feed.id(numbered.number)).data(data),
-                );
+                let sent = Event::default().event(event.kind).data(data);
+                return Some(if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) });
             }
         }
     }

@@ -3,16 +3,16 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use leasehold::{Evicted, Eviction};
+use leasehold::{Evicted, Eviction, LockName, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::access::Right;
-use crate::app::{Arrival, Shared};
+use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, lock_name, token_to_match};
 use crate::feed::FeedEvent;
 use crate::problem::Problem;
-use crate::view::LockView;
+use crate::view::LockDetail;
 
 /// The longest reason.
 const MAX_REASON: usize = 200;
@@ -55,29 +55,55 @@ pub(crate) async fn evict(
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Evict, &name)?;
     let token = token_to_match(&headers)?;
-    let reason = request.reason.trim();
+    match end_grant(&app, &arrival, &name, token, &request.reason).await? {
+        Outcome::Evicted => {
+            Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
+        }
+        Outcome::Changed(now) => {
+            let current = now.lock.held.and_then(|held| held.token);
+            Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)
+                .with_help("look at the lock again: another holder may have it by now"))
+        }
+    }
+}
+
+/// What became of an eviction.
+pub(crate) enum Outcome {
+    Evicted,
+    /// The lock is not held with that token. How it looks now.
+    Changed(Box<LockDetail>),
+}
+
+/// Ends the grant of `name` with this `token`, if the caller may and it is the current one.
+pub(crate) async fn end_grant(
+    app: &App,
+    arrival: &Arrival,
+    name: &LockName,
+    token: Token,
+    reason: &str,
+) -> Result<Outcome, Problem> {
+    arrival.must(Right::Evict, name)?;
+    let reason = reason.trim();
     if reason.is_empty() || reason.chars().count() > MAX_REASON {
         return Err(Problem::invalid(format!("`reason` has not 1 to {MAX_REASON} characters")));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let why = Eviction::new(arrival.caller.name(), reason);
-    match app.locker.evict_for(&name, token, &why).await? {
+    match app.locker.evict_for(name, token, &why).await? {
         Evicted::Evicted => {
             let event = FeedEvent {
                 token: Some(token.get()),
                 by: Some(arrival.caller.name().to_owned()),
                 reason: Some(reason.to_owned()),
-                ..FeedEvent::new("evicted", &name)
+                ..FeedEvent::new("evicted", name)
             };
             app.metrics.evicted();
-            app.tell(event, &arrival);
-            Ok(Json(EvictedAnswer { lock: name.to_string(), token: token.get(), evicted: true }))
+            app.tell(event, arrival);
+            Ok(Outcome::Evicted)
         }
         Evicted::Changed => {
-            let view = LockView::of(&app.locker.inspect(&name).await?);
-            let current = view.held.and_then(|held| held.token);
-            Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)
-                .with_help("look at the lock again: another holder may have it by now"))
+            let now = LockDetail::of(&app.locker.inspect(name).await?);
+            Ok(Outcome::Changed(Box::new(now)))
         }
     }
 }

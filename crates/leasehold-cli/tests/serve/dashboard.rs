@@ -1,0 +1,305 @@
+//! The dashboard's pages, without a browser: what they contain, and who may evict. `tests/ui` of leasehold-serve has the
+//! tests in a browser.
+
+use std::io::Read as _;
+
+use super::{Server, bearer};
+use crate::support::{Outcome, Sandbox};
+
+/// A page: its status, its head and its text.
+struct Page {
+    status: u16,
+    head: String,
+    text: String,
+}
+
+impl Page {
+    #[track_caller]
+    fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}\n{}", self.head, self.text);
+        self
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")))
+    }
+
+    /// The cookie that it sets, as the browser sends it back.
+    fn cookie(&self) -> String {
+        self.header("set-cookie").unwrap().split(';').next().unwrap().to_owned()
+    }
+}
+
+/// Asks for a page as a browser does, with a `cookie` and a form, if there are any.
+fn ask(server: &Server, line: &str, cookie: &str, form: &str) -> Page {
+    let origin = format!("http://{}", server.address);
+    ask_from(server, line, &[("Origin", &origin), ("Cookie", cookie)], form)
+}
+
+fn ask_from(server: &Server, line: &str, headers: &[(&str, &str)], form: &str) -> Page {
+    let headers = [headers, &[("Content-Type", "application/x-www-form-urlencoded")]].concat();
+    let mut text = String::new();
+    server.send(line, &headers, form).read_to_string(&mut text).unwrap();
+    let (head, text) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    // Of names alone: values are compared as they are.
+    let head = head.lines().map(|line| match line.split_once(": ") {
+        Some((name, value)) => format!("{}: {value}\n", name.to_ascii_lowercase()),
+        None => format!("{line}\n"),
+    });
+    Page { status, head: head.collect(), text: text.to_owned() }
+}
+
+fn get(server: &Server, path: &str) -> Page {
+    ask(server, &format!("GET {path}"), "", "")
+}
+
+/// Signs in with the operator's token. Returns the cookie.
+fn sign_in(server: &Server) -> String {
+    ask(server, "POST /ui/sign-in", "", &format!("token={}", server.operator)).expect(303).cookie()
+}
+
+fn is_held(server: &Server, lock: &str) -> bool {
+    server.state(lock)["state"] == "held"
+}
+
+const PAGES: [&str; 5] = ["/ui/", "/ui/lock/deploy", "/ui/waiting", "/ui/activity", "/ui/store"];
+
+#[test]
+fn the_address_alone_leads_to_the_dashboard() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    for path in ["/", "/ui"] {
+        assert_eq!(get(&server, path).expect(307).header("location"), Some("/ui/"));
+    }
+    assert!(get(&server, "/ui/").expect(200).text.contains("There are no locks in this store yet."));
+    let off = Server::start(&sandbox, "--ui off");
+    assert_eq!((get(&off, "/").status, get(&off, "/ui/").status), (404, 404));
+}
+
+#[test]
+fn pages_show_names_and_notes_as_text() {
+    let sandbox = Sandbox::new();
+    let hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover=\"x' & \u{202e}evil";
+    let words = ["acquire", "a<b>/\"><i>", "--try", "--owner", "<i>mallory</i>", "--note", hostile];
+    Outcome::of(sandbox.leasehold(words).output().unwrap()).expect(0);
+    let server = Server::start(&sandbox, "--ui rw");
+    let cookie = sign_in(&server);
+    for path in
+        ["/ui/", "/ui/lock/a%3Cb%3E/%22%3E%3Ci%3E", "/ui/activity", "/ui/evict/a%3Cb%3E/%22%3E%3Ci%3E"]
+    {
+        let page = ask(&server, &format!("GET {path}"), &cookie, "").expect(200).text;
+        assert!(
+            page.contains("&lt;script&gt;alert(1)&lt;/script&gt;") || path.starts_with("/ui/evict"),
+            "{path}"
+        );
+        assert!(page.contains("&lt;i&gt;mallory&lt;/i&gt;"), "{path}");
+        for bad in ["<script>alert", "<img src=x", "<i>", "a<b>", "\" onmouseover", "\u{202e}"] {
+            assert!(!page.contains(bad), "{path} contains {bad}");
+        }
+    }
+    let shown = get(&server, "/ui/?find=%3Cscript%3E&prefix=%22%3E%3Cb%3E&state=%3Cx%3E").expect(200).text;
+    assert!(!shown.contains("<b>") || shown.matches("<b>").count() == shown.matches("<b>operator").count());
+    assert!(!shown.contains("\"><") || !shown.contains("<x>"));
+}
+
+#[test]
+fn pages_may_load_only_their_own_files() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    for path in PAGES {
+        let page = get(&server, path).expect(200);
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"), "{policy}");
+        assert!(!policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert!(
+            !page.text.contains("style=") && !page.text.contains("<style") && !page.text.contains(" onclick")
+        );
+        assert_eq!(page.header("cache-control"), Some("no-store"));
+        assert_eq!(page.text.matches("<script").count(), 1, "one file, nothing inline");
+    }
+    let page = get(&server, "/ui/").text;
+    for (start, kind) in [("src=\"", "text/javascript"), ("rel=\"stylesheet\" href=\"", "text/css")] {
+        let path = page
+            .split(start)
+            .find(|rest| rest.starts_with("/ui/assets/"))
+            .unwrap()
+            .split('"')
+            .next()
+            .unwrap();
+        let file = get(&server, path).expect(200);
+        assert!(file.header("content-type").unwrap().starts_with(kind), "{path}");
+        assert!(file.header("cache-control").unwrap().contains("immutable"), "{path}");
+    }
+    get(&server, "/ui/assets/dashboard-000000000000.js").expect(404);
+    get(&server, "/ui/assets/..%2f..%2fCargo.toml").expect(404);
+}
+
+#[test]
+fn pages_contain_no_secret() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    let ticket = server.acquire("deploy", "k").expect(201).ticket();
+    let cookie = sign_in(&server);
+    for path in PAGES.into_iter().chain(["/ui/evict/deploy", "/ui/sign-in"]) {
+        let page = ask(&server, &format!("GET {path}"), &cookie, "").expect(200);
+        for secret in [&server.operator, &ticket, super::SECRET, cookie.split_once('=').unwrap().1] {
+            assert!(!page.text.contains(secret) && !page.head.contains(secret), "{path}");
+        }
+    }
+}
+
+#[test]
+fn a_dashboard_that_is_read_only_has_no_forms() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    server.acquire("deploy", "k").expect(201);
+    let cookie = sign_in(&server);
+    for path in PAGES {
+        let page = get(&server, path).expect(200).text;
+        assert!(!page.contains("method=\"post\"") && !page.contains("/ui/evict"), "{path}");
+    }
+    let token = server.state("deploy")["token"].to_string();
+    let form = format!("token={token}&confirm=deploy&reason=test");
+    ask(&server, "GET /ui/evict/deploy", &cookie, "").expect(403);
+    ask(&server, "POST /ui/evict/deploy", &cookie, &form).expect(403);
+    assert!(is_held(&server, "deploy"));
+}
+
+#[test]
+fn evicting_needs_a_session_a_name_and_a_reason() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    server.acquire("deploy", "k").expect(201);
+    let token = server.state("deploy")["token"].to_string();
+    let evict = |cookie: &str, form: &str| ask(&server, "POST /ui/evict/deploy", cookie, form);
+    let form = format!("token={token}&confirm=deploy&reason=it+hangs");
+
+    let asked = get(&server, "/ui/evict/deploy").expect(303);
+    assert_eq!(asked.header("location"), Some("/ui/sign-in?to=/ui/evict/deploy"));
+    evict("", &form).expect(403);
+    evict("leasehold-session=99999999999.00", &form).expect(403);
+    ask(&server, "POST /ui/sign-in", "", "token=wrong").expect(401);
+    // The token itself is no session: pages of other sites could not send it, but neither does the browser.
+    ask_from(&server, "POST /ui/evict/deploy", &[("Authorization", &bearer(&server.operator))], &form)
+        .expect(403);
+    assert!(is_held(&server, "deploy"));
+
+    let cookie = sign_in(&server);
+    let page = ask(&server, "GET /ui/evict/deploy", &cookie, "").expect(200).text;
+    assert!(page.contains(&token) && page.contains("The holder is not stopped."), "{page}");
+    for flawed in [
+        format!("token={token}&confirm=deplo&reason=it+hangs"),
+        format!("token={token}&confirm=deploy&reason=+"),
+        format!("token={token}&confirm=deploy&reason={}", "x".repeat(201)),
+        format!("token={token}&confirm=deploy"),
+        "token=&confirm=deploy&reason=x".to_owned(),
+    ] {
+        let answer = evict(&cookie, &flawed);
+        assert!(matches!(answer.status, 400 | 422), "{flawed}: {}", answer.head);
+    }
+    assert!(is_held(&server, "deploy"));
+
+    assert_eq!(evict(&cookie, &form).expect(303).header("location"), Some("/ui/lock/deploy"));
+    assert!(!is_held(&server, "deploy"));
+    assert!(ask(&server, "GET /ui/activity", &cookie, "").text.contains("it hangs"));
+}
+
+#[test]
+fn a_form_of_another_site_evicts_nothing() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    server.acquire("deploy", "k").expect(201);
+    let token = server.state("deploy")["token"].to_string();
+    let cookie = sign_in(&server);
+    let form = format!("token={token}&confirm=deploy&reason=attack");
+    let other_port = "http://127.0.0.1:1";
+    for origin in [Some("http://evil.example"), Some("null"), Some(other_port), None] {
+        let mut headers = vec![("Cookie", &*cookie)];
+        headers.extend(origin.map(|origin| ("Origin", origin)));
+        ask_from(&server, "POST /ui/evict/deploy", &headers, &form).expect(403);
+        ask_from(&server, "POST /ui/sign-in", &headers, &format!("token={}", server.operator)).expect(403);
+    }
+    assert!(is_held(&server, "deploy"));
+}
+
+#[test]
+fn the_session_is_a_cookie_that_scripts_cannot_read() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    let form = format!("token={}&to=https://evil.example/", server.operator);
+    let signed_in = ask(&server, "POST /ui/sign-in", "", &form).expect(303);
+    let cookie = signed_in.header("set-cookie").unwrap();
+    for attribute in ["; Path=/ui/", "; HttpOnly", "; SameSite=Strict", "; Max-Age=43200"] {
+        assert!(cookie.contains(attribute), "{cookie}");
+    }
+    assert_eq!(signed_in.header("location"), Some("/ui/"), "not to another site");
+    // It counts for the pages alone: the API wants a token.
+    let headers = [("Cookie", &*signed_in.cookie()), ("If-Match", "\"1\"")];
+    let body = serde_json::json!({ "lock": "deploy", "reason": "x" });
+    assert_eq!(server.post("/v1/evict", &headers, &body).status, 403);
+    let out = ask(&server, "POST /ui/sign-out", &signed_in.cookie(), "").expect(303);
+    assert!(out.header("set-cookie").unwrap().contains("Max-Age=0"));
+}
+
+#[test]
+fn an_eviction_that_comes_too_late_shows_what_changed() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    let first =
+        server.acquire_with("a", &serde_json::json!({ "lock": "deploy", "note": "first" })).expect(201);
+    let token = server.state("deploy")["token"].to_string();
+    server.release(&first.ticket()).expect(200);
+    server.acquire_with("b", &serde_json::json!({ "lock": "deploy", "note": "second" })).expect(201);
+    let now = server.state("deploy")["token"].to_string();
+    let form = format!("token={token}&confirm=deploy&reason=it+hangs");
+    let page = ask(&server, "POST /ui/evict/deploy", &sign_in(&server), &form).expect(412).text;
+    for wanted in ["Nothing was evicted", &token, &now, "first", "second", "Released"] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    assert!(is_held(&server, "deploy"));
+}
+
+#[test]
+fn with_an_access_file_pages_ask_for_a_token_first() {
+    let sandbox = Sandbox::new();
+    // The digest of `test`.
+    let access = sandbox.write(
+        "access.toml",
+        "[[token]]\nprincipal = \"ci\"\nsha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n\
+         [[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]\n",
+    );
+    for name in ["ci/build", "prod/secret"] {
+        sandbox.run(&format!("acquire {name} --try")).expect(0);
+    }
+    let server = Server::start(&sandbox, &format!("--ui rw --access {}", access.display()));
+    for path in PAGES {
+        let location = get(&server, path).expect(303).header("location").unwrap().to_owned();
+        assert!(location.starts_with("/ui/sign-in?to=/ui/"), "{location}");
+    }
+    get(&server, "/ui/events").expect(401);
+    let cookie = ask(&server, "POST /ui/sign-in", "", "token=test").expect(303).cookie();
+    for path in ["/ui/", "/ui/waiting", "/ui/activity"] {
+        let page = ask(&server, &format!("GET {path}"), &cookie, "").expect(200).text;
+        assert!(!page.contains("prod/secret"), "{path}");
+        assert_eq!(page.contains("ci/build"), path != "/ui/waiting", "{path}");
+    }
+    ask(&server, "GET /ui/lock/prod/secret", &cookie, "").expect(403);
+    ask(&server, "GET /ui/evict/ci/build", &cookie, "").expect(403);
+}
+
+#[test]
+fn pages_without_viewers_send_no_further_requests() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    server.acquire("deploy", "k").expect(201);
+    let requests = || {
+        let page = get(&server, "/ui/store").text;
+        page.split("data-total=\"").nth(1).unwrap().split('"').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = requests();
+    get(&server, "/ui/").expect(200);
+    assert_eq!(requests() - before, 2, "one list and one lock");
+    get(&server, "/ui/lock/deploy").expect(200);
+    assert_eq!(requests() - before, 3);
+}

@@ -1,0 +1,119 @@
+//! Sessions of the dashboard: a cookie in place of the token.
+//!
+//! The cookie has neither the token nor anything to compute it from: only when it expires, and a seal over that and the
+//! token's digest. Any server with the same secret accepts it. It ends when its token is withdrawn.
+
+use std::time::Duration;
+
+use axum::http::{HeaderMap, header};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use super::{Access, Caller, Digest, digest};
+
+/// How long a session lasts.
+pub(crate) const LASTS: Duration = Duration::from_secs(12 * 60 * 60);
+const COOKIE: &str = "leasehold-session";
+
+impl Access {
+    /// The cookie `NAME=VALUE` for a caller with this `token`; `None` if the token is unknown.
+    pub(crate) fn open_session(&self, token: &str, secret: &[u8], now_us: u64) -> Option<String> {
+        let digest = digest(token);
+        self.tokens.get(&digest)?;
+        let expires = now_us / 1_000_000 + LASTS.as_secs();
+        let seal = seal(secret, &digest, expires)?.finalize().into_bytes();
+        let seal: String = seal.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(format!("{COOKIE}={expires}.{seal}"))
+    }
+
+    /// The cookie that ends a session in the browser.
+    pub(crate) fn no_session() -> String {
+        format!("{COOKIE}=")
+    }
+
+    /// The caller of a request from a browser: of its session, or without a token if there is none.
+    pub(crate) fn browser(&self, headers: &HeaderMap, secret: &[u8], now_us: u64) -> Caller {
+        let principal = cookies(headers).find_map(|value| self.check(value, secret, now_us));
+        principal.map_or_else(|| self.anyone(), |principal| self.known(principal))
+    }
+
+    fn check(&self, value: &str, secret: &[u8], now_us: u64) -> Option<&str> {
+        let (expires, sealed) = value.split_once('.')?;
+        let expires: u64 = expires.parse().ok()?;
+        if expires <= now_us / 1_000_000 {
+            return None;
+        }
+        let sealed: Vec<u8> = (0..32)
+            .map(|at| u8::from_str_radix(sealed.get(2 * at..2 * at + 2)?, 16).ok())
+            .collect::<Option<_>>()?;
+        let is_of = |digest: &Digest| {
+            seal(secret, digest, expires).is_some_and(|mac| mac.verify_slice(&sealed).is_ok())
+        };
+        self.tokens.iter().find_map(|(digest, principal)| is_of(digest).then_some(principal.as_str()))
+    }
+}
+
+fn seal(secret: &[u8], digest: &Digest, expires: u64) -> Option<Hmac<Sha256>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
+    mac.update(b"leasehold session\0");
+    mac.update(digest);
+    mac.update(&expires.to_le_bytes());
+    Some(mac)
+}
+
+/// The values of the session's cookie. Pages of other servers on this host can add some.
+fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let cookies = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    cookies.flat_map(|value| value.split(';')).filter_map(|cookie| {
+        let (name, value) = cookie.trim().split_once('=')?;
+        (name == COOKIE).then_some(value)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::super::Right;
+    use super::*;
+
+    const NOW: u64 = 1_000_000_000_000;
+
+    fn may_evict(access: &Access, cookie: &str, secret: &[u8], now_us: u64) -> bool {
+        let headers = HeaderMap::from_iter([(header::COOKIE, HeaderValue::from_str(cookie).unwrap())]);
+        access.browser(&headers, secret, now_us).may(Right::Evict, "a")
+    }
+
+    #[test]
+    fn a_session_has_the_rights_of_its_token_until_it_expires() {
+        let access = Access::local("a token");
+        let cookie = access.open_session("a token", b"secret", NOW).unwrap();
+        assert!(!cookie.contains("a token"));
+        assert!(may_evict(&access, &format!("leasehold-session=1.ff; x=y; {cookie}"), b"secret", NOW));
+        let lasts = u64::try_from(LASTS.as_micros()).unwrap();
+        assert!(!may_evict(&access, &cookie, b"secret", NOW + lasts));
+        assert!(!may_evict(&access, &cookie, b"another secret", NOW));
+        assert!(
+            !may_evict(&Access::local("a new token"), &cookie, b"secret", NOW),
+            "its token was withdrawn"
+        );
+        assert!(access.open_session("a wrong token", b"secret", NOW).is_none());
+    }
+
+    #[test]
+    fn a_forged_session_has_no_rights() {
+        let access = Access::local("a token");
+        let cookie = access.open_session("a token", b"secret", NOW).unwrap();
+        let (expires, seal) = cookie.split_once('=').unwrap().1.split_once('.').unwrap();
+        let later = expires.parse::<u64>().unwrap() + 1;
+        for forged in [
+            format!("{later}.{seal}"),
+            format!("{expires}."),
+            format!("{expires}.{}", &seal[..62]),
+            seal.to_owned(),
+            "é.é".to_owned(),
+        ] {
+            assert!(!may_evict(&access, &format!("leasehold-session={forged}"), b"secret", NOW), "{forged}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The page with what happened lately: the store's history of each lock, and what this server did.
+
+use std::collections::HashMap;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use maud::{Markup, html};
+
+use super::format::{count, span, stamp, time};
+use super::layout::{Head, Page, age};
+use super::parts::{column, lock_link, name, text};
+use super::reading::{self, Reading};
+use crate::access::Right;
+use crate::app::{App, Arrival, Shared};
+use crate::view::{LockDetail, PastView, Person, StateView};
+
+/// How many entries are shown.
+const MOST: usize = 200;
+
+/// Something that happened to a lock.
+struct Entry {
+    at_us: u64,
+    what: What,
+    lock: String,
+    token: u64,
+    who: Option<Person>,
+    why: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    Acquired,
+    Released,
+    Lapsed,
+    Evicted,
+    Lost,
+}
+
+impl What {
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Acquired => ("acquired", "Acquired"),
+            Self::Released => ("released", "Released"),
+            Self::Lapsed => ("lapsed", "Lapsed"),
+            Self::Evicted => ("evicted", "Evicted"),
+            Self::Lost => ("lapsed", "Lost"),
+        }
+    }
+}
+
+pub(super) async fn page(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Page {
+    let head = Head::new(&app, &arrival, "/ui/activity");
+    match reading::locks(&app, &arrival, &headers, "").await {
+        Ok(reading) => {
+            let content = content(&app, &arrival, &reading);
+            head.page("Activity", "/ui/activity", content).watching("")
+        }
+        Err(problem) => head.problem(&problem),
+    }
+}
+
+/// The entries, newest first.
+fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
+    let now_us = app.now().wall_us();
+    let events = app.feed.latest();
+    let mut reasons: HashMap<(&str, u64), String> = HashMap::new();
+    let mut entries = Vec::new();
+    for numbered in &events {
+        let event = &numbered.event;
+        let Some(token) = event.token else { continue };
+        match (event.kind, &event.reason) {
+            ("evicted", Some(reason)) => {
+                let by = event.by.as_deref().unwrap_or("unknown");
+                reasons.insert((&event.lock, token), format!("{reason} (by {by})"));
+            }
+            ("lost", reason) if arrival.caller.may(Right::Read, &event.lock) => entries.push(Entry {
+                at_us: event.at_us,
+                what: What::Lost,
+                lock: event.lock.clone(),
+                token,
+                who: None,
+                why: reason.clone(),
+            }),
+            _ => {}
+        }
+    }
+    for detail in locks {
+        let lock = &detail.lock.lock;
+        let mut add = |at_us, what, token, who: &Person, why: Option<String>| {
+            entries.push(Entry { at_us, what, lock: lock.clone(), token, who: Some(who.clone()), why });
+        };
+        for past in &detail.history {
+            if let Some(from_us) = past.from_us {
+                add(from_us, What::Acquired, past.token, &past.holder, past.holder.note.clone());
+            }
+            let (what, why) = match past.end {
+                "released" => (What::Released, None),
+                "lapsed" => (What::Lapsed, Some("not renewed in time".to_owned())),
+                _ => (
+                    What::Evicted,
+                    why_evicted(past).or_else(|| reasons.get(&(&**lock, past.token)).cloned()),
+                ),
+            };
+            if let Some(until_us) = past.until_us {
+                add(until_us, what, past.token, &past.holder, why);
+            }
+        }
+        if let Some(held) = &detail.lock.held
+            && matches!(detail.lock.state, StateView::Held | StateView::Lapsed)
+            && let (Some(holder), Some(token), Some(held_ms)) = (&held.holder, held.token, held.held_ms)
+        {
+            add(now_us.saturating_sub(held_ms * 1_000), What::Acquired, token, holder, holder.note.clone());
+        }
+    }
+    entries
+        .sort_by(|one, other| (other.at_us, other.token, other.what).cmp(&(one.at_us, one.token, one.what)));
+    entries.truncate(MOST);
+    entries
+}
+
+/// Who evicted the holder and why, if the store has it.
+fn why_evicted(past: &PastView) -> Option<String> {
+    let reason = past.reason.as_deref()?;
+    Some(format!("{reason} (by {})", past.evicted_by.as_deref().unwrap_or("unknown")))
+}
+
+fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
+    let now_us = app.now().wall_us();
+    let entries = entries(app, arrival, &reading.locks);
+    html! {
+        h1 { "Activity" }
+        p class="muted" {
+            "The latest grants of each lock, as far as the store keeps them, and evictions by this server with their reasons. "
+            "Times are the store's."
+        }
+        table class="cards activity" role="table" {
+            caption data-key="caption" { "The latest " (count(entries.len(), "entry", "entries")) ", newest first." (age(reading.age_ms)) }
+            thead role="rowgroup" {
+                tr role="row" {
+                    (column("Time (UTC)")) (column("What")) (column("Lock"))
+                    th scope="col" role="columnheader" class="right" { "Token" }
+                    (column("Holder")) (column("Note or reason"))
+                }
+            }
+            tbody role="rowgroup" data-list="entries" {
+                @for entry in &entries { (row(entry, now_us)) }
+            }
+        }
+    }
+}
+
+fn row(entry: &Entry, now_us: u64) -> Markup {
+    let (class, word) = entry.what.words();
+    let ago = now_us.saturating_sub(entry.at_us) / 1_000;
+    html! {
+        tr role="row" data-key={ (entry.lock) " " (entry.token) " " (class) } data-version=(entry.token)
+            data-say={ (entry.lock) ": " (word) } {
+            td role="cell" class="num c-time" data-label="Time (UTC)" {
+                time datetime=(stamp(entry.at_us)) { (time(entry.at_us)) }
+                " " span class="muted ago" { span data-up=(ago) { (span(ago)) } " ago" }
+            }
+            td role="cell" data-label="What" { span class={ "end " (class) } { (word) } }
+            td role="cell" class="c-name" data-label="Lock" { (lock_link(&entry.lock)) }
+            td role="cell" class="num right" data-label="Token" { (entry.token) }
+            td role="cell" class="c-holder" data-label="Holder" {
+                @match &entry.who { Some(who) => (name(who)), None => span class="none" { "–" } }
+            }
+            td role="cell" class="c-why" data-label="Note" {
+                @match &entry.why { Some(why) => (text(why)), None => span class="none" { "–" } }
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+// Keeps a page of the dashboard up to date. All markup comes from the server: this script gets events, fetches the page
+// again if one of them changed it, and replaces what differs. It sets text, never markup.
+
+const LIVE = document.getElementById("live");
+const BANNER = document.getElementById("banner");
+const SAY = document.getElementById("say");
+const EVENTS = document.body.dataset.events;
+const OVERDUE = "overdue, may be taken over";
+
+// --- time ------------------------------------------------------------------------------------------------------------
+
+// For each element with a time: when that was the time, on this page's clock.
+const since = new WeakMap();
+
+/** As `span` of the server. */
+function span(ms) {
+  const s = Math.floor(ms / 1000);
+  const two = (n) => String(n).padStart(2, "0");
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${two(Math.floor(s / 60) % 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Lets times go on and leases run down. */
+function tick() {
+  const now = performance.now();
+  for (const element of document.querySelectorAll("[data-up], [data-left]")) {
+    if (!since.has(element)) since.set(element, now);
+    const passed = now - since.get(element);
+    if (element.dataset.up !== undefined) {
+      setText(element, span(Number(element.dataset.up) + passed));
+    } else {
+      showLease(element, Number(element.dataset.left) - passed, passed);
+    }
+  }
+}
+
+function showLease(element, left, seenBefore) {
+  const isOver = left <= 0;
+  element.classList.toggle("over", isOver);
+  element.querySelector(".fill").setAttribute("width", `${Math.max(0, Math.min(100, (left * 100) / Number(element.dataset.full)))}%`);
+  const before = element.dataset.before;
+  let text = before ? before + span(Math.max(0, left)) : `${span(Math.max(0, left))} left`;
+  // What was seen is over. Whether it was renewed since then is known when the server has looked again.
+  if (isOver && !before) text = seenBefore < 3000 ? OVERDUE : `not renewed as of ${span(seenBefore)} ago`;
+  setText(element.querySelector(".left"), text);
+}
+
+/** The server has looked at a lock: what remains of its lease. */
+function look(event) {
+  const { lock, now, version } = JSON.parse(event.data);
+  const left = now?.held?.lapses_within_ms;
+  for (const row of document.querySelectorAll("[data-lock]")) {
+    if (row.dataset.lock !== lock) continue;
+    if (row.dataset.version !== version) soon(); // it changed before the stream was open
+    const lease = row.querySelector("[data-left]");
+    if (!lease || left === undefined || left === null) continue;
+    lease.dataset.left = left;
+    lease.dataset.full = Math.max(Number(lease.dataset.full), left);
+    since.set(lease, performance.now());
+  }
+}
+
+// --- changes ---------------------------------------------------------------------------------------------------------
+
+/** Replaces `old` by `fresh` if they differ. The element with the focus keeps it. */
+function patch(old, fresh) {
+  if (old.dataset.version !== undefined && old.dataset.version === fresh.dataset.version) {
+    takeTimes(old, fresh);
+    return false;
+  }
+  if (old.dataset.version === undefined && old.textContent === fresh.textContent) return false;
+  const focus = old.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  if (old.dataset.version !== undefined) fresh.classList.add("changed");
+  old.replaceWith(fresh);
+  if (focus !== undefined) {
+    [...fresh.querySelectorAll("[data-focus]")].find((element) => element.dataset.focus === focus)?.focus({ preventScroll: true });
+  }
+  return true;
+}
+
+/** The times of `fresh` for `old`, which is the same otherwise. */
+function takeTimes(old, fresh) {
+  const times = (element) => element.querySelectorAll("[data-up], [data-left]");
+  const from = times(fresh);
+  times(old).forEach((element, at) => {
+    if (!from[at]) return;
+    if (element.dataset.up !== undefined) element.dataset.up = from[at].dataset.up;
+    if (element.dataset.left !== undefined) element.dataset.left = from[at].dataset.left;
+    since.set(element, performance.now());
+  });
+}
+
+/** Brings a list of rows up to date. Rows that stay keep their element. */
+function patchList(old, fresh, said) {
+  const rows = new Map([...old.children].map((row) => [row.dataset.key, row]));
+  let place = old.firstElementChild;
+  for (const row of [...fresh.children]) {
+    const known = rows.get(row.dataset.key);
+    rows.delete(row.dataset.key);
+    if (!known) {
+      row.classList.add("changed");
+      old.insertBefore(row, place);
+      if (row.dataset.say) said.push(row.dataset.say);
+      continue;
+    }
+    if (known === place) place = place.nextElementSibling;
+    else old.insertBefore(known, place);
+    if (patch(known, row) && row.dataset.say) said.push(row.dataset.say);
+  }
+  for (const row of rows.values()) {
+    if (row.contains(document.activeElement)) document.getElementById("content").focus({ preventScroll: true });
+    row.remove();
+  }
+}
+
+/** Fetches this page again, and shows what has changed. */
+async function refresh() {
+  const response = await fetch(location.href, { headers: { "leasehold-update": "1" } });
+  if (response.redirected) return location.reload(); // the session has ended
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (!response.ok) throw new Error(fresh.querySelector("[role=alert] p")?.textContent ?? `status ${response.status}`);
+  const said = [];
+  for (const old of document.querySelectorAll("main [data-list]")) {
+    const list = fresh.querySelector(`main [data-list="${old.dataset.list}"]`);
+    if (list) patchList(old, list, said);
+  }
+  const parts = new Map([...fresh.querySelectorAll("main [data-key]")].map((part) => [part.dataset.key, part]));
+  for (const old of document.querySelectorAll("main [data-key]:not([data-list] *)")) {
+    const part = parts.get(old.dataset.key);
+    if (part && patch(old, part) && part.dataset.say) said.push(part.dataset.say);
+  }
+  document.getElementById("asof").replaceChildren(...fresh.getElementById("asof").childNodes);
+  announce(said);
+  tick();
+}
+
+let toSay = [];
+let saying;
+
+/** Announces changes to screen readers, at most once in five seconds. */
+function announce(said) {
+  toSay.push(...said);
+  if (toSay.length === 0 || saying) return;
+  saying = setTimeout(() => {
+    setText(SAY, toSay.length > 3 ? `${toSay.length} locks have changed` : toSay.join(". "));
+    toSay = [];
+    saying = undefined;
+  }, 5000);
+}
+
+// --- the stream ------------------------------------------------------------------------------------------------------
+
+let source;
+let retry;
+let pending;
+let isStoreDown = false;
+let wasOpen = false;
+
+/** Refreshes soon: one request for many events. */
+function soon() {
+  pending ??= setTimeout(async () => {
+    try {
+      await refresh();
+      if (!isStoreDown) connected();
+    } catch (error) {
+      lost(error instanceof TypeError ? undefined : error.message);
+    } finally {
+      pending = undefined;
+    }
+  }, 400);
+}
+
+function connected() {
+  document.body.classList.remove("stale");
+  BANNER.hidden = true;
+  LIVE.dataset.live = "on";
+  setText(LIVE, "Live");
+}
+
+/** Says that what is shown may be wrong by now. */
+function lost(why) {
+  document.body.classList.add("stale");
+  LIVE.dataset.live = "off";
+  setText(LIVE, "Not live");
+  const asOf = document.getElementById("asof").textContent.trim().replace("As of", "as of");
+  setText(BANNER, `${why ?? "The connection to the server is lost."} What you see is ${asOf}, and may be wrong by now.`);
+  BANNER.hidden = false;
+}
+
+function open() {
+  source = new EventSource(EVENTS);
+  source.onopen = () => {
+    // This page is fresh. Later, much can have happened while the stream was closed.
+    if (wasOpen) soon();
+    else connected();
+    wasOpen = true;
+  };
+  for (const kind of ["lock", "gone", "acquired", "released", "evicted", "lost", "reset"]) source.addEventListener(kind, soon);
+  source.addEventListener("look", look);
+  source.addEventListener("unavailable", (event) => {
+    isStoreDown = true;
+    lost(`The store does not answer: ${JSON.parse(event.data).reason}.`);
+  });
+  source.addEventListener("available", () => {
+    isStoreDown = false;
+    soon();
+  });
+  source.onerror = () => {
+    lost();
+    // The browser connects again by itself, except after an answer with an error.
+    if (source?.readyState === EventSource.CLOSED) retry = setTimeout(open, 5000);
+  };
+}
+
+function close() {
+  source?.close();
+  source = undefined;
+  clearTimeout(retry);
+  clearTimeout(pending);
+  pending = undefined;
+  LIVE.dataset.live = "off";
+  setText(LIVE, "Paused");
+}
+
+/** Streams while somebody can see the page, so that a hidden tab costs the store nothing. */
+function follow() {
+  if (document.hidden) close();
+  else if (!source) open();
+}
+
+// --- start -----------------------------------------------------------------------------------------------------------
+
+const form = document.querySelector("form[data-confirm]");
+if (form) {
+  const [confirm, reason, button] = [form.elements.confirm, form.elements.reason, form.querySelector("button")];
+  const check = () => {
+    button.disabled = confirm.value.trim() !== form.dataset.confirm || reason.value.trim() === "";
+  };
+  form.addEventListener("input", check);
+  check();
+}
+
+tick();
+setInterval(() => {
+  if (!document.hidden) tick();
+}, 1000);
+
+if (EVENTS) {
+  LIVE.hidden = false;
+  follow();
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => event.persisted && follow());
+}

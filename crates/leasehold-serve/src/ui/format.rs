@@ -1,0 +1,94 @@
+//! Durations, times and links as text.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What a link escapes in a lock's name: all but what is plain in a path, and the `/` between segments.
+const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const IN_QUERY: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A duration for people: `14 s`, `3 min 20 s`, `2 h 05 min`, `4 d 3 h`. The script has the same function.
+pub(super) fn span(ms: u64) -> String {
+    let s = ms / 1_000;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3_600 => format!("{} min {:02} s", s / 60, s % 60),
+        3_600..86_400 => format!("{} h {:02} min", s / 3_600, s / 60 % 60),
+        _ => format!("{} d {} h", s / 86_400, s / 3_600 % 24),
+    }
+}
+
+/// Likewise, with tenths below ten seconds: how long something took.
+pub(super) fn took(ms: u64) -> String {
+    if ms < 10_000 { format!("{}.{} s", ms / 1_000, ms / 100 % 10) } else { span(ms) }
+}
+
+/// The length of a full bar for a lease with `ms` left: the next usual ttl with what waiters add to it. A status does not
+/// say how long the whole lease is.
+pub(super) fn full(ms: u64) -> u64 {
+    const USUAL: [u64; 14] =
+        [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];
+    USUAL.into_iter().map(|s| s * 1_020 + 500).find(|full| *full >= ms).unwrap_or(ms)
+}
+
+/// Microseconds since the Unix epoch as `2026-11-24 22:40:12`, in UTC.
+pub(super) fn time(us: u64) -> String {
+    stamp(us).replace('T', " ").trim_end_matches('Z').to_owned()
+}
+
+/// Likewise for machines: `2026-11-24T22:40:12Z`.
+pub(super) fn stamp(us: u64) -> String {
+    // Beyond the year 9999, `humantime` panics.
+    let us = us.min(253_402_300_799_000_000);
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(us)).to_string()
+}
+
+/// The address of a page about the lock `name`: `/ui/lock/deploy/prod`.
+pub(super) fn link(page: &str, name: &str) -> String {
+    format!("/ui/{page}/{}", utf8_percent_encode(name, IN_PATH))
+}
+
+/// A value in a query.
+pub(super) fn in_query(value: &str) -> String {
+    utf8_percent_encode(value, IN_QUERY).to_string()
+}
+
+/// A word of a command line, quoted for a POSIX shell if needed.
+pub(super) fn shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// `1 process`, `2 processes`.
+pub(super) fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_times_are_short() {
+        let spans = [999, 59_999, 60_000, 3_725_000, 266_400_000].map(span);
+        assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "1 h 02 min", "3 d 2 h"]);
+        assert_eq!([40, 9_999, 10_000].map(took), ["0.0 s", "9.9 s", "10 s"]);
+        assert_eq!(time(1_700_000_000_000_000), "2023-11-14 22:13:20");
+        assert_eq!(stamp(u64::MAX), "9999-12-31T23:59:59Z");
+        assert!(full(9_900) > 9_900 && full(10_300) < 12_000 && full(u64::MAX) == u64::MAX);
+    }
+
+    #[test]
+    fn hostile_names_stay_inside_links_and_words() {
+        assert_eq!(link("lock", "a b/\"<x>?#%"), "/ui/lock/a%20b/%22%3Cx%3E%3F%23%25");
+        assert_eq!(in_query("a&b=c"), "a%26b%3Dc");
+        assert_eq!(shell("deploy/prod"), "deploy/prod");
+        assert_eq!(shell("a'; rm -rf ~; '"), r"'a'\''; rm -rf ~; '\'''");
+        assert_eq!((shell(""), shell("$(x)")), ("''".into(), "'$(x)'".into()));
+    }
+}

@@ -1,0 +1,65 @@
+//! One shape for each state, so that it does not depend on the colour alone.
+
+use maud::{Markup, html};
+
+use crate::view::StateView;
+
+/// The word for a state, in addresses and style classes.
+pub(super) fn word(state: StateView) -> &'static str {
+    match state {
+        StateView::Free => "free",
+        StateView::Held => "held",
+        StateView::Reserved => "reserved",
+        StateView::Cooldown => "cooldown",
+        StateView::Lapsed => "lapsed",
+    }
+}
+
+/// The state for people.
+pub(super) fn title(state: StateView) -> &'static str {
+    match state {
+        StateView::Free => "Free",
+        StateView::Held => "Held",
+        StateView::Reserved => "Reserved",
+        StateView::Cooldown => "Cooldown",
+        StateView::Lapsed => "Overdue",
+    }
+}
+
+pub(super) const STATES: [StateView; 5] =
+    [StateView::Held, StateView::Lapsed, StateView::Reserved, StateView::Cooldown, StateView::Free];
+
+/// The state with its shape.
+pub(super) fn badge(state: StateView) -> Markup {
+    html! {
+        span class={ "state " (word(state)) } { (shape(state)) (title(state)) }
+    }
+}
+
+fn shape(state: StateView) -> Markup {
+    html! {
+        svg class="icon" viewBox="0 0 16 16" aria-hidden="true" {
+            @match state {
+                StateView::Held => {
+                    path d="M5 7V5a3 3 0 0 1 6 0v2" fill="none" stroke="currentColor" stroke-width="1.8" {}
+                    rect x="3" y="7" width="10" height="7" rx="1.5" fill="currentColor" {}
+                }
+                StateView::Free => {
+                    circle cx="8" cy="8" r="5.2" fill="none" stroke="currentColor" stroke-width="1.6" {}
+                }
+                StateView::Reserved => {
+                    circle cx="8" cy="8" r="5.2" fill="none" stroke="currentColor" stroke-width="1.6" {}
+                    path d="M8 2.8a5.2 5.2 0 0 1 0 10.4z" fill="currentColor" {}
+                }
+                StateView::Cooldown => {
+                    circle cx="8" cy="8" r="5.6" fill="none" stroke="currentColor" stroke-width="1.6" {}
+                    path d="M8 4.8V8l2.2 1.6" fill="none" stroke="currentColor" stroke-width="1.6" {}
+                }
+                StateView::Lapsed => {
+                    path d="M8 1.8 15 14H1z" fill="none" stroke="currentColor" stroke-width="1.6" stroke-linejoin="round" {}
+                    path d="M8 6.2v3.6M8 11.2v1.4" stroke="currentColor" stroke-width="1.6" {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The page of one lock.
+
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use maud::{Markup, html};
+
+use super::format::{link, shell, stamp, time, took};
+use super::layout::{Head, Page};
+use super::parts::{column, holder, lease, meaning, passing, person, sentence, text, token};
+use super::reading;
+use super::timeline::timeline;
+use crate::access::Right;
+use crate::app::{App, Arrival, Dashboard, Shared};
+use crate::body::lock_name;
+use crate::view::{LockDetail, LockView, PastView};
+
+pub(super) async fn page(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> Page {
+    let head = Head::new(&app, &arrival, &link("lock", &name));
+    let name = match lock_name(&name) {
+        Ok(name) => name,
+        Err(problem) => return head.problem(&problem),
+    };
+    match reading::lock(&app, &arrival, &headers, &name).await {
+        Ok(detail) => {
+            let may_evict = arrival.caller.may(Right::Evict, name.as_str());
+            let content = content(&app, &detail, may_evict);
+            head.page(name.as_str(), "/ui/", content).watching(name.as_str())
+        }
+        Err(problem) => head.problem(&problem),
+    }
+}
+
+fn content(app: &App, detail: &LockDetail, may_evict: bool) -> Markup {
+    let lock = &detail.lock;
+    let now_us = app.now().wall_us();
+    html! {
+        p class="crumbs" { a href="/ui/" { "Locks" } (crumbs(&lock.lock)) }
+        h1 class="name" { (lock.lock) }
+        section class="panel" data-key="now" data-lock=(lock.lock) data-version=(lock.version()) data-say=(sentence(lock)) aria-label="Now" {
+            p { (meaning(lock)) }
+            (facts(lock))
+        }
+        div class="columns" {
+            section data-key="line" data-version=(lock.version()) {
+                h2 { "Waiting in line" }
+                (line(lock, app.locker.capabilities().fifo()))
+            }
+            section data-key="actions" data-version=(lock.version()) {
+                h2 { "Actions" }
+                (actions(app, lock, may_evict))
+            }
+        }
+        section data-key="history" data-version={ (lock.version()) (detail.history.len()) } {
+            h2 { "Latest grants" }
+            @if detail.history.is_empty() {
+                p class="muted" { "No grant has ended yet." }
+            } @else {
+                (timeline(detail, now_us))
+                (past(&detail.history))
+            }
+        }
+    }
+}
+
+fn crumbs(name: &str) -> Markup {
+    let ends: Vec<usize> = name.match_indices('/').map(|(at, _)| at + 1).collect();
+    let mut begin = 0;
+    html! {
+        @for end in ends {
+            span class="muted" { " › " }
+            a href={ "/ui/?prefix=" (super::format::in_query(&name[..end])) } {
+                (&name[std::mem::replace(&mut begin, end)..end])
+            }
+        }
+    }
+}
+
+fn facts(lock: &LockView) -> Markup {
+    let Some(held) = &lock.held else {
+        return html! {
+            dl class="facts" {
+                div { dt { "Latest token" } dd { (token(lock.token)) } }
+            }
+        };
+    };
+    html! {
+        dl class="facts" {
+            div class="wide" { dt { "Holder" } dd { (holder(lock)) } }
+            div { dt { "Since" } dd { @match held.held_ms { Some(ms) => (passing(ms)), None => "unknown" } } }
+            div { dt { "Lease" } dd { (lease(lock)) } }
+            div { dt { "Token" } dd { (token(held.token)) } }
+        }
+    }
+}
+
+fn line(lock: &LockView, has_order: bool) -> Markup {
+    html! {
+        @if !has_order {
+            p class="muted" { "This store keeps no line of waiters." }
+        } @else if lock.waiters.is_empty() {
+            p class="muted" { "No process waits." }
+        } @else {
+            table role="table" class="plain" {
+                caption class="sr" { "Processes that wait for this lock, first to last" }
+                thead role="rowgroup" { tr role="row" { (column("Place")) (column("Process")) (column("Waiting for")) } }
+                tbody role="rowgroup" {
+                    @for (at, waiter) in lock.waiters.iter().enumerate() {
+                        tr role="row" {
+                            td role="cell" class="num" { (at + 1) }
+                            td role="cell" { (person(&waiter.holder)) }
+                            td role="cell" { @match waiter.waited_ms { Some(ms) => (passing(ms)), None => "–" } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What can be done, and the same as command lines.
+fn actions(app: &App, lock: &LockView, may_evict: bool) -> Markup {
+    let evictable = lock.held.as_ref().and_then(|held| held.token).is_some();
+    let url = app.locker.url().unwrap_or_default();
+    let base = format!("leasehold -s {}", shell(url));
+    let name = shell(&lock.lock);
+    html! {
+        @if app.dashboard == Dashboard::ReadWrite {
+            @if evictable {
+                p { a class="button danger" href=(link("evict", &lock.lock)) data-focus="evict" { "Evict the holder…" } }
+                @if !may_evict { p class="muted" { "You will be asked to sign in first." } }
+            } @else {
+                p class="muted" { "There is no holder to evict." }
+            }
+        } @else {
+            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to evict holders here." }
+        }
+        p class="muted" { "The same in a terminal:" }
+        pre class="commands" tabindex="0" aria-label="Commands" { code {
+            (base) " show " (name) "\n"
+            (base) " wait " (name)
+            @if let Some(token) = lock.held.as_ref().and_then(|held| held.token) {
+                "\n" (base) " break " (name) " --token " (token)
+            }
+        } }
+    }
+}
+
+/// How a grant ended, for people.
+pub(super) fn ended(end: &str) -> Markup {
+    let (class, word) = match end {
+        "released" => ("released", "Released"),
+        "lapsed" => ("lapsed", "Lapsed"),
+        _ => ("evicted", "Evicted"),
+    };
+    html! { span class={ "end " (class) } { (word) } }
+}
+
+fn past(history: &[PastView]) -> Markup {
+    html! {
+        table role="table" class="cards past" {
+            caption class="sr" { "Grants that have ended, newest first" }
+            thead role="rowgroup" {
+                tr role="row" {
+                    th scope="col" role="columnheader" class="right" { "Token" }
+                    (column("Holder")) (column("From (UTC)")) (column("Held for")) (column("End"))
+                }
+            }
+            tbody role="rowgroup" {
+                @for past in history {
+                    tr role="row" {
+                        td role="cell" class="num right" data-label="Token" { (past.token) }
+                        td role="cell" class="c-holder" data-label="Holder" { (person(&past.holder)) }
+                        td role="cell" class="num" data-label="From (UTC)" {
+                            @match past.from_us { Some(us) => time datetime=(stamp(us)) { (time(us)) }, None => "–" }
+                        }
+                        td role="cell" class="num" data-label="Held for" { (length(past).map_or("–".to_owned(), took)) }
+                        td role="cell" data-label="End" {
+                            (ended(past.end))
+                            @if let Some(by) = &past.evicted_by { " " span class="muted" { "by " (text(by)) } }
+                            @if let Some(reason) = &past.reason { span class="note" { (text(reason)) } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How long a grant lasted, in milliseconds.
+pub(super) fn length(past: &PastView) -> Option<u64> {
+    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
+}
+
+/// A short description of a grant, for its bar in the picture.
+pub(super) fn grant(past: &PastView) -> String {
+    let lasted = length(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
+    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
+}

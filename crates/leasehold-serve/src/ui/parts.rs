@@ -1,0 +1,149 @@
+//! Pieces that several pages show.
+
+use leasehold::lease::printable;
+use maud::{Markup, html};
+
+use super::format::{full, link, span};
+use super::icons;
+use crate::view::{HolderView, LockView, Person, StateView};
+
+/// Text of others: without characters that hide or reorder text.
+pub(super) fn text(text: &str) -> String {
+    printable(text, 300)
+}
+
+/// A holder or a waiter: who, and what for.
+pub(super) fn person(person: &Person) -> Markup {
+    html! {
+        (name(person))
+        @if let Some(note) = &person.note { span class="note" { (text(note)) } }
+    }
+}
+
+/// A holder or a waiter without its note.
+pub(super) fn name(person: &Person) -> Markup {
+    html! {
+        span class="who" {
+            b { (text(&person.name)) }
+            @if !person.host.is_empty() { span class="muted" { "@" (text(&person.host)) } }
+            @if !person.host.is_empty() || person.pid != 0 {
+                span class="muted pid" {
+                    @if person.pid == 0 { " by ticket" } @else { " pid " (person.pid) }
+                }
+            }
+        }
+    }
+}
+
+/// Who has a lock, and what for.
+pub(super) fn holder(lock: &LockView) -> Markup {
+    let note =
+        lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
+    html! { (holder_alone(lock)) @if let Some(note) = note { span class="note" { (text(note)) } } }
+}
+
+/// Who has a lock.
+pub(super) fn holder_alone(lock: &LockView) -> Markup {
+    html! {
+        @match lock.held.as_ref() {
+            Some(held) => {
+                @if lock.state == StateView::Reserved { span class="muted" { "for " } }
+                @if lock.state == StateView::Cooldown { span class="muted" { "last " } }
+                @match (&held.holder, &held.foreign) {
+                    (Some(holder), _) => (name(holder)),
+                    (None, Some(foreign)) => span class="muted" { "unknown: " (text(foreign)) },
+                    (None, None) => span class="muted" { "unknown" },
+                }
+            }
+            None => span class="none" { "–" },
+        }
+    }
+}
+
+/// Time that passes: the script counts on.
+pub(super) fn passing(ms: u64) -> Markup {
+    html! { span class="num" data-up=(ms) { (span(ms)) } }
+}
+
+/// What a lease that has run out means.
+pub(super) const OVERDUE: &str = "overdue, may be taken over";
+
+/// What remains of a lease, as a bar that the script lets run down.
+pub(super) fn lease(lock: &LockView) -> Markup {
+    let Some(HolderView { lapses_within_ms: Some(left), .. }) = lock.held else {
+        return html! { span class="none" { "–" } };
+    };
+    let full = full(left);
+    let width = left.saturating_mul(100) / full.max(1);
+    let is_over = lock.state == StateView::Lapsed || left == 0;
+    let after = match lock.state {
+        StateView::Reserved => "reserved for ",
+        StateView::Cooldown => "free in ",
+        _ => "",
+    };
+    html! {
+        span class={ "lease" @if is_over { " over" } } data-left=[(!is_over).then_some(left)] data-full=(full) data-before=(after) {
+            svg class="bar" aria-hidden="true" {
+                rect class="track" width="100%" height="100%" rx="2" {}
+                rect class="fill" width={ (if is_over { 0 } else { width }) "%" } height="100%" rx="2" {}
+            }
+            span class="num left" {
+                @if is_over { (OVERDUE) } @else { (after) (span(left)) @if after.is_empty() { " left" } }
+            }
+        }
+    }
+}
+
+/// A token.
+pub(super) fn token(token: Option<u64>) -> Markup {
+    html! {
+        @match token {
+            Some(token) => span class="num" { (token) },
+            None => span class="none" { "–" },
+        }
+    }
+}
+
+/// The name of a lock, with a link to its page. It breaks at slashes.
+pub(super) fn lock_link(name: &str) -> Markup {
+    html! {
+        a class="name" href=(link("lock", name)) data-focus=(name) {
+            @for (at, segment) in name.split_inclusive('/').enumerate() {
+                @if at > 0 { wbr; }
+                (segment)
+            }
+        }
+    }
+}
+
+/// One sentence about a lock, for the script to announce when it changes.
+pub(super) fn sentence(lock: &LockView) -> String {
+    let name = lock.held.as_ref().and_then(|held| held.holder.as_ref()).map(|holder| text(&holder.name));
+    let name = name.as_deref().unwrap_or("an unknown holder");
+    match lock.state {
+        StateView::Free => format!("{} is free", lock.lock),
+        StateView::Held => format!("{} is held by {name}", lock.lock),
+        StateView::Reserved => format!("{} is reserved for {name}", lock.lock),
+        StateView::Cooldown => format!("{} is in its cooldown", lock.lock),
+        StateView::Lapsed => format!("{} is overdue", lock.lock),
+    }
+}
+
+/// The heading of a column.
+pub(super) fn column(title: &str) -> Markup {
+    html! { th scope="col" role="columnheader" { (title) } }
+}
+
+/// A state alone or with what it means, for a lock's own page.
+pub(super) fn meaning(lock: &LockView) -> Markup {
+    let text = match lock.state {
+        StateView::Free => "The next process that asks gets it.",
+        StateView::Held => "Its holder renews the lease while it works.",
+        StateView::Reserved => "It is free, and reserved for the first in line for a moment.",
+        StateView::Cooldown => "It was released, and is not granted before the cooldown ends.",
+        StateView::Lapsed => {
+            "Its holder did not renew the lease in time. The next process that asks takes the lock over."
+        }
+    };
+    html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
+}

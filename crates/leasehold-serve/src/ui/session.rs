@@ -1,0 +1,157 @@
+//! Signing in: a token is pasted once, and a cookie takes its place.
+
+use axum::extract::rejection::{FormRejection, QueryRejection};
+use axum::extract::{Form, Query, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use maud::html;
+use serde::Deserialize;
+
+use super::format::in_query;
+use super::layout::{Head, Page};
+use crate::access::{Access, SESSION_LASTS};
+use crate::app::{Arrival, Shared};
+use crate::problem::Problem;
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct To {
+    /// The page to go to.
+    to: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SignIn {
+    token: String,
+    #[serde(default)]
+    to: String,
+}
+
+/// Asks callers without any right for a token, on pages that show something.
+pub(super) async fn needed(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let is_open = path == "/ui/sign-in" || path.starts_with("/ui/assets/");
+    let is_stranger =
+        request.extensions().get::<Arrival>().is_none_or(|arrival| arrival.caller.is_stranger());
+    if is_open || !is_stranger {
+        return next.run(request).await;
+    }
+    if path == "/ui/events" {
+        return Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "the session has ended")
+            .into_response();
+    }
+    let to = request.uri().path_and_query().map_or("/ui/", |path| path.as_str());
+    sign_in_first(to).into_response()
+}
+
+pub(super) fn sign_in_first(to: &str) -> Redirect {
+    Redirect::to(&format!("/ui/sign-in?to={}", in_query(to)))
+}
+
+/// A form counts only if a page of this server sent it. Browsers send `Origin` with each form. That it is this server's
+/// is checked before.
+pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.contains_key(header::ORIGIN) {
+        return Ok(());
+    }
+    Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin", "the form does not say which page sent it")
+        .with_help("programs evict with POST /v1/evict"))
+}
+
+/// A page of this dashboard, or its first one.
+fn own_page(to: &str) -> &str {
+    let is_own = to.starts_with("/ui/") && to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+    if is_own { to } else { "/ui/" }
+}
+
+pub(super) async fn page(
+    State(app): Shared,
+    arrival: Arrival,
+    query: Result<Query<To>, QueryRejection>,
+) -> Page {
+    let to = query.map(|Query(query)| query.to).unwrap_or_default();
+    form_page(Head::new(&app, &arrival, "/ui/sign-in"), own_page(&to), None)
+}
+
+fn form_page(head: Head, to: &str, flaw: Option<&str>) -> Page {
+    let content = html! {
+        h1 { "Sign in" }
+        p { "Paste the token that " code { "leasehold serve" } " printed at its start, or your own token if the server has an access file." }
+        @if let Some(flaw) = flaw { p class="notice bad" role="alert" id="flaw" { (flaw) } }
+        form method="post" action="/ui/sign-in" class="stack" {
+            input type="hidden" name="to" value=(to);
+            label for="token" { "Token" }
+            input type="password" id="token" name="token" required autocomplete="off" maxlength="8192" spellcheck="false"
+                aria-describedby=[flaw.is_some().then_some("flaw")];
+            div class="buttons" { button type="submit" { "Sign in" } }
+        }
+        p class="muted" { "It lasts for 12 hours. The token is not stored in the browser." }
+    };
+    head.page("Sign in", "", content)
+}
+
+pub(super) async fn sign_in(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    form: Result<Form<SignIn>, FormRejection>,
+) -> Response {
+    let head = Head::new(&app, &arrival, "/ui/sign-in");
+    let checked = must_be_own(&headers).and_then(|()| app.limits.admit("sign-in", arrival.at));
+    // The rejection's text may quote what was sent.
+    let form = checked.and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
+    let Form(form) = match form {
+        Ok(form) => form,
+        Err(problem) => return head.problem(&problem).into_response(),
+    };
+    let to = own_page(&form.to);
+    match app.open_session(form.token.trim()) {
+        Some(cookie) => with_cookie(&headers, &cookie, SESSION_LASTS.as_secs(), Redirect::to(to)),
+        None => {
+            form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one."))
+                .with_status(StatusCode::UNAUTHORIZED)
+                .into_response()
+        }
+    }
+}
+
+pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
+    match must_be_own(&headers) {
+        Ok(()) => with_cookie(&headers, &Access::no_session(), 0, Redirect::to("/ui/")),
+        Err(problem) => Head::new(&app, &arrival, "/ui/").problem(&problem).into_response(),
+    }
+}
+
+fn with_cookie(headers: &HeaderMap, cookie: &str, seconds: u64, to: Redirect) -> Response {
+    let is_https =
+        headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+    let secure = if is_https { "; Secure" } else { "" };
+    let cookie = format!("{cookie}; Path=/ui/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    match HeaderValue::from_str(&cookie) {
+        Ok(cookie) => ([(header::SET_COOKIE, cookie)], to).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sign_in_leads_to_own_pages_alone() {
+        assert_eq!(own_page("/ui/lock/a?x=1"), "/ui/lock/a?x=1");
+        for other in [
+            "",
+            "https://evil.example/ui/",
+            "//evil.example/ui/",
+            "/ui",
+            "/ui/\\evil",
+            "/ui/\r\nX: y",
+            "/v1/locks",
+        ] {
+            assert_eq!(own_page(other), "/ui/", "{other}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The page about the store, and what this dashboard costs it.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use maud::{Markup, html};
+
+use super::format::{count, shell};
+use super::layout::{Head, Page};
+use super::parts::column;
+use crate::app::{App, Arrival, Dashboard, Shared};
+use crate::feed::Measured;
+use crate::problem::Problem;
+
+pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
+    let head = Head::new(&app, &arrival, "/ui/store");
+    if arrival.caller.is_stranger() {
+        return head.problem(&Problem::new(StatusCode::FORBIDDEN, "forbidden", "you may not see this store"));
+    }
+    head.page("Store", "/ui/store", content(&app))
+}
+
+fn content(app: &App) -> Markup {
+    let capabilities = app.locker.capabilities();
+    let url = app.locker.url().unwrap_or("given by the program");
+    let watching = match app.dashboard {
+        Dashboard::ReadWrite => "on; holders can be evicted",
+        Dashboard::ReadOnly | Dashboard::Off => "read-only",
+    };
+    html! {
+        h1 { "Store" }
+        dl class="facts panel" {
+            div { dt { "Kind" } dd { (capabilities.store) } }
+            div class="wide" { dt { "URL" } dd { code class="url" { (url) } } }
+            div { dt { "Server" } dd { "leasehold " (env!("CARGO_PKG_VERSION")) } }
+            div { dt { "Dashboard" } dd { (watching) } }
+        }
+        div class="columns" {
+            section { h2 { "What this store can do" } (abilities(app)) }
+            section { h2 { "What this dashboard costs" } (cost(app)) }
+        }
+        section {
+            h2 { "Is the store safe?" }
+            p { "The doctor tests the store's preconditions, clock and permissions. It writes to the store, so it does not run from this page:" }
+            pre tabindex="0" aria-label="Command" { code { "leasehold -s " (shell(url)) " doctor" } }
+        }
+    }
+}
+
+fn abilities(app: &App) -> Markup {
+    let can = app.locker.capabilities();
+    let rows = [
+        ("Fencing tokens", can.tokens, "each grant has a greater token than all before"),
+        ("Waiters in order of arrival", can.fifo(), "a line of waiters is kept"),
+        ("Permits in order", can.permits_in_order, "semaphores and shared holds too"),
+        ("History", can.history, "the latest grants of each lock"),
+        ("Cooldowns", can.cooldowns, "a release can delay the next grant"),
+        ("Notifies waiters", can.watches, "waiters do not poll"),
+        (
+            "Sees dead processes",
+            can.sees_dead_processes,
+            "on the same machine, without waiting for the lease's end",
+        ),
+    ];
+    html! {
+        table role="table" class="plain" {
+            caption class="sr" { "Capabilities" }
+            thead role="rowgroup" { tr role="row" { (column("Capability")) (column("Here")) (column("Meaning")) } }
+            tbody role="rowgroup" {
+                @for (name, has, meaning) in rows {
+                    tr role="row" {
+                        th scope="row" role="rowheader" { (name) }
+                        td role="cell" { @if has { span class="yes" { "✓ yes" } } @else { span class="muted" { "no" } } }
+                        td role="cell" class="muted" { (meaning) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cost(app: &App) -> Markup {
+    let minute = app.feed.meter().last_minute(app.now());
+    let failed = minute.iter().filter(|request| request.failed).count();
+    html! {
+        dl class="facts" {
+            div { dt { "Viewers now" } dd class="num" data-viewers=(app.feed.viewers()) { (app.feed.viewers()) } }
+            div { dt { "Requests, last minute" } dd class="num" { (minute.len()) } }
+            div { dt { "Failed" } dd class="num" { (failed) } }
+            div { dt { "Since the start" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
+        }
+        p class="muted" {
+            "While pages are open and visible, the server looks at their locks with at most 5 requests in a second, shared by all viewers. "
+            "Otherwise it sends none. Opening a page reads its locks once."
+        }
+        (latency(&app.feed.meter().latest()))
+    }
+}
+
+/// How long the latest requests took, as a picture.
+fn latency(latest: &[Measured]) -> Markup {
+    const SHOWN: usize = 120;
+    const HEIGHT: f64 = 80.0;
+    let shown = &latest[latest.len().saturating_sub(SHOWN)..];
+    let mut ms: Vec<f64> = shown.iter().map(|request| request.took.as_secs_f64() * 1_000.0).collect();
+    let most = ms.iter().copied().fold(0.1_f64, f64::max);
+    let bars: Vec<(f64, bool)> =
+        ms.iter().zip(shown).map(|(ms, request)| (ms / most * HEIGHT, request.failed)).collect();
+    ms.sort_by(f64::total_cmp);
+    let share =
+        |share: f64| ms.get(((ms.len().max(1) - 1) as f64 * share) as usize).copied().unwrap_or_default();
+    html! {
+        @if shown.is_empty() {
+            p class="muted" { "No request was measured yet." }
+        } @else {
+            figure class="latency" {
+                svg width="100%" height=(HEIGHT + 2.0) role="img"
+                    aria-label={ "Time of the latest requests: median " (format!("{:.1}", share(0.5))) " ms, longest " (format!("{most:.1}")) " ms" } {
+                    line class="axis" x1="0" x2="100%" y1=(HEIGHT + 1.0) y2=(HEIGHT + 1.0) {}
+                    @for (at, (height, failed)) in bars.iter().enumerate() {
+                        rect class=(if *failed { "failed" } else { "request" })
+                            x={ (format!("{:.2}", at as f64 * 100.0 / SHOWN as f64)) "%" } width="0.6%"
+                            y=(format!("{:.1}", HEIGHT - height.max(1.0))) height=(format!("{:.1}", height.max(1.0))) {}
+                    }
+                }
+                figcaption class="muted" {
+                    "The latest " (count(shown.len(), "request", "requests")) ": median " b class="num" { (format!("{:.1}", share(0.5))) " ms" }
+                    ", 95 % within " b class="num" { (format!("{:.1}", share(0.95))) " ms" }
+                    ", longest " b class="num" { (format!("{most:.1}")) " ms" } "."
+                }
+            }
+        }
+    }
+}

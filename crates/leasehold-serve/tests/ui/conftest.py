@@ -1,0 +1,66 @@
+"""What the browser tests share: Debian's Chromium, a store with about 40 locks, and a server."""
+
+import os
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from locks import Site, populate
+
+BINARY = os.environ.get("LEASEHOLD", "target/debug/leasehold")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with sync_playwright() as playwright:
+        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def full():
+    """A store in all states. Tests that use it change nothing."""
+    with Site(BINARY) as site:
+        populate(site)
+        site.server = site.serve("--ui=rw")
+        yield site
+
+
+@pytest.fixture
+def site():
+    """A store of the test's own."""
+    with Site(BINARY) as site:
+        yield site
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages, and fails the test if a page broke its policy or had an error."""
+    contexts, complaints = [], []
+
+    def open_page(address, width=1440, scheme="light", token=None, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        # A server that was killed, or an answer with a status of an error, is no complaint about the page.
+        page.on("console", lambda message: complaints.append(message.text)
+                if message.type in ("error", "warning") and "Failed to load resource" not in message.text else None)
+        if token:
+            base = address.split("/ui")[0]
+            page.goto(f"{base}/ui/sign-in")
+            page.fill("#token", token)
+            page.press("#token", "Enter")
+            page.wait_for_url("**/ui/")
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
