@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::format::{link, shell, stamp, time, took};
 use super::layout::{Head, Page};
-use super::parts::{column, holder, lease, meaning, passing, person, sentence, text, token};
+use super::parts::{column, holder, lease, length, meaning, passing, person, sentence, text, token};
 use super::reading;
 use super::timeline::timeline;
 use crate::access::Right;
@@ -189,15 +189,4 @@ fn past(history: &[PastView]) -> Markup {
             }
         }
     }
-}
-
-/// How long a grant lasted, in milliseconds.
-pub(super) fn length(past: &PastView) -> Option<u64> {
-    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
-}
-
-/// A short description of a grant, for its bar in the picture.
-pub(super) fn grant(past: &PastView) -> String {
-    let lasted = length(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
-    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
 }

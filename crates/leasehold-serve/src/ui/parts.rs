@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::format::{full, link, span};
 use super::icons;
-use crate::view::{HolderView, LockView, Person, StateView};
+use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
 /// Text of others: without characters that hide or reorder text.
 pub(super) fn text(text: &str) -> String {
@@ -146,4 +146,9 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
         }
     };
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
+}
+
+/// How long a grant lasted, in milliseconds.
+pub(super) fn length(past: &PastView) -> Option<u64> {
+    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
 }
