@@ -110,7 +110,7 @@ async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
 
 /// Other processes learn from the permits' records that one waits.
 #[tokio::test(start_paused = true)]
-async fn a_free_permit_is_reserved_and_a_dead_first_waiter_costs_its_lease() {
+async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;
@@ -291,7 +291,7 @@ async fn a_short_wait_writes_nothing_to_the_permits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_that_cannot_be_written_keeps_no_process_from_a_permit() {
+async fn a_queue_that_cannot_be_written_delays_no_permit() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;
