@@ -218,6 +218,45 @@ async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grant_keeps_the_mark_while_others_wait() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let first = Waiter::joined(&world, 2).await;
+    let _second = Waiter::joined(&world, 3).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    first.granted().await;
+    assert_eq!(world.raw().await["awaited"], true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_without_a_place_passes_over_dead_waiters_too() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let _dead = Waiter::joined(&world, 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    let newcomer = Waiter::new(&world, 3);
+    let mut grant = newcomer.acquires().await;
+    assert!(in_line(&world).await.is_empty(), "the dead waiter has lost its place");
+    newcomer.release(&mut grant).await;
+    holder.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_removes_the_mark_if_the_line_was_deleted() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let _waiter = Waiter::joined(&world, 2).await;
+    let line = world.register.read(LINE).await.unwrap().unwrap();
+    world.register.delete(LINE, &line.version).await.unwrap();
+    holder.leases.release(&mut grant, None).await.unwrap();
+    holder.granted().await;
+    assert_eq!(world.raw().await.get("awaited"), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_gives_up_leaves_the_line() {
     let world = World::new();
     let holder = world.dated(1);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::common::{Client, POLL_INTERVAL, TTL, World};
 use leasehold::clock::Clock;
+use leasehold::register::{Precondition, Register};
 use leasehold::{ErrorKind, Guard, Lock, Locker, Semaphore};
 use leasehold_testkit::fault::{Kind, Outcome};
 use tokio::sync::mpsc;
@@ -29,6 +30,12 @@ async fn full(client: &Client) -> Vec<Guard> {
         guards.push(semaphore.try_acquire().await.unwrap());
     }
     guards
+}
+
+/// The first grant of a name takes longer than later ones.
+async fn warm_up(client: &Client) {
+    let queue = Locker::new(client.leases.clone()).lock("x/permit-queue").ttl(TTL);
+    queue.acquire().await.unwrap().release().await.unwrap();
 }
 
 /// The requests of `client`.
@@ -103,7 +110,7 @@ async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
 
 /// Other processes learn from the permits' records that one waits.
 #[tokio::test(start_paused = true)]
-async fn a_free_permit_is_reserved_and_a_dead_first_waiter_costs_its_lease() {
+async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;
@@ -151,8 +158,87 @@ async fn a_claim_that_barges_takes_a_reserved_permit() {
     let clients = line_up(&world, 1, &granted).await;
     clients[0].network.disconnect();
     held.pop().unwrap().release().await.unwrap();
-    let barging = lock(&world.dated(2), "barging").barge().semaphore(3);
-    barging.try_acquire().await.unwrap().release().await.unwrap();
+    let client = world.dated(2);
+    let barging = lock(&client, "barging").barge().semaphore(3);
+    let guard = barging.try_acquire().await.unwrap();
+    assert_eq!(barging.acquire_within(SECOND * 3).await.unwrap_err().kind(), ErrorKind::Held);
+    guard.release().await.unwrap();
+    assert!(!sent(&client).contains("queue"));
+}
+
+/// The first has just left, and the next one has not noticed yet.
+#[tokio::test(start_paused = true)]
+async fn a_free_permit_is_reserved_while_the_queue_is_awaited() {
+    let world = World::paced();
+    let holder = world.dated(1);
+    let mut held = full(&holder).await;
+    let (granted, mut order) = mpsc::unbounded_channel();
+    let clients = line_up(&world, 2, &granted).await;
+    clients[1].network.disconnect();
+    held.pop().unwrap().release().await.unwrap();
+    order.recv().await;
+    held.pop().unwrap().release().await.unwrap();
+    let error = semaphore(&world.dated(2), "newcomer").try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("reserved for waiter-1@"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_cannot_be_read_reserves_no_permit() {
+    let world = World::paced();
+    let holder = world.dated(1);
+    let mut held = full(&holder).await;
+    let (granted, _order) = mpsc::unbounded_channel();
+    let clients = line_up(&world, 1, &granted).await;
+    clients[0].network.disconnect();
+    held.pop().unwrap().release().await.unwrap();
+    let queue = "x/permit-queue.lock";
+    let there = world.register.read(queue).await.unwrap().unwrap();
+    let damaged: bytes::Bytes = "{\"leasehold\":1}".into();
+    world.register.write(queue, Precondition::Version(&there.version), damaged.into()).await.unwrap();
+    semaphore(&world.dated(2), "newcomer").try_acquire().await.unwrap().release().await.unwrap();
+}
+
+/// How many permits' records say that processes wait.
+async fn marked(world: &World) -> usize {
+    let mut marked = 0;
+    for n in 1..=3 {
+        let record = world.register.read(&format!("x/permit-{n}.lock")).await.unwrap().unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record.value).unwrap();
+        marked += usize::from(record["awaited"] == true);
+    }
+    marked
+}
+
+/// Otherwise the next one would have to mark the record again.
+#[tokio::test(start_paused = true)]
+async fn a_grant_to_the_first_in_the_queue_keeps_and_makes_the_mark() {
+    let world = World::paced();
+    let holder = world.dated(1);
+    let mut held = full(&holder).await;
+    let (granted, mut order) = mpsc::unbounded_channel();
+    let _clients = line_up(&world, 1, &granted).await;
+    assert_eq!(marked(&world).await, 3);
+    held.pop().unwrap().release().await.unwrap();
+    order.recv().await;
+    assert_eq!(marked(&world).await, 3, "kept, although no other process waits");
+
+    let world = World::paced();
+    let holder = world.dated(1);
+    let held = full(&holder).await;
+    warm_up(&holder).await;
+    let clients: Vec<_> = (0..3).map(|n| world.dated(10 + n)).collect();
+    for (n, client) in clients.iter().enumerate() {
+        waiting(client, n, &granted);
+    }
+    holder.env.sleep(SECOND * 3 / 2).await;
+    assert_eq!(marked(&world).await, 0);
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    for _ in 0..3 {
+        order.recv().await;
+    }
+    assert_eq!(marked(&world).await, 1, "by the second, which knew that a third one waits");
 }
 
 /// The queue costs requests only while processes wait, and once for each permit after that.
@@ -188,10 +274,11 @@ async fn a_short_wait_writes_nothing_to_the_permits() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;
+    warm_up(&holder).await;
     let client = world.dated(2);
     let (granted, mut order) = mpsc::unbounded_channel();
     waiting(&client, 0, &granted);
-    client.env.sleep(SECOND).await;
+    client.env.sleep(SECOND * 3 / 2).await;
     held.pop().unwrap().release().await.unwrap();
     order.recv().await;
     let log = client.network.log();
@@ -204,7 +291,7 @@ async fn a_short_wait_writes_nothing_to_the_permits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_that_cannot_be_written_keeps_no_process_from_a_permit() {
+async fn a_queue_that_cannot_be_written_delays_no_permit() {
     let world = World::paced();
     let holder = world.dated(1);
     let mut held = full(&holder).await;

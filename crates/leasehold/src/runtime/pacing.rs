@@ -1,8 +1,8 @@
 //! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
-//! A pause is half as long as the current hold has lasted so far, and for the next in line an eighth, up to a limit. So
-//! the release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply
-//! the pause by their place in the line ([`pause`](crate::lease::pause)).
+//! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth, and from
+//! the third in line on as long. So the release of a short hold is noticed soon, and a long hold costs few reads. Waiters
+//! behind the next one multiply the pause by their place in the line ([`pause`](crate::lease::pause)).
 
 use std::time::Duration;
 
@@ -15,6 +15,10 @@ const PART: f64 = 0.5;
 
 /// The same for the next in line. Only this waiter can get the lock when it is released, and it delays all others.
 const PART_OF_NEXT: f64 = 0.125;
+
+/// The same for those behind the second in line. At least two other grants come before theirs. The longest pause is the same
+/// for all places, so this delays no one.
+const PART_OF_OTHERS: f64 = 1.0;
 
 /// The fixed fraction of a pause that does not grow. A pause that grows is drawn from the whole range between the
 /// previous pause and itself. Otherwise waiters that saw the same state would stay in step.
@@ -48,13 +52,13 @@ pub(crate) struct Pacing {
     /// The previous pause, without its jitter.
     before: Duration,
     strain: i32,
-    is_next: bool,
+    part: f64,
 }
 
 impl Pacing {
     /// Starts a wait at `now`.
     pub(crate) fn new(poll_interval: PollInterval, now: Moment) -> Self {
-        Self { poll_interval, hold: (None, now), before: Duration::ZERO, strain: 0, is_next: false }
+        Self { poll_interval, hold: (None, now), before: Duration::ZERO, strain: 0, part: PART }
     }
 
     /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
@@ -63,9 +67,13 @@ impl Pacing {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }
 
-    /// Sets whether this waiter is the next in the line of the lock.
-    pub(crate) fn set_next(&mut self, is_next: bool) {
-        self.is_next = is_next;
+    /// Sets how many waiters are before this one in the line of the lock, if it has a place there.
+    pub(crate) fn set_place(&mut self, ahead: Option<usize>) {
+        self.part = match ahead {
+            Some(0) => PART_OF_NEXT,
+            Some(1) | None => PART,
+            Some(2..) => PART_OF_OTHERS,
+        };
     }
 
     /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its lease
@@ -101,8 +109,7 @@ impl Pacing {
 
     fn next(&self, now: Moment, age: Duration) -> Duration {
         let age = age.max(now.longest_since(self.hold.1)).as_secs_f64();
-        let part = if self.is_next { PART_OF_NEXT } else { PART };
-        let pause = part * age * 2_f64.powi(self.strain);
+        let pause = self.part * age * 2_f64.powi(self.strain);
         let least = self.poll_interval.min.mul_f64(2_f64.powi(self.strain));
         Duration::try_from_secs_f64(pause).unwrap_or(self.poll_interval.max).max(least)
     }

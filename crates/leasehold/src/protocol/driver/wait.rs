@@ -40,7 +40,8 @@ impl Watch for RegisterLeases {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
             };
-            pacing.set_next(leads || ahead == 0 && claim.place.is_taken(claim.id, served));
+            let has_place = leads || claim.place.is_taken(claim.id, served);
+            pacing.set_place(has_place.then_some(ahead));
             let age = self.held_for(observation.as_ref());
             let pause = match seen.reserved {
                 true => poll_interval.shortest(&env.random),

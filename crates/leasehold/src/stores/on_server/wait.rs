@@ -59,7 +59,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
         let place = rules::ahead(claim, &record);
         has_place = place.is_some();
         let ahead = if joins || seen.reserved { place.unwrap_or(record.waiters.len()) } else { 0 };
-        pacing.set_next(place == Some(0));
+        pacing.set_place(place);
         let (pause, due) = match rules::reserved(claim, &record) {
             Some(kept) if seen.reserved => (poll_interval.shortest(&env.random), kept.lapses_within),
             None if rules::is_still(&record, seen) => {
