@@ -3,9 +3,9 @@
 use leasehold::lease::printable;
 use maud::{Markup, html};
 
-use super::format::{full, link, span};
+use super::format::{full, link, span, took};
 use super::icons;
-use crate::view::{HolderView, LockView, Person, StateView};
+use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
 /// Text of others: without characters that hide or reorder text.
 pub(super) fn text(text: &str) -> String {
@@ -146,4 +146,15 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
         }
     };
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
+}
+
+/// How long a grant lasted, in milliseconds.
+pub(super) fn grant_ms(past: &PastView) -> Option<u64> {
+    Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
+}
+
+/// A short description of a grant, for its bar in the picture.
+pub(super) fn grant(past: &PastView) -> String {
+    let lasted = grant_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
+    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
 }

@@ -3,8 +3,7 @@
 use maud::{Markup, html};
 
 use super::format::{span, time};
-use super::lock::grant;
-use super::parts::text;
+use super::parts::{grant, text};
 use crate::view::{LockDetail, Person, StateView};
 
 /// How many holders have a row of their own. The others share the last one.
