@@ -47,7 +47,7 @@ async fn resume(session: Arc<Session>, store: Option<String>, ticket: Ticket) ->
 }
 
 async fn renew(session: Arc<Session>, store: Option<String>, ticket: Ticket) -> Result<Reply, Refusal> {
-    let remaining = session.stores.open(store).await?.renew(&ticket).await?;
+    let remaining = session.stores.open(store).await?.renew(&ticket).await?.remaining();
     Ok(Reply::Answer(Answer::new("ticket_renewed", json!({ "remaining_ms": ms(remaining) }))))
 }
 

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::format::{link, shell, stamp, time, took};
 use super::layout::{Head, Page};
-use super::parts::{column, holder, lease, length, meaning, passing, person, sentence, text, token};
+use super::parts::{column, grant_ms, holder, lease, meaning, passing, person, sentence, text, token};
 use super::reading;
 use super::timeline::timeline;
 use crate::access::Right;
@@ -178,7 +178,7 @@ fn past(history: &[PastView]) -> Markup {
                         td role="cell" class="num" data-label="From (UTC)" {
                             @match past.from_us { Some(us) => time datetime=(stamp(us)) { (time(us)) }, None => "–" }
                         }
-                        td role="cell" class="num" data-label="Held for" { (length(past).map_or("–".to_owned(), took)) }
+                        td role="cell" class="num" data-label="Held for" { (grant_ms(past).map_or("–".to_owned(), took)) }
                         td role="cell" data-label="End" {
                             (ended(past.end))
                             @if let Some(by) = &past.evicted_by { " " span class="muted" { "by " (text(by)) } }

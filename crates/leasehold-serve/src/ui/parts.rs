@@ -3,7 +3,7 @@
 use leasehold::lease::printable;
 use maud::{Markup, html};
 
-use super::format::{full, link, span};
+use super::format::{full, link, span, took};
 use super::icons;
 use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
@@ -149,6 +149,12 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
 }
 
 /// How long a grant lasted, in milliseconds.
-pub(super) fn length(past: &PastView) -> Option<u64> {
+pub(super) fn grant_ms(past: &PastView) -> Option<u64> {
     Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
+}
+
+/// A short description of a grant, for its bar in the picture.
+pub(super) fn grant(past: &PastView) -> String {
+    let lasted = grant_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
+    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
 }

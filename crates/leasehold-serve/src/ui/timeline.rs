@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
-use super::format::{span, time, took};
-use super::parts::{length, text};
-use crate::view::{LockDetail, PastView, Person, StateView};
+use super::format::{span, time};
+use super::parts::{grant, text};
+use crate::view::{LockDetail, Person, StateView};
 
 /// How many holders have a row of their own. The others share the last one.
 const ROWS: usize = 6;
@@ -97,10 +97,4 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
             }
         }
     }
-}
-
-/// A short description of a grant, for its bar in the picture.
-fn grant(past: &PastView) -> String {
-    let lasted = length(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
-    format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)
 }
