@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::lease::{
     Capabilities, Evicted, HolderInfo, LeaseStore, Released, Status, StoreOptions, Swept, Token,
 };
-use crate::ticket::Ticket;
+use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
 
 /// An open store, from which locks are made, as [`crate::Locker`]. Cheap to clone.
@@ -122,11 +122,11 @@ impl Locker {
         wait(self.0.resume(ticket)).map(Guard::new)
     }
 
-    /// Renews the lock of `ticket` once. Returns for how long the lock is now certain to be held.
+    /// Renews the lock of `ticket` once. Returns until when the lock is now certain to be held.
     ///
     /// # Errors
     /// As [`crate::Locker::resume`].
-    pub fn renew(&self, ticket: &Ticket) -> Result<Duration> {
+    pub fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         wait(self.0.renew(ticket))
     }
 
