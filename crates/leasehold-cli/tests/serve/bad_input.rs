@@ -152,7 +152,7 @@ fn no_path_leads_out_of_the_locks() {
         assert!(answer.status == 400 || answer.status == 404, "{path}: {answer:?}");
         assert!(answer.body["type"].is_string(), "{path}: {answer:?}");
     }
-    for query in ["limit=0", "limit=1001", "limit=x", "state=open", "surprise=1", "prefix=%ff", "wait=1s"] {
+    for query in ["limit=0", "limit=1001", "limit=x", "state=open", "surprise=1", "wait=1s"] {
         server.get(&format!("/v1/locks?{query}")).problem(400, "invalid");
     }
     for query in ["wait=61s", "wait=1", "wait=", "limit=1"] {
