@@ -146,14 +146,13 @@ fn no_path_leads_out_of_the_locks() {
         "/v1/locks/%ff%fe",
         "/v1/locks/a//b",
         "/v1/locks/a/./b",
-        "/v1/locks/%20",
         "/v1/fence/../locks",
     ] {
         let answer = server.ask(&format!("GET {path}"), &[("Leasehold-Token", "1")], "");
         assert!(answer.status == 400 || answer.status == 404, "{path}: {answer:?}");
         assert!(answer.body["type"].is_string(), "{path}: {answer:?}");
     }
-    for query in ["limit=0", "limit=1001", "limit=x", "state=open", "surprise=1", "prefix=%ff", "wait=1s"] {
+    for query in ["limit=0", "limit=1001", "limit=x", "state=open", "surprise=1", "wait=1s"] {
         server.get(&format!("/v1/locks?{query}")).problem(400, "invalid");
     }
     for query in ["wait=61s", "wait=1", "wait=", "limit=1"] {

@@ -27,7 +27,7 @@ fn the_command_and_the_server_see_the_same_locks() {
     assert_eq!(server.release(&held.ticket()).expect(200).body["released"], true);
     sandbox.run("run -n deploy/prod -- true").expect(0);
 
-    let holder = sandbox.hold("run deploy/prod --note by-command", "echo held; read _");
+    let holder = sandbox.hold("run deploy/prod --note by-command", "echo held; sleep 1000");
     let refused = server.acquire("deploy/prod", "b").problem(423, "held");
     assert_eq!(refused.body["held"]["holder"]["note"], "by-command");
     assert!(

@@ -47,7 +47,8 @@ struct RuleEntry {
 pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
     // `message` alone: the whole error quotes the line, which may hold a digest.
     let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
+        let start = error.span().map_or(0, |span| span.start);
+        let line = 1 + text.bytes().take(start).filter(|byte| *byte == b'\n').count();
         InvalidAccess(format!("line {line}: {}", error.message()))
     })?;
     let mut tokens = HashMap::new();

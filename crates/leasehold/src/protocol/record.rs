@@ -188,10 +188,10 @@ pub(crate) mod tests {
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
-        (include_str!("../../tests/records/1-evicted.json"), RecordState::Free),
         (include_str!("../../tests/records/1-resting.json"), RecordState::Cooldown),
         (include_str!("../../tests/records/1-leading.json"), RecordState::Held),
         (include_str!("../../tests/records/1-awaited.json"), RecordState::Held),
+        (include_str!("../../tests/records/1-evicted.json"), RecordState::Free),
     ];
 
     #[test]
