@@ -108,8 +108,9 @@ impl Streaming {
             let may_see = is_of_store || self.arrival.caller.may(Right::Read, &event.lock);
             if may_see && (is_of_store || event.lock.starts_with(&self.prefix)) {
                 let data = serde_json::to_string(event).unwrap_or_default();
-                let sent = Event::default().event(event.kind).data(data);
-                return Some(if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) });
+                let sent = Event::default().event(event.kind);
+                let sent = if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) };
+                return Some(sent.data(data));
             }
         }
     }
