@@ -112,8 +112,7 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
             add(now_us.saturating_sub(held_ms * 1_000), What::Acquired, token, holder, holder.note.clone());
         }
     }
-    entries
-        .sort_by(|one, other| (other.at_us, other.token, other.what).cmp(&(one.at_us, one.token, one.what)));
+    entries.sort_by_key(|entry| std::cmp::Reverse((entry.at_us, entry.token, entry.what)));
     entries.truncate(MOST);
     entries
 }
