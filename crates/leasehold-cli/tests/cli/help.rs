@@ -2,7 +2,7 @@
 
 use crate::support::{Outcome, Sandbox};
 
-const SUBCOMMANDS: [&str; 20] = [
+const SUBCOMMANDS: [&str; 21] = [
     "run",
     "once",
     "elect",
