@@ -84,10 +84,7 @@ impl Request {
 
 /// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the answer's
 /// status and body.
-#[cfg_attr(
-    not(any(feature = "chaos", feature = "kubernetes")),
-    allow(dead_code, reason = "not every store uses it")
-)]
+#[allow(dead_code, reason = "not every store uses it")]
 pub(crate) async fn exchange(
     address: &str,
     method: &str,

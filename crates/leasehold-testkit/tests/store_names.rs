@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold/src/url.rs", "an example in an error"),
     ("leasehold-cli/src/args.rs", "examples"),
     ("leasehold-cli/src/args/objects.rs", "examples"),
+    ("leasehold-cli/src/args/serving.rs", "examples"),
     ("leasehold-cli/src/args/running.rs", "help: whose lock ends with its process"),
     ("leasehold-cli/src/config.rs", "the store that is used without a configuration"),
     ("leasehold-cli/src/object.rs", "examples"),
@@ -88,7 +89,7 @@ fn naming<'a>(code: &'a str, names: &[String]) -> Option<&'a str> {
 fn source_code_names_stores_in_few_places_only() {
     let (root, names) = (crates().canonicalize().unwrap(), names());
     let (mut named, mut elsewhere) = (0, Vec::new());
-    for package in ["leasehold", "leasehold-cli", "leasehold-testkit", "leasehold-bench"] {
+    for package in ["leasehold", "leasehold-cli", "leasehold-serve", "leasehold-testkit", "leasehold-bench"] {
         for source in sources(&root.join(package).join("src")) {
             let path = source.strip_prefix(&root).unwrap().to_str().unwrap();
             let code = fs::read_to_string(&source).unwrap();

@@ -197,7 +197,7 @@ pub(crate) enum Refusal {
 }
 
 /// An id for another client's lock, by a text that it changes with every write: 128 bits of FNV-1a.
-#[cfg(any(feature = "dynamodb", feature = "kubernetes", test, fuzzing))]
+#[allow(dead_code, reason = "only stores that share records with other clients use it")]
 pub(crate) fn foreign_id(text: &str) -> Option<Id> {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
