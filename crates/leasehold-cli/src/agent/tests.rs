@@ -96,7 +96,7 @@ fn changed(line: &[u8], random: &Random) -> Vec<u8> {
 #[tokio::test]
 async fn any_line_gets_one_answer_without_a_secret() {
     let random = Random::seeded(1);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/agent_request");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent_requests");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     assert!(files.len() > 20);
