@@ -205,7 +205,9 @@ impl Environment {
         let given = self.substitutes.values().flat_map(|substitute| &substitute.variables);
         // The name in version 1 of the AWS command.
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
-        let path = format!("{}:/usr/local/bin:/usr/bin:/bin", self.programs.display());
+        // Compilers may be elsewhere than Debian's programs.
+        let others = env::var("PATH").unwrap_or_default();
+        let path = format!("{}:/usr/local/bin:/usr/bin:/bin:{others}", self.programs.display());
         ours.chain(given.map(|(name, value)| ((*name).to_owned(), value.clone())))
             .chain(region)
             .chain([("PATH".to_owned(), path), ("LANG".to_owned(), "C.UTF-8".to_owned())])

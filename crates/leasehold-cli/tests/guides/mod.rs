@@ -78,7 +78,8 @@ fn tested() -> impl Iterator<Item = &'static str> {
 #[cfg(feature = "serve")]
 fn serve() {
     let text = fs::read_to_string(root().join("docs/serve.md")).unwrap();
-    let session = text.split("## What a client must do").next().unwrap_or_default();
+    let (_, session) = text.split_once("## A session").unwrap();
+    let (session, _) = session.split_once("## What a client must do").unwrap();
     runner::follow(session).unwrap_or_else(|error| panic!("docs/serve.md: {error}"));
 }
 
