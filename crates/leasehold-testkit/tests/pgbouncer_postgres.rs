@@ -22,7 +22,7 @@ async fn acquired(url: &str) -> Guard {
 }
 
 #[tokio::test]
-async fn sixteen_processes_count_exactly_through_a_pool_of_transactions() {
+async fn sixteen_processes_count_exactly_through_pooled_transactions() {
     let (fresh, url) = fresh("transaction");
     workers::count_exactly(&url, fresh.folder()).await;
 }

@@ -293,7 +293,7 @@ fn the_end_of_the_host_ends_the_agent() {
 }
 
 #[test]
-fn the_lock_of_a_killed_agent_is_not_granted_while_its_host_lives() {
+fn a_killed_agents_lock_is_not_granted_while_its_host_lives() {
     let sandbox = Sandbox::new();
     let host = Host::start();
     let mut agent = Agent::start(&sandbox);

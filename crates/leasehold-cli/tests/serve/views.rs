@@ -127,7 +127,7 @@ fn the_fence_check_knows_the_current_grant() {
 }
 
 #[test]
-fn an_eviction_needs_the_operators_token_the_grants_token_and_a_reason() {
+fn an_eviction_needs_both_tokens_and_a_reason() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
