@@ -77,6 +77,7 @@ flaws! {
     PrefixIgnored,
     FirstPageOnly,
     DetachEnds,
+    SpentIdIsGranted,
 }
 
 /// The storage of one case.
@@ -270,6 +271,11 @@ impl LeaseStore for Store {
         let seen = self.rows().get(&key).cloned().unwrap_or_default();
         let mine =
             seen.live.as_ref().is_some_and(|live| live.id == claim.id) && !self.is(Flaw::RefusesItsOwnClaim);
+        let spent = seen.history.iter().find(|past| past.grant == claim.id);
+        if let Some(past) = spent.filter(|_| claim.repeatable && !self.is(Flaw::SpentIdIsGranted)) {
+            let loss = Loss::new(claim.name.clone(), past.token, LossReason::Ended);
+            return Ok(AcquireOutcome::Lost(loss));
+        }
         if let (Some(held), false) = (self.held(&seen, Some(claim.ttl)), mine) {
             return Ok(AcquireOutcome::Held(held));
         }
