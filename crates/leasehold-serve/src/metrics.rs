@@ -86,16 +86,16 @@ impl Metrics {
     fn begin_at_zero(&self) {
         for outcome in COMMON {
             for family in [&self.acquisitions, &self.renewals] {
-                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() });
+                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(0);
             }
         }
         for (family, outcomes) in [(&self.acquisitions, ACQUISITIONS), (&self.renewals, RENEWALS)] {
             for outcome in outcomes {
-                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() });
+                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(0);
             }
         }
         for reason in REASONS {
-            self.losses.get_or_create(&Reason { reason: (*reason).to_owned() });
+            self.losses.get_or_create(&Reason { reason: (*reason).to_owned() }).inc_by(0);
         }
     }
 
