@@ -8,7 +8,15 @@ from conftest import ACCESS, DEPLOY, HADOLINT, LEASEHOLD, SECRET, answer, free_p
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
 # Those of the image distroless/cc.
-LIBRARIES = {"linux-vdso.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+LIBRARIES = {
+    "linux-vdso.so.1",
+    "libc.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+}
 
 
 def test_dockerfile_has_no_findings():

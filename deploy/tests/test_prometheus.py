@@ -14,7 +14,9 @@ RULES = DEPLOY / "prometheus/leasehold.rules.yml"
 RULE_TESTS = DEPLOY / "prometheus/leasehold.rules.test.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana/leasehold.json").read_text())
 
-ALERTS = {rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+ALERTS = {
+    rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+}
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 QUERIES += [annotation["expr"] for annotation in DASHBOARD["annotations"]["list"]]
 
@@ -119,7 +121,11 @@ def prometheus(serve, tmp_path_factory):
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     promtool("check", "config", folder / "prometheus.yml")
     url = f"http://127.0.0.1:{free_port()}"
-    command = [PROMETHEUS / "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    command = [
+        PROMETHEUS / "prometheus",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+    ]
     with started([*command, f"--web.listen-address={url.removeprefix('http://')}"], f"{url}/-/ready"):
         yield url
 
@@ -149,7 +155,9 @@ def test_alerts_fire_and_panels_show_data_on_a_real_prometheus(serve, prometheus
     assert status == 201, hold
     hold = json.loads(hold)
     assert acquire(serve, "second", "deploy")[0] == 423
-    assert serve.post("/v1/evict", '{"lock": "deploy", "reason": "test"}', **{"If-Match": f'"{hold["token"]}"'})[0] < 300
+    assert (
+        serve.post("/v1/evict", '{"lock": "deploy", "reason": "test"}', **{"If-Match": f'"{hold["token"]}"'})[0] < 300
+    )
     assert serve.post("/v1/holds/renew", json.dumps({"ticket": hold["ticket"]}))[0] == 410
 
     until(prometheus, 'ALERTS{alertname="LeaseholdEvicted", alertstate="firing"}')
