@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 
 from conftest import ACCESS, DEPLOY, HADOLINT, LEASEHOLD, SECRET, answer, free_port, started
@@ -30,10 +31,23 @@ def test_rust_is_the_oldest_supported_one():
     assert f"FROM rust:{version}-" in DOCKERFILE.read_text()
 
 
-def test_the_build_gets_the_files_that_it_needs():
-    ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().split()
-    # docs: the documentation of the library includes guides.
-    assert {"!Cargo.toml", "!Cargo.lock", "!crates", "!docs", "!README.md"} <= set(ignored)
+def test_the_build_gets_the_files_that_it_needs(tmp_path):
+    """Cargo accepts the workspace, and each file that the sources include is there."""
+    rules = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().split()
+    assert rules[0] == "*"
+    for name in (rule.removeprefix("!") for rule in rules if rule.startswith("!")):
+        for source in DEPLOY.parent.glob(name):
+            ignored = shutil.ignore_patterns("target")
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, tmp_path / source.name, **({"ignore": ignored} if source.is_dir() else {}))
+    command = ["cargo", "metadata", "--format-version=1", "--no-deps", "--locked", "--offline"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sources = list(tmp_path.glob("crates/*/src/**/*.rs"))
+    assert sources
+    for source in sources:
+        for included in re.findall(r'include_(?:str|bytes)!\("([^"]*)"\)', source.read_text()):
+            assert (source.parent / included).exists(), f"{source}: {included}"
 
 
 def test_the_image_has_all_libraries_of_the_command():
