@@ -23,6 +23,20 @@ struct Reason {
     reason: String,
 }
 
+/// The outcomes of requests for a lock, besides those of `COMMON`.
+const ACQUISITIONS: &[&str] =
+    &["granted", "held", "key-spent", "too-many-requests", "too-many-waiters", "unsupported", "stopping"];
+
+/// The outcomes of renewals, besides those of `COMMON`.
+const RENEWALS: &[&str] = &["renewed", "lost"];
+
+/// The outcomes of both.
+const COMMON: &[&str] =
+    &["invalid", "forbidden", "unavailable", "store-denied", "conflict", "corrupt", "failed"];
+
+/// The reasons of losses.
+const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere", "lost"];
+
 /// What the server counts.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -50,6 +64,7 @@ impl Metrics {
             viewers: Gauge::default(),
             registry: Registry::default(),
         };
+        metrics.begin_at_zero();
         let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
             &metrics;
         registry.register("acquisitions", "Requests for a lock, by their outcome", acquisitions.clone());
@@ -64,6 +79,24 @@ impl Metrics {
             Info::new(vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("store", store.to_owned())]);
         registry.register("build", "The version and the kind of store", build);
         Self { registry, ..metrics }
+    }
+
+    /// Creates the series. Otherwise the first loss after a start would be a series that begins at 1: Prometheus sees no
+    /// increase, and no alert fires.
+    fn begin_at_zero(&self) {
+        for outcome in COMMON {
+            for family in [&self.acquisitions, &self.renewals] {
+                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(0);
+            }
+        }
+        for (family, outcomes) in [(&self.acquisitions, ACQUISITIONS), (&self.renewals, RENEWALS)] {
+            for outcome in outcomes {
+                family.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(0);
+            }
+        }
+        for reason in REASONS {
+            self.losses.get_or_create(&Reason { reason: (*reason).to_owned() }).inc_by(0);
+        }
     }
 
     pub(crate) fn acquired<T>(&self, outcome: &Result<T, Problem>, took: Duration) {
@@ -103,7 +136,27 @@ fn of<T>(outcome: &Result<T, Problem>, fine: &str) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::LossReason;
+
     use super::*;
+
+    #[test]
+    fn series_begin_at_zero() {
+        let text = Metrics::new("SQLite").text(0, 0);
+        for line in [
+            "leasehold_acquisitions_total{outcome=\"granted\"} 0",
+            "leasehold_acquisitions_total{outcome=\"unavailable\"} 0",
+            "leasehold_renewals_total{outcome=\"renewed\"} 0",
+            "leasehold_renewals_total{outcome=\"unavailable\"} 0",
+            "leasehold_losses_total{reason=\"taken_over\"} 0",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        let reasons = [LossReason::Ended, LossReason::Deleted, LossReason::RenewedElsewhere];
+        for reason in reasons.iter().chain([&LossReason::Expired { last_error: None }]) {
+            assert!(REASONS.contains(&crate::problem::reason(reason)), "{reason:?}");
+        }
+    }
 
     #[test]
     fn outcomes_are_counted() {

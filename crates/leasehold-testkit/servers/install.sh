@@ -19,6 +19,7 @@ readonly GO_PROGRAMS=(
     "fake-gcs-server github.com/fsouza/fake-gcs-server v1.56.1"
     "etcd go.etcd.io/etcd/server/v3 v3.7.3"
     "etcdctl go.etcd.io/etcd/etcdctl/v3 v3.7.3"
+    "helm helm.sh/helm/v3/cmd/helm v3.22.0"
     "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
 )
 readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
@@ -44,7 +45,7 @@ install_all() {
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
         install_go_peers install_client_go_peer install_s3s_fs install_python_peer install_node_peer install_azurite
-        install_kube_apiserver
+        install_kube_apiserver "install_unpacked nginx prometheus"
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -107,6 +108,22 @@ install_packages() {
     as_root apt-get update -qq || return 1
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
 }
+
+# install_unpacked PACKAGE...: unpacks Debian packages into the cache. To install them would start their services.
+install_unpacked() {
+    local package target
+    for package in "$@"; do
+        target=$(unpacked "$package")
+        [[ -e $target/complete ]] && continue
+        command -v apt-get >/dev/null || die "there is no apt-get to download the package $package with"
+        rm -rf "$target" && mkdir -p "$target" || return 1
+        (cd "$target" && { apt-get download -qq "$package" || { as_root apt-get update -qq && apt-get download -qq "$package"; }; } &&
+            dpkg -x ./*.deb . && rm ./*.deb) && touch "$target/complete" || return 1
+    done
+}
+
+# unpacked PACKAGE: the folder that it is unpacked into.
+unpacked() { printf '%s/debian-%s' "$CACHE" "$1"; }
 
 as_root() {
     if ((EUID == 0)); then

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -26,7 +27,18 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("old-java-worker", old_java_worker),
     ("old-go-worker", old_go_worker),
     ("gcloud", gcloud),
+    ("team-locks", minio_bucket),
+    ("127.0.0.1:7421", address),
+    ("127.0.0.1:7430", address),
+    ("127.0.0.1:7431", address),
+    ("127.0.0.1:7432", address),
+    ("127.0.0.1:7433", address),
+    ("127.0.0.1:7440", address),
+    ("127.0.0.1:7441", address),
 ];
+
+/// From Debian's package, which is not installed, because that would start a service.
+const NGINX: Program = Program::tool("LEASEHOLD_TEST_NGINX");
 
 type Maker = fn() -> Substitute;
 
@@ -71,6 +83,25 @@ fn bucket() -> Substitute {
         ],
         program: None,
     }
+}
+
+/// A new bucket on MinIO, which serves several requests at once.
+fn minio_bucket() -> Substitute {
+    let (name, server) = (unique("team-locks"), Server::MINIO.address());
+    Substitute {
+        setup: format!(
+            "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{server}/{name}\n"
+        ),
+        text: Some(name),
+        variables: vec![("AWS_ENDPOINT_URL_S3", format!("http://{server}"))],
+        program: None,
+    }
+}
+
+/// An address to listen on: other tests may run on this machine.
+fn address() -> Substitute {
+    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    Substitute { text: Some(free.to_string()), ..Substitute::default() }
 }
 
 fn dynamodb() -> Substitute {
@@ -175,7 +206,7 @@ impl Environment {
     fn install(&self) {
         fs::create_dir(&self.programs).unwrap();
         symlink(assert_cmd::cargo::cargo_bin!("leasehold"), self.programs.join("leasehold")).unwrap();
-        for (name, program) in [("aws", Program::AWS), ("etcdctl", Program::ETCDCTL)] {
+        for (name, program) in [("aws", Program::AWS), ("etcdctl", Program::ETCDCTL), ("nginx", NGINX)] {
             if let Ok(path) = env::var(program.variable()) {
                 symlink(path, self.programs.join(name)).unwrap();
             }

@@ -52,6 +52,8 @@ guides! {
     go: "go.md",
     java: "java.md",
     ruby: "ruby.md",
+    nginx: "nginx.md",
+    team_server: "team-server.md",
 }
 
 /// Runs a guide.
