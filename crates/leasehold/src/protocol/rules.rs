@@ -1,8 +1,13 @@
 //! The rules of the lease protocol, as pure functions. They take what was read and what is known, and return what may
 //! be written or reported.
 //!
-//! The driver (`driver.rs`) sends the requests. Each rule is implemented once, here. Without any one of them there can be
-//! two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule that they guard.
+//! [`availability`] decides whether a lock may be taken over from its holder; [`judge`] uses it for each acquisition.
+//! `driver/acquire.rs` (`contend`) reads the record, asks [`judge`], and writes the grant. `driver/hold.rs` does the same
+//! for renewals and releases.
+//!
+//! Each rule is implemented once, here. Without any one of them there can be two holders at once, or a token that goes
+//! back. The tests in `tests/protocol.rs` name the rule that they guard. SQLite, etcd, PostgreSQL and Redis do not use
+//! these rules: each has its own, in `stores/X`.
 
 use std::time::Duration;
 
@@ -60,8 +65,12 @@ pub(super) enum Availability {
     Taken { lapses_within: Option<Duration> },
 }
 
-/// Decides whether `record` may be granted to another claim. Its (state, grant, heartbeat) has been seen unchanged for
-/// `unchanged_for`.
+/// Decides whether `record` may be granted to another claim: the rule of takeover.
+///
+/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for longer
+/// than the holder itself may count on the lease (`Ttl::contender_span`: the ttl, 0.5 % and a slack). `unchanged_for` is
+/// measured on the contender's own clock, from after the first answer that had them (`record_cache.rs`). Nothing in the
+/// record tells the time, unless the store's clock may decide too ([`Rules::store_clock`]).
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,
