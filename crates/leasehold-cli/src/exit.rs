@@ -9,7 +9,12 @@ pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
 /// The lock was lost while CMD ran. Replaces the status of CMD, so that work done after the loss does not look
-/// successful.
+/// successful. Three places return it:
+///
+/// - `Job::conclude` (`job/completion.rs`): the lock was lost while CMD ran, or before it started. `Running::supervise`
+///   (`child.rs`) has stopped CMD in time, and the guard or the release has reported the loss.
+/// - `Job::resume` (`job.rs`): with `--ticket`, the lock of the ticket was lost already.
+/// - `update` (`commands/update.rs`): a higher token has written the object.
 pub(crate) const LOST: u8 = 122;
 /// The lock is held, with `--try`.
 pub(crate) const HELD: u8 = 123;

@@ -1,4 +1,5 @@
-//! Checks that every relative link in the project's documents leads somewhere.
+//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist where
+//! CONTRIBUTING.md says to start reading.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,4 +103,45 @@ fn a_dead_link_is_noticed() {
     let text = "# A `b`: c_d\n[x](y.md) and [z](#a-b-c_d)\n```\n[no](code.md)\n```\n";
     assert_eq!(links(text), ["y.md", "#a-b-c_d"]);
     assert_eq!(anchors(text), ["a-b-c_d"]);
+}
+
+/// The source files in the list "Where to start reading", each with the names that it is said to define.
+fn reading_list(text: &str) -> Vec<(String, Vec<String>)> {
+    let section = text.split("## Where to start reading").nth(1).unwrap().split("\n## ").next().unwrap();
+    // What is in backquotes has an odd index.
+    let parts: Vec<&str> = section.split('`').collect();
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut in_parentheses = false;
+    for pair in parts[1..].chunks_exact(2) {
+        let (quoted, after) = (pair[0], pair[1]);
+        if quoted.starts_with("crates/") {
+            found.push((quoted.to_owned(), Vec::new()));
+            in_parentheses = after.trim() == "(";
+        } else if in_parentheses {
+            found.last_mut().unwrap().1.push(quoted.to_owned());
+            in_parentheses = after.trim() == ",";
+        }
+    }
+    found
+}
+
+/// Whether a line of `code` defines `name`.
+fn defines(code: &str, name: &str) -> bool {
+    code.lines().any(|line| {
+        let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        words.any(|word| matches!(word, "fn" | "const" | "struct" | "trait")) && words.next() == Some(name)
+    })
+}
+
+#[test]
+fn the_files_and_names_to_start_reading_at_exist() {
+    let list = reading_list(&fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap());
+    assert!(list.len() > 10, "{list:?}");
+    for (file, names) in list {
+        let code = fs::read_to_string(root().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(!names.is_empty(), "{file} has no name to look for");
+        for name in names {
+            assert!(defines(&code, &name), "{file} does not define {name}");
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! leasehold beside other clients of etcd's locks: `etcdctl lock`, and the mutex of etcd's Go client.
 
-use std::path::Path;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
@@ -12,7 +11,7 @@ use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 use leasehold_testkit::stores::etcd::in_line;
 
-use crate::workers::Worker;
+use crate::workers::{self, Worker};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -187,33 +186,7 @@ async fn four_of_theirs_and_four_of_ours_count_exactly() {
     let more = ["--file", file.to_str().unwrap(), "--times", &times];
     let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", &shared.url, "job", &more)).collect();
     let theirs: Vec<_> = (0..EACH).map(|_| shared.go("increment", &more)).collect();
-    let mut spans: Vec<(u128, u128)> = Vec::new();
-    for process in ours {
-        let (said, code) = process.end().await;
-        assert_eq!(code, Some(0), "{said:?}");
-        spans.extend(said.iter().map(|line| span(line)));
-    }
-    for process in theirs {
-        let (said, code) = process.end().await;
-        assert_eq!(code, Some(0), "{said:?}");
-        spans.extend(said.iter().map(|line| span(line)));
-    }
-    assert_eq!(number_in(&file), EACH * 2 * TIMES);
-    assert_eq!(spans.len(), EACH * 2 * TIMES);
-    spans.sort_unstable();
-    for pair in spans.windows(2) {
-        assert!(pair[0].1 <= pair[1].0, "held by two at once: {pair:?}");
-    }
-}
-
-/// The last two numbers of a line: the times between which the lock was held.
-fn span(line: &str) -> (u128, u128) {
-    let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
-    (numbers[numbers.len() - 2], numbers[numbers.len() - 1])
-}
-
-fn number_in(file: &Path) -> usize {
-    std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
+    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use leasehold_testkit::stores::fresh;
 use leasehold_testkit::stores::kubernetes::{address, ask_with, lease, namespace};
 use serde_json::{Value, json};
 
-use crate::workers::Worker;
+use crate::workers::{self, Worker};
 
 /// client-go's lease duration in these tests.
 const TTL: Duration = Duration::from_secs(3);
@@ -167,28 +167,7 @@ async fn four_of_theirs_and_four_of_ours_count_exactly() {
     let more = ["--file", file.to_str().unwrap(), "--times", &times];
     let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", &shared.url, "job", &more)).collect();
     let theirs: Vec<_> = (0..EACH).map(|_| shared.client_go("increment", &more)).collect();
-    let mut spans: Vec<(u128, u128)> = Vec::new();
-    for process in ours {
-        let (said, code) = process.end().await;
-        assert_eq!(code, Some(0), "{said:?}");
-        spans.extend(said.iter().map(|line| span(line)));
-    }
-    for process in theirs {
-        let (said, code) = process.end().await;
-        assert_eq!(code, Some(0), "{said:?}");
-        spans.extend(said.iter().map(|line| span(line)));
-    }
-    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (EACH * 2 * TIMES).to_string());
-    spans.sort_unstable();
-    for pair in spans.windows(2) {
-        assert!(pair[0].1 <= pair[1].0, "held by two at once: {pair:?}");
-    }
-}
-
-/// The last two numbers of a line: the times between which the lock was held.
-fn span(line: &str) -> (u128, u128) {
-    let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
-    (numbers[numbers.len() - 2], numbers[numbers.len() - 1])
+    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
 }
 
 /// As `kubectl get leases` asks for it.

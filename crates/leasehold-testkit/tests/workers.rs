@@ -134,7 +134,13 @@ pub(crate) async fn never_more_processes_than_permits(url: &str) {
 
 /// `ours` and another client's processes, `theirs`, add to the number in `file`, which becomes `sum`. No two of them held
 /// the lock at once, and our tokens rise in the order in which it was held.
-#[cfg(any(feature = "dynamodb", feature = "postgres", feature = "redis"))]
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "kubernetes",
+    feature = "postgres",
+    feature = "redis"
+))]
 pub(crate) async fn count_exactly_beside(ours: Vec<Worker>, theirs: Vec<Process>, file: &Path, sum: usize) {
     let numbers = |line: &str| -> Vec<u128> { line.split(' ').map(|n| n.parse().unwrap()).collect() };
     let (mut all, mut tokens) = (Vec::new(), Vec::new());

@@ -1,8 +1,9 @@
-//! The rules of the lease protocol, as pure functions. They take what was read and what is known, and return what may
-//! be written or reported.
+//! The rules of the lease protocol: pure functions from what was read and is known to what may be written or reported.
 //!
-//! The driver (`driver.rs`) sends the requests. Each rule is implemented once, here. Without any one of them there can be
-//! two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule that they guard.
+//! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
+//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without any
+//! one of them there can be two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule
+//! that they guard. SQLite, etcd, PostgreSQL and Redis have rules of their own, in `stores/X`.
 
 use std::time::Duration;
 
@@ -60,8 +61,10 @@ pub(super) enum Availability {
     Taken { lapses_within: Option<Duration> },
 }
 
-/// Decides whether `record` may be granted to another claim. Its (state, grant, heartbeat) has been seen unchanged for
-/// `unchanged_for`.
+/// Decides whether `record` may be granted to another claim: the rule of takeover.
+/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for the ttl,
+/// 0.5 % and a slack (`Ttl::contender_span`), which is longer than the holder counts on it. `unchanged_for` is measured on
+/// the contender's own clock (`record_cache.rs`). The store's clock decides too, if `rules` allow it.
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,

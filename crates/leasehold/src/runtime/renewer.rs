@@ -4,6 +4,14 @@
 //! (rule 6). It also passes the lock on to the next task of this process ([`cohort`]). Each such task has its own
 //! guard, and the previous guard has ended by then. The watchdog waits for the deadline and does nothing else, so a
 //! renewal that hangs cannot delay it.
+//!
+//! The answer to a renewal takes this way:
+//!
+//! 1. The store judges it in [`LeaseStore::renew`]: on records, `renew_with` in `protocol/driver/hold.rs`.
+//! 2. `Renewer::renew`, here, gets the result, and sets when the next renewal is due.
+//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which keep the deadline or the
+//!    loss.
+//! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
 
 mod cohort;
 mod lease;

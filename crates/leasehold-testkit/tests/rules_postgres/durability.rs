@@ -1,0 +1,100 @@
+//! What is reported as written survives a crash and a promotion.
+
+use super::*;
+
+/// A commit that does not wait for the disk is lost when the server is killed.
+#[tokio::test]
+async fn a_grant_survives_a_crash_where_other_commits_need_not() {
+    let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
+    let store = open(&url).await;
+    let grant = granted(&*store).await;
+    server.kill().await.unwrap();
+    server.restart().await.unwrap();
+    assert_eq!(cells(&url, "token").await, grant.token.to_string());
+}
+
+/// PostgreSQL reports success after such a commit, with a warning, also where sessions ask for errors alone.
+#[tokio::test]
+async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
+    let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
+    let store = open(&url).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    wait_for_a_standby(&url).await;
+    let mut claim = claim(&*store);
+    claim.store_timeout = Duration::from_secs(3);
+    let error = while_canceling(&url, store.try_acquire(&claim)).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+    assert!(error.to_string().contains("standbys"), "{error:?}");
+}
+
+/// The primary has the end of the grant, but a promoted standby may not.
+#[tokio::test]
+async fn an_end_that_did_not_wait_for_its_standby_is_in_doubt() {
+    let (_server, url, _folder) = server(&[]).await;
+    let store = open(&url).await;
+    let mut grant = granted(&*store).await;
+    let mut other = claim(&*store);
+    other.name = LockName::new("other").unwrap();
+    let evicted = granted_to(&*store, &other).await;
+    wait_for_a_standby(&url).await;
+    let released = while_canceling(&url, store.release(&mut grant, None)).await;
+    assert!(matches!(released, Err(StoreError::MaybeApplied(_))), "{released:?}");
+    let evicted = while_canceling(&url, store.evict(&other.name, evicted.token)).await;
+    assert!(matches!(evicted, Err(StoreError::MaybeApplied(_))), "{evicted:?}");
+}
+
+/// Runs `work` while an operator cancels every wait for a standby.
+async fn while_canceling<T>(url: &str, work: impl Future<Output = T>) -> T {
+    let canceled = async {
+        loop {
+            psql(url, CANCEL).await;
+            SystemClock.sleep(PAUSE).await;
+        }
+    };
+    tokio::select! {
+        output = work => output,
+        () = canceled => unreachable!(),
+    }
+}
+
+const CANCEL: &str =
+    "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+
+/// Lets commits wait for a standby from now on. There is none.
+async fn wait_for_a_standby(url: &str) {
+    let names = "SET synchronous_commit = local; CREATE TABLE other (n int);
+                 ALTER SYSTEM SET synchronous_standby_names = '*'";
+    psql(url, names).await;
+    psql(url, "SELECT pg_reload_conf()").await;
+    // The server takes it up when it comes to it.
+    let waits = async {
+        loop {
+            let mut commit = Box::pin(psql(url, "INSERT INTO other VALUES (1)"));
+            let waits = async {
+                while psql(url, CANCEL).await != "1" {
+                    SystemClock.sleep(PAUSE).await;
+                }
+            };
+            tokio::select! {
+                _ = &mut commit => {}
+                () = waits => {
+                    commit.await;
+                    return;
+                }
+            }
+        }
+    };
+    within("commits to wait for a standby", waits).await;
+}
+
+/// A deletion that was reported stays done after a crash.
+#[tokio::test]
+async fn a_sweep_survives_a_crash_where_other_commits_need_not() {
+    let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
+    let store = open(&url).await;
+    store.release(&mut granted(&*store).await, None).await.unwrap();
+    store.sweep(&lock(), Duration::ZERO, false).await.unwrap();
+    server.kill().await.unwrap();
+    server.restart().await.unwrap();
+    assert_eq!(cells(&url, "state").await, "");
+}

@@ -1,0 +1,143 @@
+//! Tokens rise, also across deletions and creates that arrive late.
+
+use super::*;
+
+/// A create that arrives again, after its grant has ended and the record was deleted, has the claim id of that grant
+/// but another token.
+#[tokio::test(start_paused = true)]
+async fn a_late_grant_of_the_same_claim_is_not_renewed() {
+    let late = |record: &mut serde_json::Value| {
+        record["token"] = (record["token"].as_u64().unwrap() + 1).into();
+        record["nonce"] = "0123456789abcdef0123456789abcdef".into();
+    };
+    let world = World::new();
+    let holder = world.observer(1);
+    let mut grant = holder.granted().await;
+    world.edit(late).await;
+    assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Ended));
+
+    // From a ticket, which has no memo.
+    let world = World::new();
+    let (holder, heir) = (world.observer(1), world.observer(2));
+    let ticket =
+        Locker::new(holder.leases.clone()).lock("x").acquire().await.unwrap().into_ticket().await.unwrap();
+    let locker = Locker::new(heir.leases.clone());
+    locker.renew(&ticket).await.unwrap();
+    world.edit(late).await;
+    let heir = Locker::new(world.observer(3).leases.clone());
+    let error = heir.renew(&ticket).await.unwrap_err();
+    assert!(matches!(error.loss().unwrap().reason, LossReason::Ended), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_across_deletions_by_hand_with_a_coarse_clock() {
+    let world = World::new();
+    let mut last = 0;
+    for seed in 0..20 {
+        // Each is a new process without any memory.
+        let client = world.dated(seed);
+        let mut grant = client.granted().await;
+        assert!(grant.token.get() > last, "{} after {last}", grant.token);
+        last = grant.token.get();
+        world.delete().await;
+        let loss = client.lost(&mut grant).await;
+        assert_eq!(loss.reason, LossReason::Deleted);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_rise_across_a_deletion_within_one_store_clock_tick() {
+    use leasehold::stores::memory::MemoryRegister;
+    let world = World::new();
+    let register: Arc<MemoryRegister> = world.register.clone();
+    let leases = leasehold::RegisterLeases::new(register, Default::default());
+    let claim = || world.observer(1).claim();
+    let first = granted(leases.try_acquire(&claim()).await.unwrap());
+    world.delete().await;
+    let second = granted(leases.try_acquire(&claim()).await.unwrap());
+    assert!(second.token > first.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
+    let world = World::new();
+    let client = world.dated(1);
+    let busy = {
+        let (leases, env) = (client.leases.clone(), client.env.clone());
+        let other = leasehold::LockName::new("y").unwrap();
+        tokio::spawn(async move {
+            loop {
+                // Each answer's `Date` is another reading, up to a second less exact than the one before.
+                leases.inspect(&other).await.unwrap();
+                env.sleep(Duration::from_millis(90)).await;
+            }
+        })
+    };
+    let began = client.clock.now();
+    client.granted().await;
+    assert!(client.clock.now().longest_since(began) < SECOND * 6 / 5);
+    busy.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_create_gets_a_token_above_all_granted_meanwhile() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.next_write(Outcome::HeldBack);
+    slow.network.next_read(Outcome::Fine);
+    slow.network.next_read(Outcome::Stalled);
+    let acquisition = {
+        let (leases, claim) = (slow.leases.clone(), slow.claim());
+        tokio::spawn(async move { leases.try_acquire(&claim).await })
+    };
+    slow.network.until(|counts| counts.reads == 2).await;
+    let between = quick.granted().await;
+    world.delete().await;
+    slow.network.deliver().await; // The create lands, with a token from before.
+    slow.network.deliver().await;
+    let grant = granted(acquisition.await.unwrap().unwrap());
+    assert!(grant.token > between.token, "{} after {}", grant.token, between.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_from_a_late_create_gets_the_highest_token() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.every(Kind::Write, Outcome::HeldBack);
+    let claim = slow.claim();
+    slow.leases.try_acquire(&claim).await.unwrap_err();
+    // When it lands, its token and its time of writing are old, so it has lapsed at once.
+    quick.env.sleep(contender_span() * 2).await;
+    let between = quick.granted().await;
+    world.delete().await;
+    slow.network.deliver().await;
+    let next = quick.granted().await;
+    assert!(next.token > between.token, "{} after {}", next.token, between.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_finds_a_late_create_distrusts_its_token() {
+    let world = World::new();
+    let (slow, quick) = (world.dated(1), world.dated(2));
+    slow.network.next_write(Outcome::HeldBack);
+    let mut grant = slow.granted().await; // By a second create.
+    world.delete().await;
+    slow.network.deliver().await; // The first one lands, with a lower token.
+    slow.leases.release(&mut grant, None).await.unwrap();
+    assert_eq!(world.raw().await["state"], "free");
+    let next = quick.granted().await;
+    assert!(next.token > grant.token, "{} after {}", next.token, grant.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_very_first_grant_waits_for_the_stores_clock() {
+    let world = World::new();
+    let client = world.dated(1);
+    let began = client.clock.now();
+    let mut grant = client.granted().await;
+    let first = client.clock.now();
+    assert!(first.longest_since(began) >= SECOND, "a `Date` is true to a second");
+    client.leases.release(&mut grant, None).await.unwrap();
+    client.granted().await;
+    assert!(client.clock.now().longest_since(first) < SECOND / 10);
+}
