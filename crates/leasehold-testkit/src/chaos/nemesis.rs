@@ -117,7 +117,10 @@ async fn make_and_judge(
     let history = merged(&folder.join("histories"))?;
     std::fs::write(folder.join("history.jsonl"), &history)?;
     let verdict = judge(&history);
-    let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    let mut wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    if scenario.language != Language::Rust && !workers::clients_were_granted(&history) {
+        wrong.push(format!("no worker in {:?} was granted the lock: nothing was tried", scenario.language));
+    }
     Ok((verdict, wrong))
 }
 
@@ -159,7 +162,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
             resource: world.resource.address().to_string(),
             seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
         };
-        let language = if n % 2 == 0 { scenario.language } else { Language::Rust };
+        let language = if workers::uses_client(n) { scenario.language } else { Language::Rust };
         world.berths.push(Berth::occupy(workers::recipe(language, orders, variables)?));
     }
     world.granted(GRANTS_BEFORE).await;

@@ -44,7 +44,7 @@ pub struct Scenario {
     pub options: &'static str,
     /// The kind of lock that workers acquire.
     pub kind: Kind,
-    /// The language of every second worker. The others are in Rust.
+    /// The language of three of four workers. The others are in Rust.
     pub language: Language,
     /// The leases' time to live.
     pub ttl: Duration,

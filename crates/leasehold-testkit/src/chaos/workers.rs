@@ -4,15 +4,35 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::fleet::Recipe;
 use super::scenario::Language;
 use super::worker::Orders;
 use crate::peers::Program;
 
+/// Whether worker `n` uses a client if the scenario is for one: three of four, so that short runs have grants of theirs.
+pub const fn uses_client(n: usize) -> bool {
+    n % 4 != 3
+}
+
+/// Whether a worker that uses a client was granted the lock. Workers are called `w3.1`, for example.
+pub fn clients_were_granted(history: &str) -> bool {
+    let events = history.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut granted = events.filter(|event| event["what"] == "granted");
+    granted.any(|event| {
+        let who = event["who"].as_str().and_then(|who| who.strip_prefix('w')?.split('.').next());
+        who.and_then(|number| number.parse().ok()).is_some_and(uses_client)
+    })
+}
+
 /// How a worker in `language` is started.
 ///
 /// # Errors
 /// When this program's path is unknown.
+///
+/// # Panics
+/// When `./test` or `./chaos` has not prepared the client.
 pub fn recipe(
     language: Language,
     orders: Orders,
@@ -38,4 +58,11 @@ pub fn recipe(
         }
     };
     Ok(Recipe { program, arguments, orders, variables })
+}
+
+#[test]
+fn grants_of_clients_are_told_from_those_of_the_library() {
+    let event = |what: &str, who: &str| format!("{{\"what\":\"{what}\",\"who\":\"{who}\"}}\n");
+    assert!(clients_were_granted(&(event("granted", "w3.1") + &event("granted", "w6.3"))));
+    assert!(!clients_were_granted(&(event("granted", "w7.2") + &event("checked", "w6.3") + "{")));
 }

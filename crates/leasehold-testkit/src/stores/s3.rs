@@ -13,7 +13,7 @@ use super::{aws, is_by_existence, object, vouch};
 #[cfg(feature = "chaos")]
 use crate::chaos::{
     plan::Kind as Fault,
-    scenario::{Clocks, FENCE_ONLY, Language, Scenario, WITHOUT_TOKENS},
+    scenario::{Clocks, FENCE_ONLY, Scenario, WITHOUT_TOKENS},
     servers::Http,
     worker::Kind as Lock,
 };
@@ -107,13 +107,6 @@ impl TestStore for S3 {
         );
         const ALL: &[Scenario] = &[
             MINIO,
-            Scenario {
-                name: "python",
-                language: Language::Python,
-                clocks: Clocks::WallOnly, // A process and its agent have the boot clock of one machine.
-                ..MINIO
-            },
-            Scenario { name: "node", language: Language::Node, clocks: Clocks::WallOnly, ..MINIO },
             MOTO,
             Scenario {
                 name: "s3-moto-existence",
