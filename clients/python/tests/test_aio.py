@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
+import leasehold_locks
 from conftest import LIMIT, agent, agent_pid
 from leasehold_locks import AlreadyRan, LockHeld, LockLost, Ran, StoreError, aio
 from leasehold_locks.aio import Locker
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs on both event loops."""
+    if request.param == "asyncio":
+        return
+    if sys.version_info >= (3, 11):
+
+        def run(main: Coroutine[Any, Any, T]) -> T:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(main)
+
+        monkeypatch.setattr(asyncio, "run", run)
+    else:
+        pytest.skip("Python 3.10 cannot run another loop")
 
 
 @pytest.fixture
@@ -35,11 +57,46 @@ def test_a_lock_is_held_and_released(locker: Locker) -> None:
                 await lock.guard(timeout=0.05)
             await guard.confirm()
         assert (await locker.status("x")).state == "free"
+        with pytest.raises(RuntimeError):
+            lock.check()
         await lock.acquire()
-        assert lock.locked()
+        lock.check()
+        assert lock.locked() and lock.token > 0
         await lock.release()
         with pytest.raises(RuntimeError):
             await lock.release()
+
+    asyncio.run(main())
+
+
+def test_both_interfaces_have_the_same_operations() -> None:
+    def operations(of: type) -> dict[str, list[str]]:
+        found = inspect.getmembers(of, inspect.isfunction)
+        return {name: list(inspect.signature(call).parameters) for name, call in found if not name.startswith("_")}
+
+    assert operations(Locker) == operations(leasehold_locks.Locker)
+    assert operations(aio.Object) == operations(leasehold_locks.Object)
+    # asyncio.Lock.acquire has no parameters. There is no `on_lost`, since the body is cancelled.
+    differing = {"acquire", "hold"}
+    ours, others = operations(aio.Lock), operations(leasehold_locks.Lock)
+    assert ours.keys() == others.keys()
+    assert {name for name in ours if ours[name] != others[name]} == differing
+
+
+def test_the_operations_on_records_and_tickets(locker: Locker) -> None:
+    async def main() -> None:
+        await locker.init()
+        lock = locker.lock("b")
+        async with lock.hold(context=None):
+            with pytest.raises(LockHeld):
+                await locker.wait_free("b", timeout=0.05)
+        await locker.wait_free("b")
+        assert await locker.sweep("b", older_than=0, dry_run=True)
+        assert await locker.sweep("b", older_than=0) and not await locker.sweep("b", older_than=0)
+        ticket = await (await lock.guard()).ticket()
+        assert await locker.renew_ticket(ticket) > 0
+        assert await locker.release_ticket(ticket)
+        assert (await locker.doctor(ttl="10s")).findings
 
     asyncio.run(main())
 

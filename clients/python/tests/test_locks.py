@@ -22,6 +22,7 @@ from leasehold_locks import (
     _shared,
     open_object,
 )
+from leasehold_locks._requests import within
 from leasehold_locks._types import Duration, milliseconds
 
 
@@ -177,6 +178,39 @@ def test_a_lock_is_passed_on_as_a_ticket(locker: Locker) -> None:
         with pytest.raises(StoreError) as error:
             locker.release_ticket(spoiled)
         assert error.value.kind == "invalid" and spoiled[4:] not in str(error.value)
+
+
+def test_a_wait_of_no_time_is_one_attempt(locker: Locker) -> None:
+    with locker.lock("x").hold(timeout=0), pytest.raises(LockHeld):
+        locker.lock("x").guard(timeout=0)
+
+
+class Context:
+    """As AWS Lambda passes it."""
+
+    def __init__(self, remaining_ms: int) -> None:
+        self.remaining_ms = remaining_ms
+
+    def get_remaining_time_in_millis(self) -> int:
+        return self.remaining_ms
+
+
+def test_a_wait_ends_before_its_invocation(locker: Locker) -> None:
+    lock = locker.lock("x")
+    with lock.hold(context=Context(60_000)):
+        for context in (Context(1_050), Context(0)):
+            with pytest.raises(LockHeld), lock.hold(context=context):
+                pass
+        with pytest.raises(LockHeld):
+            lock.guard(0.01, context=Context(60_000_000))
+
+
+def test_the_shorter_limit_of_a_wait_applies() -> None:
+    assert within(None, Context(3_000)) == 2
+    assert within("5s", Context(3_000)) == 2
+    assert within("1s", Context(3_000)) == 1
+    assert within(None, Context(500)) == 0
+    assert within("5s", None) == "5s" and within(None, None) is None
 
 
 def test_inspection(locker: Locker) -> None:

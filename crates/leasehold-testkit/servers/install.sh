@@ -45,7 +45,7 @@ install_all() {
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
         install_go_peers install_client_go_peer install_s3s_fs install_python_peer install_node_peer install_azurite
-        install_kube_apiserver "install_unpacked nginx prometheus"
+        install_kube_apiserver "install_unpacked nginx prometheus" install_guide_python install_guide_node
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -230,6 +230,40 @@ install_node_peer() {
 }
 
 node_peer() { printf '%s/peers-node-%s/redlock' "$CACHE" "$(digest "$PEER_SOURCES"/node/*.*)"; }
+
+# The packages that the guides in Python import. Our own client is used from its source.
+guide_python() { printf '%s/guides-python-%s/bin/python' "$CACHE" "$(digest "$PEER_SOURCES"/guides/requirements.txt)"; }
+
+install_guide_python() {
+    local venv
+    venv=$(guide_python) && venv=${venv%/bin/python}
+    [[ -e $venv/complete ]] && return 0
+    rm -rf "$venv"
+    python3 -m venv "$venv" &&
+        "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$PEER_SOURCES/guides/requirements.txt" &&
+        touch "$venv/complete"
+}
+
+# The folder `node_modules` with the packages that the guides for Node import, and our client.
+guide_node() {
+    local sources=("$PEER_SOURCES"/guides/*.json clients/typescript/*.json clients/typescript/src/*)
+    printf '%s/guides-node-%s/node_modules' "$CACHE" "$(digest "${sources[@]}")"
+}
+
+install_guide_node() {
+    local target building status=0
+    target=$(guide_node)
+    [[ -e $target/leasehold/package.json ]] && return 0
+    building=$(mktemp -d) || return 1
+    mkdir -p "${target%/*}" && cp "$PEER_SOURCES"/guides/*.json "${target%/*}" &&
+        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "${target%/*}" &&
+        cp -R clients/typescript/*.json clients/typescript/src "$building" &&
+        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "$building" &&
+        "$building/node_modules/.bin/tsc" -p "$building" --outDir "$target/leasehold/dist" &&
+        cp "$building/package.json" "$target/leasehold" || status=1
+    rm -rf "$building"
+    return "$status"
+}
 
 # azurite: its path.
 azurite() { printf '%s/azurite-%s/azurite' "$CACHE" "$(digest "$SERVER_FILES"/azurite/*.json)"; }

@@ -255,6 +255,9 @@ name_programs() {
     LEASEHOLD_TEST_PEER_REDLOCK_NODE=$(node_peer)
     LEASEHOLD_TEST_PEER_REDISSON=$(redisson_peer)
     LEASEHOLD_TEST_PEER_CLIENT_GO=$(client_go_peer)
+    export LEASEHOLD_TEST_GUIDE_PYTHON LEASEHOLD_TEST_GUIDE_NODE
+    LEASEHOLD_TEST_GUIDE_PYTHON=$(guide_python)
+    LEASEHOLD_TEST_GUIDE_NODE=$(guide_node)
     return "$failed"
 }
 

@@ -10,6 +10,7 @@
 //! - [`faults`]: carries out a planned fault.
 //! - [`worker`]: what each process does; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
 //!   checker must catch.
+//! - [`workers`]: the programs of the processes, in Rust and in the languages of the clients.
 //! - [`resource`]: the counter that the lock protects.
 //! - [`true_time`], [`history`]: the record of events, with times that faked clocks do not affect.
 //! - [`checker`]: judges the recorded history.
@@ -31,3 +32,4 @@ pub mod scenario;
 pub mod servers;
 pub mod true_time;
 pub mod worker;
+pub mod workers;

@@ -15,6 +15,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// Python with the packages that the guides import.
+    pub const GUIDE_PYTHON: Self = Self::tool("LEASEHOLD_TEST_GUIDE_PYTHON");
+    /// The folder `node_modules` with the packages that the guides import.
+    pub const GUIDE_NODE: Self = Self::tool("LEASEHOLD_TEST_GUIDE_NODE");
+
     /// A tool, whose path `variable` holds.
     pub const fn tool(variable: &'static str) -> Self {
         Self { variable, server: None }

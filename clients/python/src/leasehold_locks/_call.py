@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import TypeVar
 
 from . import _shared
 from ._agent import Agent
 from ._errors import AgentError, LeaseholdError
 from ._hold import Hold, Message, Pending
+from ._requests import ANSWER_TIMEOUT, Operation
 
-#: How long an agent may take to answer what does not wait for others, in seconds: longer than a store may take.
-ANSWER_TIMEOUT = 120.0
+T = TypeVar("T")
 
 
 class Call:
@@ -52,6 +53,10 @@ class Call:
 
 def call(fields: Message, limit: float | None = ANSWER_TIMEOUT) -> Message:
     return begin(fields).next(limit)
+
+
+def run(operation: Operation[T]) -> T:
+    return operation.read(call(operation.fields, operation.limit))
 
 
 def hold_of(call: Call) -> Hold:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from ._call import ANSWER_TIMEOUT, Call, begin, call, hold_of
+from ._call import Call, begin, call, hold_of
 from ._errors import LockHeld, LockLost, StoreError
 from ._guard import BaseGuard, log
 from ._hold import Message
-from ._requests import LockSettings, expect, target, was_held
+from ._requests import ANSWER_TIMEOUT, Invocation, LockSettings, expect, target, was_held, within
 from ._types import Duration, Leader, milliseconds
 
 
@@ -105,7 +105,13 @@ class Lock:
     def name(self) -> str:
         return self._settings.name
 
-    def hold(self, timeout: Duration | None = None, *, on_lost: Callable[[LockLost], object] | None = None) -> Holding:
+    def hold(
+        self,
+        timeout: Duration | None = None,
+        *,
+        context: Invocation | None = None,
+        on_lost: Callable[[LockLost], object] | None = None,
+    ) -> Holding:
         """Holds the lock during a ``with`` statement. Waits for at most ``timeout``, or without a limit.
 
         >>> with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
@@ -113,13 +119,17 @@ class Lock:
         ...     deploy(fence=g.token)
 
         Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. For leaving, see :class:`Guard`.
-        ``on_lost`` is called in a thread of its own if the lock is lost.
+        ``on_lost`` is called in a thread of its own if the lock is lost. With the ``context`` of an AWS Lambda
+        function, the wait ends a second before the invocation does, or earlier.
         """
-        return Holding(self, timeout, on_lost)
+        return Holding(self, timeout, context, on_lost)
 
-    def guard(self, timeout: Duration | None = None) -> Guard:
-        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``."""
-        return self._acquired(self._settings.request("acquire", timeout))
+    def guard(self, timeout: Duration | None = None, *, context: Invocation | None = None) -> Guard:
+        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``.
+
+        For ``context``, see :meth:`hold`.
+        """
+        return self._acquired(self._settings.request("acquire", within(timeout, context)))
 
     def try_acquire(self) -> Guard | None:
         """Acquires the lock if it is free now; ``None`` if another holder has it.
@@ -211,14 +221,21 @@ class _Thread(threading.local):
 class Holding:
     """A lock during a ``with`` statement: see :meth:`Lock.hold`. Can be used again, and by several threads."""
 
-    def __init__(self, lock: Lock, timeout: Duration | None, on_lost: Callable[[LockLost], object] | None) -> None:
+    def __init__(
+        self,
+        lock: Lock,
+        timeout: Duration | None,
+        context: Invocation | None,
+        on_lost: Callable[[LockLost], object] | None,
+    ) -> None:
         self._lock = lock
         self._timeout = timeout
+        self._context = context
         self._on_lost = on_lost
         self._thread = _Thread()
 
     def __enter__(self) -> Guard:
-        guard = self._lock.guard(self._timeout)
+        guard = self._lock.guard(self._timeout, context=self._context)
         if self._on_lost is not None:
             guard.on_lost(self._on_lost)
         self._thread.guards.append(guard)

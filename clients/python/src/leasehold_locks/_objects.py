@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._call import ANSWER_TIMEOUT, Call, begin, call
+from ._call import Call, begin, call
 from ._hold import Message
-from ._requests import decoded, encoded, expect
+from ._requests import ANSWER_TIMEOUT, decoded, encoded, expect
 from ._types import Duration, milliseconds
 
 

@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ._errors import AgentError
 from ._hold import Message
 from ._types import Duration, milliseconds
+
+T = TypeVar("T")
+
+#: How long an agent may take to answer what does not wait for others, in seconds: longer than a store may take.
+ANSWER_TIMEOUT = 120.0
+
+#: What a wait leaves of the time of an invocation, so that its function can report that the lock is held.
+_RESERVED_MS = 1_000
+
+
+@dataclass(frozen=True)
+class Operation(Generic[T]):
+    """A request with one answer."""
+
+    fields: Message
+    read: Callable[[Message], T]
+    limit: float | None = ANSWER_TIMEOUT
+
+
+class Invocation(Protocol):
+    """The context of an invocation, as AWS Lambda passes it to a function."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        """The time that remains until the invocation is ended."""
+        ...
+
+
+def within(timeout: Duration | None, context: Invocation | None) -> Duration | None:
+    """The time limit of a wait that ends before its invocation does."""
+    if context is None:
+        return timeout
+    left = max(0, context.get_remaining_time_in_millis() - _RESERVED_MS)
+    return (left if timeout is None else min(left, milliseconds(timeout, "timeout"))) / 1_000
 
 
 @dataclass(frozen=True)
@@ -27,25 +61,17 @@ class LockSettings:
         return message
 
 
-def lock_settings(
-    store: str | None,
-    name: str,
-    *,
-    ttl: Duration | None,
-    note: str | None,
-    owner: str | None,
-    lock_delay: Duration | None,
-    store_timeout: Duration | None,
-    barge: bool,
-    **more: Any,
-) -> LockSettings:
-    fields: dict[str, Any] = {"note": note, "owner": owner, **more}
-    for field, value in (("ttl", ttl), ("lock_delay", lock_delay), ("store_timeout", store_timeout)):
-        if value is not None:
+def lock_settings(store: str | None, name: str, **settings: Any) -> LockSettings:
+    """Settings that are ``None`` are left to the agent."""
+    fields: dict[str, Any] = {}
+    for field, value in settings.items():
+        if value is None:
+            continue
+        if field in ("ttl", "lock_delay", "store_timeout"):
             fields[f"{field}_ms"] = milliseconds(value, field)
-    if barge:
-        fields["barge"] = True
-    return LockSettings(store, name, tuple((key, value) for key, value in fields.items() if value is not None))
+        else:
+            fields[field] = value
+    return LockSettings(store, name, tuple(fields.items()))
 
 
 def target(store: str | None, lock: str | None = None) -> Message:

@@ -94,7 +94,11 @@ fn policy(operation: &str, fields: &mut Fields) -> Result<WaitPolicy, Refusal> {
         return Ok(WaitPolicy::Try);
     }
     let limit = fields.milliseconds("wait_ms", 0, OncePer::LONGEST)?;
-    Ok(limit.map_or(WaitPolicy::Forever, WaitPolicy::Within))
+    Ok(match limit {
+        None => WaitPolicy::Forever,
+        Some(Duration::ZERO) => WaitPolicy::Try, // A wait of no time would leave the store no time either.
+        Some(limit) => WaitPolicy::Within(limit),
+    })
 }
 
 impl LockSettings {

@@ -10,6 +10,7 @@ use std::{env, fs};
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::servers::Server;
 
+use super::root;
 use super::script::quoted;
 
 /// The words in a guide that need a substitute.
@@ -18,11 +19,12 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("dynamodb", dynamodb),
     ("my-table", table),
     ("my-locks", table),
+    ("my-old-locks", table),
     ("my-app/", prefix),
     ("10.0.0.1:2379", etcd),
     ("https://storage.googleapis.com", google),
     ("$DATABASE_URL", database),
-    ("$REDIS_URL", redis),
+    ("REDIS_URL", redis),
     ("my-report", key),
     ("old-java-worker", old_java_worker),
     ("old-go-worker", old_go_worker),
@@ -181,6 +183,11 @@ fn gcloud() -> Substitute {
     Substitute { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..Substitute::default() }
 }
 
+/// The folder of the client for Python, whose package readers have installed.
+fn python_client() -> String {
+    root().join("clients/python/src").display().to_string()
+}
+
 fn unique(name: &str) -> String {
     let random = leasehold::lease::Id::random(&leasehold::random::Random::from_os()).to_string();
     format!("{name}-{}", &random[..8])
@@ -211,6 +218,10 @@ impl Environment {
                 symlink(path, self.programs.join(name)).unwrap();
             }
         }
+        if let Ok(packages) = env::var(Program::GUIDE_NODE.variable()) {
+            // Node finds packages only in a folder of this name beside a program.
+            symlink(packages, self.programs.with_file_name("node_modules")).unwrap();
+        }
         for (name, script) in self.substitutes.values().filter_map(|substitute| substitute.program.as_ref()) {
             let path = self.programs.join(name);
             fs::write(&path, script).unwrap();
@@ -238,9 +249,15 @@ impl Environment {
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
         // Compilers may be elsewhere than Debian's programs.
         let others = env::var("PATH").unwrap_or_default();
-        let path = format!("{}:/usr/local/bin:/usr/bin:/bin:{others}", self.programs.display());
+        let python = env::var(Program::GUIDE_PYTHON.variable()).unwrap_or_default();
+        let python = Path::new(&python).parent().unwrap_or(Path::new("")).display();
+        let path = format!("{}:{python}:/usr/local/bin:/usr/bin:/bin:{others}", self.programs.display());
         ours.chain(given.map(|(name, value)| ((*name).to_owned(), value.clone())))
             .chain(region)
+            .chain([
+                ("PYTHONPATH".to_owned(), python_client()),
+                ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
+            ])
             .chain([("PATH".to_owned(), path), ("LANG".to_owned(), "C.UTF-8".to_owned())])
             .collect()
     }

@@ -8,6 +8,7 @@
 //! | `text` | expected output of the block before; `...` matches anything |
 //! | `crontab` | the command of each entry is run as cron runs it |
 //! | `yaml` | the commands of a workflow (GitHub Actions, GitLab) are run, each step in a new shell |
+//! | `python FILE`, `js FILE` | written to the file |
 //! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
 //! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine has
@@ -49,6 +50,10 @@ guides! {
     leader_election: "leader-election.md",
     one_writer_per_json: "one-writer-per-json.md",
     migrating: "migrating.md",
+    celery: "celery.md",
+    lambda: "lambda.md",
+    leader_in_node: "leader-in-node.md",
+    migrating_libraries: "migrating-libraries.md",
     go: "go.md",
     java: "java.md",
     ruby: "ruby.md",

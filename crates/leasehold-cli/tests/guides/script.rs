@@ -35,7 +35,8 @@ pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
             "yaml" => workflow::read(&block.text).map(steps),
             "text" => output_of_the_one_before(blocks, number),
             "rust" => Ok(String::new()),
-            kind => Err(format!("nothing here runs a block of the kind {kind:?}")),
+            kind => program(kind, &block.text)
+                .ok_or_else(|| format!("nothing here runs a block of the kind {kind:?}")),
         };
         let commands = commands.map_err(|error| format!("line {}: {error}", block.line))?;
         has_command |= !commands.is_empty();
@@ -50,6 +51,20 @@ pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
     let _ = writeln!(script, "echo {DONE} >\"${OUTPUT}/{PROGRESS}\"");
     Ok(script)
 }
+
+/// Writes the file that a block like `python worker.py` contains.
+fn program(kind: &str, text: &str) -> Option<String> {
+    let (language, file) = kind.split_once(' ')?;
+    let suffix = match language {
+        "python" => ".py",
+        "js" => ".mjs",
+        _ => return None,
+    };
+    file.ends_with(suffix).then(|| format!("cat >{} <<'{END}'\n{text}{END}\n", quoted(file)))
+}
+
+/// The line after the text of a file.
+const END: &str = "END OF THE FILE";
 
 fn output_of_the_one_before(blocks: &[Block], number: usize) -> Result<String, String> {
     let before = number.checked_sub(1).map(|before| blocks[before].kind.as_str());
@@ -123,6 +138,15 @@ fn steps(workflow: workflow::Workflow) -> String {
 /// Quotes `text` for a shell.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[test]
+fn a_program_is_written_to_its_file() {
+    let command = program("python a.py", "print(1)\n").unwrap();
+    assert_eq!(command, "cat >'a.py' <<'END OF THE FILE'\nprint(1)\nEND OF THE FILE\n");
+    for kind in ["python", "python a.rb", "ruby a.rb", "js a.py"] {
+        assert_eq!(program(kind, ""), None, "{kind}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, timeout};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -31,8 +31,10 @@ enum Order {
 /// How a worker is started.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// This program.
+    /// The program.
     pub program: PathBuf,
+    /// Its arguments before the orders.
+    pub arguments: Vec<OsString>,
     /// The worker's orders. `who` holds only its number; the run count is appended.
     pub orders: Orders,
     /// Additional environment variables.
@@ -123,6 +125,7 @@ async fn finished(finishing: &mut watch::Receiver<bool>) {
 
 fn start(recipe: &Recipe) -> io::Result<Child> {
     Command::new(&recipe.program)
+        .args(&recipe.arguments)
         .args(recipe.orders.arguments())
         .envs(recipe.variables.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
@@ -152,10 +155,24 @@ async fn attend(
                 }
                 Order::Stop(duration) => {
                     signal(child, Signal::STOP)?;
+                    signal_agents(child, Signal::STOP);
                     SystemClock.sleep(duration).await;
                     signal(child, Signal::CONT)?;
+                    signal_agents(child, Signal::CONT);
                 }
             }
+        }
+    }
+}
+
+/// Stops and resumes the agent of a worker together with it, as a frozen machine does. A worker in Rust has none.
+fn signal_agents(worker: &Child, signal: Signal) {
+    let tasks = worker.id().and_then(|id| std::fs::read_dir(format!("/proc/{id}/task")).ok());
+    for task in tasks.into_iter().flatten().flatten() {
+        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for id in children.split_whitespace().filter_map(|id| Pid::from_raw(id.parse().ok()?)) {
+            // It may have ended meanwhile.
+            let _ = kill_process(id, signal);
         }
     }
 }
@@ -169,6 +186,7 @@ async fn say_goodbye(
     drop(input);
     // The worker may be stopped, or already dead.
     let _ = signal(&child, Signal::CONT);
+    signal_agents(&child, Signal::CONT);
     let Some(status) = timeout(&SystemClock, FAREWELL, child.wait()).await else {
         child.kill().await?;
         return Ok(Some(format!("did not end within {FAREWELL:?} of being told to")));

@@ -14,12 +14,13 @@ use tempfile::TempDir;
 use super::checker::{Rule, Verdict, judge};
 use super::environment::Environment;
 use super::faults::{Stepper, World};
-use super::fleet::{Berth, Recipe};
+use super::fleet::Berth;
 use super::history::{History, merged};
 use super::plan::{Fault, Kind, plan};
 use super::resource::Resource;
-use super::scenario::{Clocks, Scenario};
+use super::scenario::{Clocks, Language, Scenario};
 use super::worker::Orders;
+use super::workers;
 
 /// How many processes contend for the lock.
 const WORKERS: usize = 8;
@@ -116,7 +117,10 @@ async fn make_and_judge(
     let history = merged(&folder.join("histories"))?;
     std::fs::write(folder.join("history.jsonl"), &history)?;
     let verdict = judge(&history);
-    let wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    let mut wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    if scenario.language != Language::Rust && !workers::clients_were_granted(&history) {
+        wrong.push(format!("no worker in {:?} was granted the lock: nothing was tried", scenario.language));
+    }
     Ok((verdict, wrong))
 }
 
@@ -158,7 +162,8 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
             resource: world.resource.address().to_string(),
             seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
         };
-        world.berths.push(Berth::occupy(Recipe { program: std::env::current_exe()?, orders, variables }));
+        let language = if workers::uses_client(n) { scenario.language } else { Language::Rust };
+        world.berths.push(Berth::occupy(workers::recipe(language, orders, variables)?));
     }
     world.granted(GRANTS_BEFORE).await;
     // A lock that must be found out is run until it is, but not much longer than that takes.

@@ -20,6 +20,17 @@ pub enum Clocks {
     TwiceTooFast,
 }
 
+/// The language of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// The library.
+    Rust,
+    /// The Python client, with asyncio.
+    Python,
+    /// The client for Node.
+    Node,
+}
+
 /// A setup that chaos runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
@@ -33,6 +44,8 @@ pub struct Scenario {
     pub options: &'static str,
     /// The kind of lock that workers acquire.
     pub kind: Kind,
+    /// The language of three of four workers. The others are in Rust.
+    pub language: Language,
     /// The leases' time to live.
     pub ttl: Duration,
     /// How the workers' clocks are wrong.
@@ -64,6 +77,7 @@ impl Scenario {
             server_faults,
             options: "",
             kind: Kind::Leasehold,
+            language: Language::Rust,
             ttl: Duration::from_secs(2),
             clocks: Clocks::WithinBounds,
             promises: Rule::ALL,

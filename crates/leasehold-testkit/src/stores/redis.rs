@@ -14,7 +14,10 @@ use leasehold::LockName;
 use tokio::process::Command;
 
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
+use crate::chaos::{
+    plan::Kind as Fault,
+    scenario::{Clocks, Language, Scenario},
+};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
 use crate::launch::{Launch, Launched, Measured, options, program};
@@ -86,11 +89,16 @@ impl TestStore for Redis {
     fn scenarios(&self) -> &'static [Scenario] {
         // The margin is for a server whose clock is set, and no test sets this one's.
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
+        const REDIS: Scenario = Scenario {
+            options: "margin=0s&failover_grace=0s",
+            ..Scenario::store("redis", chaos::keeping, FAULTS)
+        };
+        // A process and its agent have the boot clock of one machine.
+        const CLIENTS: Scenario = Scenario { clocks: Clocks::WallOnly, ..REDIS };
         const ALL: &[Scenario] = &[
-            Scenario {
-                options: "margin=0s&failover_grace=0s",
-                ..Scenario::store("redis", chaos::keeping, FAULTS)
-            },
+            REDIS,
+            Scenario { name: "python", language: Language::Python, ..CLIENTS },
+            Scenario { name: "node", language: Language::Node, ..CLIENTS },
             Scenario {
                 options: "margin=0s&failover_grace=3s",
                 ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)

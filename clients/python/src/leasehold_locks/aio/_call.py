@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TypeVar
 
 from .. import _shared
 from .._agent import Agent
-from .._call import ANSWER_TIMEOUT
 from .._errors import LeaseholdError
 from .._hold import Hold, Message, Pending
+from .._requests import ANSWER_TIMEOUT, Operation
+
+T = TypeVar("T")
 
 
 class Call:
@@ -58,6 +61,10 @@ async def begin(fields: Message) -> Call:
 
 async def call(fields: Message, limit: float | None = ANSWER_TIMEOUT) -> Message:
     return await (await begin(fields)).next(limit)
+
+
+async def run(operation: Operation[T]) -> T:
+    return operation.read(await call(operation.fields, operation.limit))
 
 
 def hold_of(call: Call) -> Hold:

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
-from .._call import ANSWER_TIMEOUT
 from .._errors import LockHeld, LockLost, StoreError
 from .._guard import BaseGuard, log
 from .._hold import Message
-from .._requests import LockSettings, expect, target, was_held
+from .._requests import ANSWER_TIMEOUT, Invocation, LockSettings, expect, target, was_held, within
 from .._types import Duration, Leader, milliseconds
 from ._call import Call, begin, call, hold_of
 
@@ -150,16 +149,20 @@ class Lock:
     def name(self) -> str:
         return self._settings.name
 
-    def hold(self, timeout: Duration | None = None) -> Holding:
+    def hold(self, timeout: Duration | None = None, *, context: Invocation | None = None) -> Holding:
         """Holds the lock during an ``async with`` statement. Waits for at most ``timeout``, or without a limit.
 
-        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout.
+        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. With the ``context`` of an AWS
+        Lambda function, the wait ends a second before the invocation does, or earlier.
         """
-        return Holding(self, timeout)
+        return Holding(self, timeout, context)
 
-    async def guard(self, timeout: Duration | None = None) -> Guard:
-        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``."""
-        return await self._acquired(self._settings.request("acquire", timeout))
+    async def guard(self, timeout: Duration | None = None, *, context: Invocation | None = None) -> Guard:
+        """Acquires the lock. Raises :class:`LockHeld` if another holder still has it after ``timeout``.
+
+        For ``context``, see :meth:`hold`.
+        """
+        return await self._acquired(self._settings.request("acquire", within(timeout, context)))
 
     async def try_acquire(self) -> Guard | None:
         """Acquires the lock if it is free now; ``None`` if another holder has it."""
@@ -192,6 +195,20 @@ class Lock:
         """Whether this object holds the lock."""
         return any(guard.is_held for guard in self._held)
 
+    @property
+    def token(self) -> int:
+        """The fencing token of what :meth:`acquire` acquired."""
+        return self._latest().token
+
+    def check(self) -> None:
+        """Checks that what :meth:`acquire` acquired is still held."""
+        self._latest().check()
+
+    def _latest(self) -> Guard:
+        if not self._held:
+            raise RuntimeError("the lock is not acquired")
+        return self._held[-1]
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
@@ -199,13 +216,14 @@ class Lock:
 class Holding:
     """A lock during an ``async with`` statement: see :meth:`Lock.hold`."""
 
-    def __init__(self, lock: Lock, timeout: Duration | None) -> None:
+    def __init__(self, lock: Lock, timeout: Duration | None, context: Invocation | None) -> None:
         self._lock = lock
         self._timeout = timeout
+        self._context = context
         self._guards: dict[asyncio.Task[Any] | None, list[Guard]] = {}
 
     async def __aenter__(self) -> Guard:
-        guard = await self._lock.guard(self._timeout)
+        guard = await self._lock.guard(self._timeout, context=self._context)
         guard._enter()
         self._guards.setdefault(asyncio.current_task(), []).append(guard)
         return guard

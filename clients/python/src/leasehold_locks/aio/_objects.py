@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from .._call import ANSWER_TIMEOUT
 from .._hold import Message
-from .._requests import decoded, encoded, expect
+from .._requests import ANSWER_TIMEOUT, decoded, encoded, expect
+from .._types import Duration, milliseconds
 from ._call import Call, begin, call
 
 
@@ -27,10 +27,23 @@ class Object:
         expect(await call(fields), "done")
 
     async def update(
-        self, change: Callable[[bytes | None], Awaitable[bytes | None]], *, fence: int | None = None
+        self,
+        change: Callable[[bytes | None], Awaitable[bytes | None]],
+        *,
+        fence: int | None = None,
+        attempts: int | None = None,
+        within: Duration | None = None,
     ) -> bool:
-        """Replaces the content by ``await change(content)``, and calls it again if another writer was faster."""
-        request = await begin({**self._fields("update", fence), **self._typed})
+        """Replaces the content by ``await change(content)``, and calls it again if another writer was faster.
+
+        See :meth:`leasehold_locks.Object.update`.
+        """
+        fields = {**self._fields("update", fence), **self._typed}
+        if attempts is not None:
+            fields["attempts"] = attempts
+        if within is not None:
+            fields["within_ms"] = milliseconds(within, "within")
+        request = await begin(fields)
         while True:
             message = await request.next(ANSWER_TIMEOUT)
             if message["ev"] != "content":

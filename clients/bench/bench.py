@@ -1,0 +1,123 @@
+"""Measures locks from Python: a line of JSON. `./bench-clients` runs it.
+
+bench.py CONTENDER SECONDS [STORE]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+contender, seconds, *rest = sys.argv[1:]
+
+
+def leasehold() -> Callable[[], None]:
+    from leasehold_locks import Locker
+
+    lock = Locker(rest[0]).lock("bench")
+
+    def once() -> None:
+        with lock.hold():
+            pass
+
+    return once
+
+
+def redis_py() -> Callable[[], None]:
+    import redis
+
+    lock = redis.Redis.from_url(rest[0]).lock("bench-redis-py", timeout=30)
+
+    def once() -> None:
+        with lock:
+            pass
+
+    return once
+
+
+def filelock() -> Callable[[], None]:
+    from filelock import FileLock
+
+    lock = FileLock("bench.lock")
+
+    def once() -> None:
+        with lock:
+            pass
+
+    return once
+
+
+def measure(once: Callable[[], None]) -> list[float]:
+    for _ in range(20):
+        once()
+    times: list[float] = []
+    end = time.perf_counter() + float(seconds)
+    while (start := time.perf_counter()) < end:
+        once()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def start_of_an_agent() -> list[float]:
+    """From the first request of a process to its answer, with the end of the agent in between."""
+    from leasehold_locks import Locker, _shared
+
+    times: list[float] = []
+    end = time.perf_counter() + float(seconds)
+    while time.perf_counter() < end:
+        _shared._at_exit()
+        start = time.perf_counter()
+        Locker("mem:").capabilities()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def memory_of_workers(count: int = 32) -> dict[str, float]:
+    """Prefork: the memory of 32 agents, each with a held lock, in MiB. Pages that agents share count once."""
+    from leasehold_locks import Locker, _shared
+
+    locker = Locker(rest[0])
+    pipes, workers = [], []
+    for number in range(count):
+        told, tell = os.pipe()
+        worker = os.fork()
+        if worker == 0:
+            with locker.lock(f"worker/{number}").hold():
+                os.write(tell, f"{_shared.shared()._process.pid:8}".encode())
+                time.sleep(600)
+        pipes.append(told)
+        workers.append(worker)
+    agents = [int(os.read(pipe, 8)) for pipe in pipes]
+    proportional = [memory(agent, "Pss") for agent in agents]
+    private = [memory(agent, "Private_Clean") + memory(agent, "Private_Dirty") for agent in agents]
+    for worker in workers:
+        os.kill(worker, 9)
+        os.waitpid(worker, 0)
+    return {
+        "agents": count,
+        "proportional_mib": sum(proportional) / 1_024,
+        "private_each_mib": sum(private) / 1_024 / count,
+        "one_alone_mib": memory_alone(),
+    }
+
+
+def memory(pid: int, what: str) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"{what}:"))
+
+
+def memory_alone() -> float:
+    from leasehold_locks import Locker, _shared
+
+    with Locker(rest[0]).lock("alone").hold():
+        return memory(_shared.shared()._process.pid, "Rss") / 1_024
+
+
+LOCKS = {"leasehold": leasehold, "redis-py": redis_py, "filelock": filelock}
+if contender == "memory":
+    print(json.dumps(memory_of_workers()))
+else:
+    print(json.dumps(start_of_an_agent() if contender == "start" else measure(LOCKS[contender]())))

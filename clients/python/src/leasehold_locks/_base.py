@@ -1,0 +1,180 @@
+"""What the lockers of both interfaces share: how locks are made, and the requests with one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ._hold import Message
+from ._requests import LockSettings, Operation, expect, lock_settings, store_url, target, was_held
+from ._types import Capabilities, Duration, Report, Status, milliseconds
+
+L = TypeVar("L")
+E = TypeVar("E")
+W = TypeVar("W")
+
+
+class BaseLocker(Generic[L, W, E]):
+    """A store of locks."""
+
+    _lock: Callable[[LockSettings], L]
+    _rw_lock: Callable[[L, L], W]
+    _election: Callable[[LockSettings], E]
+
+    def __init__(self, store: str | None = None) -> None:
+        self._store = store_url(store)
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Duration | None = None,
+        note: str | None = None,
+        owner: str | None = None,
+        lock_delay: Duration | None = None,
+        store_timeout: Duration | None = None,
+        barge: bool = False,
+    ) -> L:
+        """The lock called ``name``.
+
+        ``ttl`` is how long others wait if this process dies (30 s by default). ``note`` and ``owner`` describe the
+        holder to others. With ``lock_delay``, others wait longer after the lease of a holder has lapsed. The store may
+        take ``store_timeout`` to answer. With ``barge``, waiters that came earlier have no precedence.
+        """
+        return self._lock(
+            self._settings(
+                name,
+                ttl=ttl,
+                note=note,
+                owner=owner,
+                lock_delay=lock_delay,
+                store_timeout=store_timeout,
+                barge=barge or None,
+            )
+        )
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: Duration | None = None,
+        note: str | None = None,
+        owner: str | None = None,
+        lock_delay: Duration | None = None,
+        store_timeout: Duration | None = None,
+    ) -> L:
+        """A lock with up to ``permits`` holders, at most 64."""
+        return self._lock(
+            self._settings(
+                name,
+                ttl=ttl,
+                note=note,
+                owner=owner,
+                lock_delay=lock_delay,
+                store_timeout=store_timeout,
+                mode="permit",
+                permits=permits,
+            )
+        )
+
+    def rw_lock(
+        self,
+        name: str,
+        *,
+        ttl: Duration | None = None,
+        note: str | None = None,
+        owner: str | None = None,
+        lock_delay: Duration | None = None,
+        store_timeout: Duration | None = None,
+    ) -> W:
+        """A readers-writer lock: ``locker.rw_lock("index").shared``, and ``exclusive``."""
+        shared, exclusive = (
+            self._lock(
+                self._settings(
+                    name,
+                    ttl=ttl,
+                    note=note,
+                    owner=owner,
+                    lock_delay=lock_delay,
+                    store_timeout=store_timeout,
+                    mode=mode,
+                )
+            )
+            for mode in ("shared", "exclusive")
+        )
+        return self._rw_lock(shared, exclusive)
+
+    def election(
+        self,
+        name: str,
+        *,
+        value: str | None = None,
+        ttl: Duration | None = None,
+        note: str | None = None,
+        owner: str | None = None,
+        lock_delay: Duration | None = None,
+        store_timeout: Duration | None = None,
+    ) -> E:
+        """The election called ``name``. ``value`` is what this candidate advertises while it leads."""
+        return self._election(
+            self._settings(
+                name,
+                ttl=ttl,
+                note=note,
+                owner=owner,
+                lock_delay=lock_delay,
+                store_timeout=store_timeout,
+                mode="leader",
+                value=value,
+            )
+        )
+
+    def _settings(self, name: str, **settings: Any) -> LockSettings:
+        return lock_settings(self._store, name, **settings)
+
+    # The requests with one answer, which each interface sends in its way.
+
+    def _status(self, name: str) -> Operation[Status]:
+        return Operation(self._request("status", name), lambda answer: Status.of(expect(answer, "status")))
+
+    def _wait_free(self, name: str, timeout: Duration | None) -> Operation[None]:
+        more: Message = {} if timeout is None else {"wait_ms": milliseconds(timeout, "timeout")}
+        return Operation(self._request("wait_free", name, **more), _done, None)
+
+    def _break_lock(self, name: str, token: int) -> Operation[bool]:
+        return Operation(self._request("break", name, token=str(token)), lambda answer: was_held(answer, "broken"))
+
+    def _sweep(self, name: str, older_than: Duration, dry_run: bool) -> Operation[bool]:
+        more = {"older_than_ms": milliseconds(older_than, "older_than"), "dry_run": dry_run}
+        return Operation(self._request("sweep", name, **more), lambda answer: bool(expect(answer, "swept")["deleted"]))
+
+    def _init(self) -> Operation[None]:
+        return Operation(self._request("init"), _done)
+
+    def _capabilities(self) -> Operation[Capabilities]:
+        return Operation(self._request("capabilities"), lambda answer: Capabilities.of(expect(answer, "capabilities")))
+
+    def _doctor(self, ttl: Duration | None, thorough: bool) -> Operation[Report]:
+        more: Message = {} if ttl is None else {"ttl_ms": milliseconds(ttl, "ttl")}
+        fields = self._request("doctor", thorough=thorough, **more)
+        return Operation(fields, lambda answer: Report.of(expect(answer, "report")), None)
+
+    def _renew_ticket(self, ticket: str) -> Operation[float]:
+        return Operation(
+            self._request("renew_ticket", ticket=ticket),
+            lambda answer: int(expect(answer, "ticket_renewed")["remaining_ms"]) / 1_000,
+        )
+
+    def _release_ticket(self, ticket: str) -> Operation[bool]:
+        return Operation(self._request("release_ticket", ticket=ticket), lambda answer: was_held(answer, "released"))
+
+    def _request(self, op: str, lock: str | None = None, **more: Any) -> Message:
+        return {"op": op, **target(self._store, lock), **more}
+
+    def __repr__(self) -> str:
+        return "<Locker>"  # A URL may contain a password.
+
+
+def _done(answer: Message) -> None:
+    expect(answer, "done")
