@@ -3,12 +3,12 @@
 import { spawn } from "node:child_process";
 
 /**
- * Runs the command; resolves with its exit code and, if its stdout is a pipe, with what it wrote there. A signal to this
- * process, by which the runner cancels a step, is passed on; the command ends the step.
+ * Runs the command; resolves with its exit code and, if its stdout is a pipe, with what it wrote there. If the runner
+ * cancels the step, by SIGINT and later SIGTERM, the command gets SIGTERM: bash may ignore SIGINT while it runs a program.
  */
 export async function execute(command, args, { env = {}, stdout = "inherit" } = {}) {
   const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["ignore", stdout, "inherit"] });
-  const pass = (signal) => child.kill(signal);
+  const pass = () => child.kill("SIGTERM");
   const signals = ["SIGINT", "SIGTERM"];
   signals.forEach((signal) => process.on(signal, pass));
   try {
