@@ -82,7 +82,7 @@ try_npm() {
 try_npm_from() {
     local place=$scratch/npm/user
     npm_install "$1" "$place"
-    [[ $(ls "$place/node_modules/@leasehold") == "$(npm_platform)" ]] || fail "npm installed another platform's package"
+    [[ $(ls "$place/node_modules/@leasehold" 2>/dev/null) == "$(npm_platform)" ]] || fail "npm did not install @leasehold/$(npm_platform) alone"
     cp packaging/npm-program.ts "$place/program.ts"
     node "$(clients/typescript/tools.sh)/typescript/bin/tsc" --strict --module nodenext --target es2022 --lib es2022,dom \
         --types '' "$place/program.ts"
