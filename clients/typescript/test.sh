@@ -19,20 +19,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # A folder that somebody made with `npm ci` stays.
 if [[ -L node_modules || ! -e node_modules ]]; then
-    packages=${XDG_CACHE_HOME:-$HOME/.cache}/leasehold-test/typescript-client-$(sha256sum package-lock.json | cut -c -16)
-    if [[ ! -d $packages ]]; then
-        if [[ -n $only_installed ]]; then
-            printf 'skipped: ./test installs what this needs\n'
-            exit 0
-        fi
-        # Under another name until it is complete.
-        rm -rf "$packages.new"
-        mkdir -p "$packages.new"
-        cp package.json package-lock.json "$packages.new"
-        npm ci --silent --ignore-scripts --no-audit --no-fund --prefix "$packages.new"
-        mv -T "$packages.new" "$packages"
+    packages=$(./tools.sh ${only_installed:+--installed})
+    if [[ -z $packages ]]; then
+        printf 'skipped: ./test installs what this needs\n'
+        exit 0
     fi
-    ln -sfn "$packages/node_modules" node_modules
+    ln -sfn "$packages" node_modules
 fi
 
 npm run --silent clean

@@ -3,6 +3,7 @@
 import { spawn, type ChildProcess } from "node:child_process";
 import type { Socket } from "node:net";
 import { clearTimeout, setTimeout } from "node:timers";
+import { advice } from "./command.js";
 import { AgentError } from "./errors.js";
 
 /** How much of what the agent writes to stderr is kept. */
@@ -110,7 +111,7 @@ export class AgentProcess {
         missing
           ? `the command ${command} was not found`
           : `the command ${command} could not be started: ${this.#failure.message}`,
-        ["Install the leasehold command, or set LEASEHOLD_COMMAND or the option `command` to its path."],
+        advice(this.#command),
       );
     }
     if (/unrecognized subcommand/.test(this.#stderr)) {

@@ -21,6 +21,7 @@ readonly GO_PROGRAMS=(
     "etcdctl go.etcd.io/etcd/etcdctl/v3 v3.7.3"
     "helm helm.sh/helm/v3/cmd/helm v3.22.0"
     "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
+    "actionlint github.com/rhysd/actionlint/cmd/actionlint v1.7.12" # no server: checks the workflows in .github
 )
 readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
 

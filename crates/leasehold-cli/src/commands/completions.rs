@@ -19,8 +19,18 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<u8, Failure> {
         .write_registration(VARIABLE, "leasehold", "leasehold", "leasehold", &mut script)
         .map_err(|error| failed(error.to_string()))?;
     print(&String::from_utf8_lossy(&script))?;
+    if args.shell == Shell::Zsh {
+        print(ZSH_AUTOLOAD)?;
+    }
     Ok(0)
 }
+
+/// For a file `_leasehold` in `fpath`: zsh calls the whole file at the first completion, not the function that it defines.
+const ZSH_AUTOLOAD: &str = r#"
+if [ "$funcstack[1]" = _leasehold ]; then
+    _clap_dynamic_completer_leasehold "$@"
+fi
+"#;
 
 impl Shell {
     const DEFAULT: &'static str = "bash";
