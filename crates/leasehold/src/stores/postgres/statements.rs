@@ -129,6 +129,9 @@ fn past(end: &str, until_us: &str) -> String {
 /// grace, only a grant that the server still knows is granted again.
 fn acquire(table: &str, failover_grace: Duration) -> String {
     let lease = "$3 * interval '1 microsecond'";
+    // A repetition shortens no lease: another process may have the same grant with a longer ttl.
+    let longest = "CASE WHEN l.locked_by = $2 THEN greatest(l.lease_us, $3) ELSE $3 END";
+    let until = format!("{NOW} + {longest} * interval '1 microsecond'");
     let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
     format!(
         "WITH {settings}, turns AS MATERIALIZED (
@@ -142,13 +145,14 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
             FROM turns WHERE turn AND {NOW_US} < $7
                 AND ((SELECT left_us FROM epoch) = 0 OR EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by = $2))
             ON CONFLICT (name) DO UPDATE SET
-                lock_until = {NOW} + {lease}, lease_until = {NOW} + {lease},
+                lock_until = {until}, lease_until = {until},
                 locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
                 locked_by = $2,
                 token = CASE WHEN l.locked_by = $2 THEN l.token
                     ELSE greatest(coalesce(l.token, 0) + $4, {NOW_US}) END,
                 prev_token = CASE WHEN l.locked_by = $2 THEN l.prev_token ELSE l.token END,
-                lease_us = $3, ttl_ms = $6, state = 'held', holder = $5::jsonb,
+                lease_us = {longest}, ttl_ms = CASE WHEN l.locked_by = $2 THEN greatest(l.ttl_ms, $6) ELSE $6 END,
+                state = 'held', holder = $5::jsonb,
                 past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
                     ELSE coalesce(l.past, '[]') END,
                 waiters = CASE WHEN l.locked_by = $2 OR $10 THEN l.waiters ELSE {behind} END

@@ -85,8 +85,11 @@ if broken then return answer('refused') end
 if r.grant == id then
     if foreign or not ours or r.state ~= 'held' then return answer('refused') end
     if is_late then return answer('late') end
-    -- An earlier request was granted, and its answer was lost.
-    redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', ARGV[2])
+    -- An earlier request was granted. A repetition shortens no lease: another process may have the same grant with a
+    -- longer ttl.
+    lease = math.max(lease, tonumber(r.lease))
+    redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', text(lease),
+        'ttl', text(math.max(tonumber(ARGV[6]), tonumber(r.ttl) or 0)))
     set(lease)
     return answer('granted')
 end
