@@ -16,6 +16,8 @@ mod cli;
     feature = "s3"
 ))]
 mod doctor;
+#[cfg(all(feature = "kubernetes", feature = "sqlite"))]
+mod elect_kubernetes;
 #[cfg(all(
     feature = "sqlite",
     feature = "azure",

@@ -48,6 +48,34 @@ pub async fn a_repeated_acquisition_has_the_same_hold(harness: &dyn Harness) {
     one.assert_free(&name("lock")).await;
 }
 
+/// Contenders wait for the longest ttl of all repetitions, also after a renewal.
+pub async fn a_repetition_with_a_shorter_ttl_shortens_no_lease(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, there) = locker(harness, "two").await;
+    if is_refused(&one, &here).await {
+        return;
+    }
+    // A repetition over a record that was just created may have a new token.
+    let earlier = acquired(&one, &here, id(&one)).await.unwrap();
+    one.within("release", here.release(earlier.ticket())).await.unwrap();
+    let first = id(&one);
+    let long = acquired(&one, &here, first).await.unwrap();
+    let short = there.lock("lock").ttl(harness.ttl());
+    two.within("acquire_ticket", short.acquire_ticket(first, Duration::ZERO)).await.unwrap();
+    contenders_wait_for(&two, &long).await;
+    let renewed = one.within("renew", here.renew(long.ticket())).await.unwrap();
+    contenders_wait_for(&two, &renewed).await;
+}
+
+async fn contenders_wait_for(client: &Client, held: &HeldTicket) {
+    let within = client.refused(&name("lock")).await.lapses_within.unwrap();
+    let left = held.remaining();
+    assert!(
+        within >= left,
+        "the lock lapses within {within:?}, and its holder may believe in it for another {left:?}"
+    );
+}
+
 async fn client_renews(client: &Client, locker: &Locker, held: &HeldTicket) {
     let renewed = client.within("renew", locker.renew(held.ticket())).await.unwrap();
     assert!(renewed.remaining() > LONG / 2);

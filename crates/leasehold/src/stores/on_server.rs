@@ -4,6 +4,7 @@
 //! means are here.
 
 mod acquire;
+pub(super) mod calls;
 pub(super) mod grace;
 mod hold;
 pub(super) mod record;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
+use self::calls::Calls;
 use self::record::Record;
 use super::worker::OnWorker;
 use crate::clock::Moment;
@@ -98,6 +100,12 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
 
     /// Removes the claim from the waiters.
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError>;
+
+    /// The claims of this process that the server can call when their turn has come.
+    fn calls(&self) -> &Arc<Calls>;
+
+    /// Begins to listen for calls, unless this process listens already, or cannot. Calls all claims once it listens.
+    fn listen(&self);
 
     /// Returns one page of the names that begin with `prefix`, and where the next page begins.
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError>;

@@ -10,6 +10,7 @@ mod epoch;
 mod errors;
 mod examine;
 mod leases;
+mod listener;
 mod record;
 mod schema;
 mod server;

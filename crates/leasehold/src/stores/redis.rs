@@ -9,6 +9,7 @@ mod connect;
 mod errors;
 mod examine;
 mod leases;
+mod listener;
 mod scripts;
 
 use std::sync::Arc;

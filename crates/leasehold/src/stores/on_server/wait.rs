@@ -1,8 +1,9 @@
-//! How a waiter waits: it joins the waiters in the lock's record, and polls.
+//! How a waiter waits: it joins the waiters in the lock's record, and polls. A release [calls](super::calls) the first.
 
 use std::time::Duration;
 
 use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use crate::clock::timeout;
 use crate::error::StoreError;
 use crate::lease::{self, Claim, HolderInfo, Id, Ttl};
 use crate::runtime::pacing::Pacing;
@@ -44,6 +45,8 @@ pub(super) async fn until_turn<L: ServerLeases>(
     let joins = claim.waits && !claim.barges;
     let mut pacing = Pacing::new(poll_interval, env.now());
     let mut has_place = seen.ahead.is_some();
+    // From before the first look, so that no call is missed.
+    let call = joins.then(|| leases.calls().expect(claim.id));
     loop {
         let mut budget = budget(leases, STORE_TIMEOUT, claim.ttl);
         let record = match joins && !has_place {
@@ -70,8 +73,14 @@ pub(super) async fn until_turn<L: ServerLeases>(
             }
             Some(_) | None => return Ok(()),
         };
-        let pause = lease::pause(pause, ahead, claim.ttl);
-        env.sleep(pacing.until(pause, due, &env.random)).await;
+        let pause = pacing.until(lease::pause(pause, ahead, claim.ttl), due, &env.random);
+        match call.as_ref().filter(|_| has_place) {
+            None => env.sleep(pause).await,
+            Some(call) => {
+                leases.listen();
+                let _ = timeout(&*env.clock, pause, call.called()).await;
+            }
+        }
     }
 }
 

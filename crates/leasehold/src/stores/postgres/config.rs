@@ -36,6 +36,8 @@ pub(super) struct Location {
     pub(super) table: Table,
     /// For how long no lock is granted after a promotion. Zero: not at all.
     pub(super) failover_grace: Duration,
+    /// Whether a release notifies the first waiter.
+    pub(super) notifies: bool,
     /// `None`: without encryption.
     pub(super) tls: Option<Tls>,
 }
@@ -59,6 +61,7 @@ impl Location {
         let table = Table::named(&url.take("table").unwrap_or_else(|| TABLE.to_owned()))?;
         // Off: most servers lose no commit, and then the grace would only delay and limit leases.
         let failover_grace = grace::take(&mut url, Duration::ZERO)?;
+        let notifies = url.take_switch("notify")?.unwrap_or(true);
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         let password = Password::take(&mut url)?;
         let hosts = hosts(url.authority().unwrap_or(""))?;
@@ -73,7 +76,7 @@ impl Location {
                 .with_help(FORM));
         }
         url.finish()?;
-        Ok(Self { hosts, user, password, database, table, failover_grace, tls })
+        Ok(Self { hosts, user, password, database, table, failover_grace, notifies, tls })
     }
 }
 

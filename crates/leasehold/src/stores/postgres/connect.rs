@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::poll_fn;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
@@ -25,6 +26,9 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
 /// A server that vanishes without closing its connections is noticed after this.
 const SILENCE: Duration = Duration::from_secs(10);
+
+/// A setting that a connection for notifications begins with. Poolers do not pass it on.
+pub(super) const MARK: &str = "leasehold.listens";
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
@@ -76,6 +80,10 @@ impl Way {
         self.location.failover_grace
     }
 
+    pub(super) fn notifies(&self) -> bool {
+        self.location.notifies
+    }
+
     pub(super) fn hosts(&self) -> &[Host] {
         &self.location.hosts
     }
@@ -85,6 +93,16 @@ impl Way {
     /// # Errors
     /// Not applied, since nothing was sent.
     pub(super) async fn connect(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
+        self.connect_for(host, env, None).await
+    }
+
+    /// The same, for a connection that sends the notifications that it receives to `notified`.
+    pub(super) async fn connect_for(
+        &self,
+        host: &Host,
+        env: &Env,
+        notified: Option<UnboundedSender<String>>,
+    ) -> Result<Link, StoreError> {
         let mut config = Config::new();
         config
             .host(&host.name)
@@ -97,6 +115,9 @@ impl Way {
             .keepalives_interval(SILENCE / 4)
             .tcp_user_timeout(SILENCE)
             .ssl_mode(if self.location.tls.is_some() { SslMode::Require } else { SslMode::Disable });
+        if notified.is_some() {
+            config.options(format!("-c {MARK}=on"));
+        }
         // Both are read anew each time, since they may be replaced while the store is open.
         let location = self.location.clone();
         let read = tokio::task::spawn_blocking(move || {
@@ -126,11 +147,11 @@ impl Way {
             match tls {
                 Some(tls) => {
                     let (client, connection) = config.connect(MakeRustlsConnect::new(tls)).await?;
-                    Ok(driven(client, connection, shown.clone()))
+                    Ok(driven(client, connection, shown.clone(), notified))
                 }
                 None => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    Ok(driven(client, connection, shown.clone()))
+                    Ok(driven(client, connection, shown.clone(), notified))
                 }
             }
         };
@@ -149,7 +170,12 @@ impl Way {
 }
 
 /// Starts the task that reads and writes the connection.
-fn driven<S, T>(client: Client, mut connection: Connection<S, T>, host: String) -> Link
+fn driven<S, T>(
+    client: Client,
+    mut connection: Connection<S, T>,
+    host: String,
+    notified: Option<UnboundedSender<String>>,
+) -> Link
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -162,6 +188,11 @@ where
                 // Before the answer to the statement is passed on.
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
+                }
+                Some(Ok(AsyncMessage::Notification(notification))) => {
+                    if let Some(notified) = &notified {
+                        let _ = notified.send(notification.payload().to_owned());
+                    }
                 }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {

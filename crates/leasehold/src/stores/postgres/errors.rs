@@ -138,6 +138,9 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
                 "a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"
             ),
         ),
+        "08P01" if said.contains("startup parameter") => {
+            (ErrorKind::Unsupported, "a pooler, and not the server itself, has answered".to_owned())
+        }
         "22021" | "22P05" => (
             ErrorKind::Invalid,
             "the encoding of the database lacks a character of the lock's name or holder: use a database with UTF8".to_owned(),

@@ -77,6 +77,7 @@ impl PostgresLeases {
                 );
             }
         }
+        examined.push(self.listener.examined().await);
         Ok(())
     }
 }

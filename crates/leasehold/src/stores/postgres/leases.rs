@@ -10,6 +10,7 @@ use tokio_postgres::types::{FromSql, Type};
 use super::POLL_INTERVAL;
 use super::connect::Way;
 use super::errors::Effect;
+use super::listener::Listener;
 use super::record::{self, locked_by};
 use super::sessions::{Purpose, Sessions, Used};
 use super::statements::{Parameter, Statements};
@@ -19,6 +20,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
+use crate::stores::on_server::calls::Calls;
 use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, repeated};
 use crate::types::LockName;
@@ -36,6 +38,7 @@ const UNSHARED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct PostgresLeases {
     pub(super) sessions: Arc<Sessions>,
+    pub(super) listener: Arc<Listener>,
     pub(super) statements: Statements,
     pub(super) env: Env,
     /// By how much the server's clock may be set ahead without ending a lease early.
@@ -46,9 +49,11 @@ pub(super) struct PostgresLeases {
 
 impl PostgresLeases {
     pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
-        let statements = Statements::on(way.table(), way.failover_grace());
+        let statements = Statements::on(way.table(), way.failover_grace(), way.notifies());
+        let sessions = Arc::new(Sessions::new(way, env.clone()));
         Self {
-            sessions: Arc::new(Sessions::new(way, env.clone())),
+            listener: Listener::new(sessions.clone(), env.clone()),
+            sessions,
             statements,
             env,
             margin,
@@ -219,6 +224,14 @@ impl ServerLeases for PostgresLeases {
         self.rows(Effect::Writes, &self.statements.leave, &parameters).await.map(drop)
     }
 
+    fn calls(&self) -> &Arc<Calls> {
+        &self.listener.calls
+    }
+
+    fn listen(&self) {
+        self.listener.begin();
+    }
+
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError> {
         let page = number(PAGE as u64);
         let parameters: [Parameter<'_>; 3] =
@@ -263,6 +276,7 @@ impl ServerLeases for PostgresLeases {
     }
 
     fn close(&self) {
+        self.listener.end();
         self.sessions.close_idle();
     }
 }

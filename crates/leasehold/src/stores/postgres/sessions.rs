@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
@@ -96,6 +97,10 @@ impl Sessions {
         self.way.failover_grace()
     }
 
+    pub(super) fn notifies(&self) -> bool {
+        self.way.notifies()
+    }
+
     fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,6 +159,22 @@ impl Sessions {
         let found = server::look(&link, self.table(), &self.env).await?;
         let now = self.env.now();
         Ok(Session { link, clock: (found.clock_us, now), answered: now, has_table: found.kind.is_some() })
+    }
+
+    /// Opens a connection to the primary for notifications.
+    pub(super) async fn listening(&self, notified: UnboundedSender<String>) -> Result<Link, StoreError> {
+        let mut failed = Vec::new();
+        for host in self.way.hosts() {
+            let opened = async {
+                let link = self.way.connect_for(host, &self.env, Some(notified.clone())).await?;
+                server::look(&link, self.table(), &self.env).await.map(|_| link)
+            };
+            match opened.await {
+                Ok(link) => return Ok(link),
+                Err(error) => failed.push(error),
+            }
+        }
+        Err(none_of(failed))
     }
 
     /// Opens a connection to the primary that is not one of the store's.

@@ -11,6 +11,7 @@ use super::config::Table;
 use super::epoch;
 use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
+use crate::stores::on_server::calls::CALLED_BY;
 
 /// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
 pub(super) const OURS: &str = "leasehold:";
@@ -42,13 +43,15 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn on(table: &Table, failover_grace: Duration) -> Self {
+    /// With `notifies`, what frees a lock notifies its first waiter.
+    pub(super) fn on(table: &Table, failover_grace: Duration, notifies: bool) -> Self {
         let table = &table.sql;
+        let notified = notified(table, notifies);
         Self {
             acquire: acquire(table, failover_grace),
             renew: renew(table),
-            release: release(table),
-            evict: evict(table),
+            release: release(table, &notified),
+            evict: evict(table, &notified),
             read: format!("SELECT {NOW_US} AS now_us, {} FROM {table} AS l WHERE l.name = $1", columns()),
             names: names(table),
             sweep: format!(
@@ -129,6 +132,9 @@ fn past(end: &str, until_us: &str) -> String {
 /// grace, only a grant that the server still knows is granted again.
 fn acquire(table: &str, failover_grace: Duration) -> String {
     let lease = "$3 * interval '1 microsecond'";
+    // A repetition shortens no lease: another process may have the same grant with a longer ttl.
+    let longest = "CASE WHEN l.locked_by = $2 THEN greatest(l.lease_us, $3) ELSE $3 END";
+    let until = format!("{NOW} + {longest} * interval '1 microsecond'");
     let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
     format!(
         "WITH {settings}, turns AS MATERIALIZED (
@@ -142,13 +148,14 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
             FROM turns WHERE turn AND {NOW_US} < $7
                 AND ((SELECT left_us FROM epoch) = 0 OR EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.locked_by = $2))
             ON CONFLICT (name) DO UPDATE SET
-                lock_until = {NOW} + {lease}, lease_until = {NOW} + {lease},
+                lock_until = {until}, lease_until = {until},
                 locked_at = CASE WHEN l.locked_by = $2 THEN l.locked_at ELSE {NOW} END,
                 locked_by = $2,
                 token = CASE WHEN l.locked_by = $2 THEN l.token
                     ELSE greatest(coalesce(l.token, 0) + $4, {NOW_US}) END,
                 prev_token = CASE WHEN l.locked_by = $2 THEN l.prev_token ELSE l.token END,
-                lease_us = $3, ttl_ms = $6, state = 'held', holder = $5::jsonb,
+                lease_us = {longest}, ttl_ms = CASE WHEN l.locked_by = $2 THEN greatest(l.ttl_ms, $6) ELSE $6 END,
+                state = 'held', holder = $5::jsonb,
                 past = CASE WHEN l.locked_by <> $2 AND {IS_OURS} AND l.state = 'held' THEN {lapsed}
                     ELSE coalesce(l.past, '[]') END,
                 waiters = CASE WHEN l.locked_by = $2 OR $10 THEN l.waiters ELSE {behind} END
@@ -225,7 +232,7 @@ fn join(table: &str) -> String {
             AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))
             AND l.locked_by <> '{OURS}' || $2"
     );
-    changed(table, &set, &condition, "$6")
+    changed(table, &set, &condition, "$6", NOT_NOTIFIED)
 }
 
 /// Removes a claim from the waiters. Always writes the row, so that it waits for a request to join that is under way.
@@ -249,29 +256,50 @@ fn renew(table: &str) -> String {
     let until = format!("{NOW} + l.lease_us * interval '1 microsecond'");
     let set = format!("lock_until = {until}, lease_until = {until}");
     let live = format!("l.locked_by = $2 AND l.token = $3 AND l.state = 'held' AND {UNTIL} > {NOW}");
-    changed(table, &set, &live, "$4")
+    changed(table, &set, &live, "$4", NOT_NOTIFIED)
 }
 
 /// $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait for the row, $5 the token if it is
 /// known.
-fn release(table: &str) -> String {
+fn release(table: &str, notified: &str) -> String {
     let set = format!(
         "lock_until = {NOW} + $3 * interval '1 microsecond', lease_until = {NOW} + $3 * interval '1 microsecond',
          state = CASE WHEN $3 > 0 THEN 'resting' ELSE 'free' END, past = {}",
         past("released", NOW_US)
     );
     let condition = "l.locked_by = $2 AND l.state = 'held' AND ($5 IS NULL OR l.token = $5)";
-    changed(table, &set, condition, "$4")
+    changed(table, &set, condition, "$4", notified)
+}
+
+/// The channel of the notifications for a table. All waiters listen to it: PostgreSQL wakes every connection of the
+/// database that listens, whatever the channel.
+pub(super) fn channel(table: &str) -> String {
+    format!("leasehold_{:x}", key(table))
+}
+
+const NOT_NOTIFIED: &str = "NULL";
+
+/// Notifies the first waiter of the row that the common table expression `changed` returns. Nothing without one: a
+/// transaction that notifies excludes all others that do from its commit on, until that is complete.
+fn notified(table: &str, notifies: bool) -> String {
+    if !notifies {
+        return NOT_NOTIFIED.to_owned();
+    }
+    let first = "l.waiters->0->>'claim'";
+    format!(
+        "(SELECT pg_notify('{}', left({first}, {CALLED_BY}))::text FROM changed AS l WHERE {first} IS NOT NULL)",
+        channel(table)
+    )
 }
 
 /// Changes the row of the lock $1, or reads what is there instead.
-fn changed(table: &str, set: &str, condition: &str, timeout: &str) -> String {
+fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
             UPDATE {table} AS l SET {set} FROM settings
             WHERE l.name = $1 AND {condition}
             RETURNING l.*)
-         SELECT {NOW_US} AS now_us, found.*
+         SELECT {NOW_US} AS now_us, {notified} AS notified, found.*
          FROM settings LEFT JOIN LATERAL (
             SELECT true AS is_changed, {columns} FROM changed AS l
             UNION ALL
@@ -283,15 +311,15 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str) -> String {
 }
 
 /// $1 name, $2 token, $3 the limit of a wait for the row. A lock that rests has its grant in the history already.
-fn evict(table: &str) -> String {
+fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
             UPDATE {table} AS l SET lock_until = {NOW}, lease_until = {NOW}, state = 'free',
                 past = CASE WHEN l.state = 'held' THEN {past} ELSE coalesce(l.past, '[]') END
             FROM settings
             WHERE l.name = $1 AND l.token = $2 AND {IS_OURS} AND l.state IN ('held', 'resting')
-            RETURNING l.name)
-         SELECT {NOW_US} AS now_us, EXISTS (SELECT FROM changed) AS is_changed,
+            RETURNING l.name, l.waiters)
+         SELECT {NOW_US} AS now_us, {notified} AS notified, EXISTS (SELECT FROM changed) AS is_changed,
             EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND ((l.token = $2 AND {OURS_FREE})
                 OR l.past @> jsonb_build_array(jsonb_build_object('token', $2, 'end', 'evicted')))) AS is_over
          FROM settings",

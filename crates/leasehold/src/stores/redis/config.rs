@@ -41,6 +41,8 @@ pub(super) struct Location {
     pub(super) prefix: String,
     /// For how long no lock is granted after the server was restarted or promoted. Zero: not at all.
     pub(super) failover_grace: Duration,
+    /// Whether a release sends a message to the first waiter.
+    pub(super) notifies: bool,
     /// `None`: without encryption.
     pub(super) tls: Option<Tls>,
 }
@@ -66,6 +68,7 @@ impl Location {
         }
         let prefix = checked_prefix(url.take("prefix").unwrap_or_default())?;
         let failover_grace = grace::take(&mut url, FAILOVER_GRACE)?;
+        let notifies = url.take_switch("notify")?.unwrap_or(true);
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         let password = Password::take(&mut url)?;
         let port = if master.is_some() { SENTINEL_PORT } else { PORT };
@@ -99,8 +102,14 @@ impl Location {
             database,
             prefix,
             failover_grace,
+            notifies,
             tls,
         })
+    }
+
+    /// The channel of the messages about released locks.
+    pub(super) fn channel(&self) -> String {
+        format!("{}//leasehold/calls", self.prefix)
     }
 }
 

@@ -1,17 +1,22 @@
 //! The connection of a store: one for all requests, since the server runs one script at a time. It is opened when it is
 //! needed, and anew when it is lost or does not answer.
 
+use std::convert::Infallible;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, RedisConnectionInfo, ScriptInvocation, Value};
+use redis::{
+    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, ScriptInvocation, Value,
+};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
+use super::answer::text;
 use super::config::Location;
 use super::errors;
 use crate::clock::{Moment, RATE_ERROR, micros, timeout};
@@ -19,6 +24,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::hosts::{Host, none_of};
+use crate::stores::on_server::calls::Calls;
 use crate::stores::password::Password;
 use crate::stores::tls::client_config;
 
@@ -54,12 +60,12 @@ impl Way {
     }
 
     /// Connects to the first server that is the primary.
-    pub(super) async fn connect(&self, env: &Env) -> Result<Link, StoreError> {
+    pub(super) async fn connect(&self, env: &Env, calls: &Arc<Calls>) -> Result<Link, StoreError> {
         let mut failed = Vec::new();
         for host in &self.location.hosts {
             let link = match &self.location.master {
-                None => self.connect_to(host, env).await,
-                Some(master) => self.connect_by(host, master, env).await,
+                None => self.connect_to(host, env, Some(calls)).await,
+                Some(master) => self.connect_by(host, master, env, Some(calls)).await,
             };
             match link
                 .and_then(|link| link.facts.check(&link.host).map(|()| link).map_err(Fault::not_applied))
@@ -76,8 +82,8 @@ impl Way {
         let (mut other, mut failed) = (None, Vec::new());
         for host in &self.location.hosts {
             let link = match &self.location.master {
-                None => self.connect_to(host, env).await,
-                Some(master) => self.connect_by(host, master, env).await,
+                None => self.connect_to(host, env, None).await,
+                Some(master) => self.connect_by(host, master, env, None).await,
             };
             match link {
                 Ok(link) if link.facts.is_primary => return Ok(link),
@@ -89,7 +95,13 @@ impl Way {
     }
 
     /// Asks a Sentinel for the primary, and connects to that.
-    async fn connect_by(&self, sentinel: &Host, master: &str, env: &Env) -> Result<Link, StoreError> {
+    async fn connect_by(
+        &self,
+        sentinel: &Host,
+        master: &str,
+        env: &Env,
+        calls: Option<&Arc<Calls>>,
+    ) -> Result<Link, StoreError> {
         let (user, password) = (&self.location.sentinel_user, &self.location.sentinel_password);
         let info = logging_in(user, password).await?;
         let denied = |error: StoreError| match error {
@@ -98,12 +110,12 @@ impl Way {
             }
             error => error,
         };
-        let mut link = self.open(sentinel, info, env).await.map_err(denied)?;
+        let mut link = self.open(sentinel, info, env, None).await.map_err(denied)?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(master);
         let asked = question.query_async::<Option<(String, u16)>>(&mut link.connection);
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
-            Some(Ok(Some((name, port)))) => self.connect_to(&Host { name, port }, env).await,
+            Some(Ok(Some((name, port)))) => self.connect_to(&Host { name, port }, env, calls).await,
             Some(Ok(None)) => Err(Fault::new(
                 ErrorKind::Invalid,
                 format!("the Sentinel {sentinel} knows no primary {master:?}"),
@@ -119,10 +131,16 @@ impl Way {
         }
     }
 
-    /// Connects to `host`, and asks what it is.
-    async fn connect_to(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
+    /// Connects to `host`, and asks what it is. The server's messages go to `calls`.
+    async fn connect_to(
+        &self,
+        host: &Host,
+        env: &Env,
+        calls: Option<&Arc<Calls>>,
+    ) -> Result<Link, StoreError> {
         let info = logging_in(&self.location.user, &self.location.password).await?;
-        let mut link = self.open(host, info.set_db(self.location.database.into()), env).await?;
+        let calls = calls.filter(|_| self.location.notifies);
+        let mut link = self.open(host, info.set_db(self.location.database.into()), env, calls).await?;
         let asked = async {
             let info: String = redis::cmd("INFO").query_async(&mut link.connection).await?;
             let time: (i64, i64) = redis::cmd("TIME").query_async(&mut link.connection).await?;
@@ -140,12 +158,26 @@ impl Way {
         }
     }
 
-    async fn open(&self, host: &Host, info: RedisConnectionInfo, env: &Env) -> Result<Link, StoreError> {
+    async fn open(
+        &self,
+        host: &Host,
+        mut info: RedisConnectionInfo,
+        env: &Env,
+        calls: Option<&Arc<Calls>>,
+    ) -> Result<Link, StoreError> {
         let location = self.location.clone();
         let tls = blocking(move || location.tls.as_ref().map(|tls| client_config(tls, "Redis")).transpose())
             .await?;
         let shown = host.to_string();
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let mut config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        if let Some(calls) = calls.cloned() {
+            // In version 3 of the protocol, a connection has messages beside its answers.
+            info = info.set_protocol(ProtocolVersion::RESP3);
+            config = config.set_push_sender(move |message| {
+                receive(&calls, message);
+                Ok::<_, Infallible>(())
+            });
+        }
         let lost = |error: std::io::Error| {
             let message = format!("no connection to Redis at {shown}: {error}");
             match of_tls(&error) {
@@ -187,9 +219,17 @@ impl Way {
                 facts: Facts::default(),
                 clock: Mutex::new((0, env.now())),
                 unanswered: Mutex::default(),
+                listens: AtomicBool::default(),
             }),
             None => Err(no_answer(host)),
         }
+    }
+}
+
+/// Calls the claim that a message names.
+fn receive(calls: &Calls, mut message: PushInfo) {
+    if let (PushKind::Message, Some(key)) = (&message.kind, message.data.pop().and_then(text)) {
+        calls.call(&key);
     }
 }
 
@@ -331,6 +371,8 @@ pub(super) struct Link {
     clock: Mutex<(u64, Moment)>,
     /// When the first request was sent that was given up, since the server answered one.
     unanswered: Mutex<Option<Moment>>,
+    /// Whether it has, or had, a subscription.
+    pub(super) listens: AtomicBool,
 }
 
 impl std::fmt::Debug for Link {
@@ -371,21 +413,23 @@ impl Drop for Link {
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) way: Way,
-    env: Env,
+    pub(super) env: Env,
+    pub(super) calls: Arc<Calls>,
     current: Mutex<Option<Arc<Link>>>,
     opening: tokio::sync::Mutex<()>,
 }
 
 impl Links {
     pub(super) fn new(way: Way, env: Env) -> Self {
-        Self { way, env, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        let calls = Calls::new(env.clone());
+        Self { way, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn opened(&self) -> Option<Arc<Link>> {
+    pub(super) fn opened(&self) -> Option<Arc<Link>> {
         self.current().clone().filter(|link| !link.driver.is_finished())
     }
 
@@ -402,7 +446,7 @@ impl Links {
             let link = match links.opened() {
                 Some(link) => Ok(link),
                 None if give.is_closed() => return,
-                None => links.way.connect(&links.env).await.map(Arc::new),
+                None => links.way.connect(&links.env, &links.calls).await.map(Arc::new),
             };
             if let Ok(link) = &link {
                 *links.current() = Some(link.clone());

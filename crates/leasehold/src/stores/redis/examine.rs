@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::connect::{Facts, Link};
+use super::errors;
 use super::leases::RedisLeases;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
@@ -38,7 +39,28 @@ impl RedisLeases {
         examined.push(failover(facts, grace, self.least_replicas(&link).await));
         examined.push(durability(facts, grace));
         examined.push(self.permissions().await?);
+        examined.push(self.messages().await?);
         Ok(())
+    }
+
+    /// Whether the user may receive the messages about released locks.
+    async fn messages(&self) -> Result<Finding, StoreError> {
+        const CHECK: &str = "notifications";
+        let location = &self.links.way.location;
+        if !location.notifies {
+            return Ok(Finding::passed(CHECK, "notify=off: waiters poll"));
+        }
+        let channel = location.channel();
+        let mut connection = self.links.link().await?.connection.clone();
+        match timeout(&*self.env.clock, SETTING, connection.subscribe(&channel)).await {
+            Some(Ok(())) => Ok(Finding::passed(CHECK, "a release wakes the first waiter at once")),
+            Some(Err(error)) if error.code() == Some("NOPERM") => {
+                Ok(Finding::warning(CHECK, "the user may not subscribe: waiters poll, at most every 0.5 s")
+                    .with_help("allow the user +subscribe +unsubscribe and the channel, as below"))
+            }
+            Some(Err(error)) => Err(errors::of_request(&error)),
+            None => Ok(Finding::warning(CHECK, "the server did not answer SUBSCRIBE: waiters poll")),
+        }
     }
 
     /// Whether the user may do what an acquisition and a release need, tried on a lock that nothing else uses.
@@ -92,7 +114,8 @@ fn least_permissions() -> Vec<String> {
     [
         "the least that leasehold needs (a prefix of `locks/` here):",
         "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
-        "    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex +publish",
+        "    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex",
+        "    +publish +subscribe +unsubscribe",
         "and +select for another database than 0",
     ]
     .map(str::to_owned)

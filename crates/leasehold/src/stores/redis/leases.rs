@@ -16,6 +16,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
+use crate::stores::on_server::calls::Calls;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::record::{Record, State};
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases};
@@ -58,6 +59,12 @@ impl RedisLeases {
     /// The key of the names of all locks with this prefix.
     fn names_key(&self) -> String {
         self.lock("//leasehold/names")
+    }
+
+    /// Where a release sends its message. Empty for none.
+    fn channel(&self) -> String {
+        let location = &self.links.way.location;
+        if location.notifies { location.channel() } else { String::new() }
     }
 
     /// A script about the lock `name`.
@@ -163,13 +170,14 @@ impl ServerLeases for RedisLeases {
         script
             .arg(grant.id.to_string())
             .arg(token.unwrap_or_default())
-            .arg(micros(cooldown.min(LONGEST_COOLDOWN)));
+            .arg(micros(cooldown.min(LONGEST_COOLDOWN)))
+            .arg(self.channel());
         self.change(&grant.name, &script).await
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError> {
         let mut script = self.about(&self.scripts.evict, name);
-        script.arg(token.get());
+        script.arg(token.get()).arg(self.channel());
         Ok(match self.change(name, &script).await? {
             Changed::Done => EvictionAnswer { is_changed: true, is_over: true },
             Changed::Found(record) => EvictionAnswer {
@@ -202,6 +210,14 @@ impl ServerLeases for RedisLeases {
         let mut script = self.about(&self.scripts.leave, name);
         script.arg(claim.to_string());
         self.ask(&script).await.map(drop)
+    }
+
+    fn calls(&self) -> &Arc<Calls> {
+        &self.links.calls
+    }
+
+    fn listen(&self) {
+        self.links.listen();
     }
 
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError> {

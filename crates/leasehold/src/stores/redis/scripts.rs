@@ -7,6 +7,7 @@
 use redis::Script;
 
 use crate::lease::{MOST_WAITERS, Token, grace};
+use crate::stores::on_server::calls::CALLED_BY;
 
 /// How many grants that are over a record remembers.
 const HISTORY: usize = 8;
@@ -66,9 +67,10 @@ local function place_of(id)
     end
 end
 
--- Tells the first waiter. A user may lack the permission.
-local function notify()
-    redis.pcall('PUBLISH', KEYS[2], string.match(waiters[1] or '', '^%x+') or '')
+-- Calls the first waiter. A user may lack the permission.
+local function call(channel)
+    local first = string.match(waiters[1] or '', '^%x+')
+    if first and channel ~= '' then redis.pcall('PUBLISH', channel, string.sub(first, 1, CALLED_BY)) end
 end
 ";
 
@@ -85,8 +87,11 @@ if broken then return answer('refused') end
 if r.grant == id then
     if foreign or not ours or r.state ~= 'held' then return answer('refused') end
     if is_late then return answer('late') end
-    -- An earlier request was granted, and its answer was lost.
-    redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', ARGV[2])
+    -- An earlier request was granted. A repetition shortens no lease: another process may have the same grant with a
+    -- longer ttl.
+    lease = math.max(lease, tonumber(r.lease))
+    redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', text(lease),
+        'ttl', text(math.max(tonumber(ARGV[6]), tonumber(r.ttl) or 0)))
     set(lease)
     return answer('granted')
 end
@@ -156,25 +161,25 @@ set(lease)
 return answer('done')
 ";
 
-/// `ARGV`: 1 id, 2 the token or nothing, 3 the cooldown in microseconds.
+/// `ARGV`: 1 id, 2 the token or nothing, 3 the cooldown in microseconds, 4 the channel for the first waiter or nothing.
 const RELEASE: &str = r"
 if broken or r.grant ~= ARGV[1] or r.state ~= 'held' or (ARGV[2] ~= '' and r.token ~= ARGV[2]) then return answer('found') end
 local cooldown, history = tonumber(ARGV[3]), past('released', now)
 if value == r.grant then redis.call('DEL', KEYS[1]) end
 if cooldown > 0 and not foreign then set(cooldown) end
 redis.call('HSET', KEYS[2], 'until', text(now + cooldown), 'state', cooldown > 0 and 'resting' or 'free', 'past', history)
-notify()
+call(ARGV[4])
 return answer('done')
 ";
 
-/// `ARGV`: 1 token. A lock that rests has its grant in the history already.
+/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock that rests has its grant in the history already.
 const EVICT: &str = r"
 if broken or r.token ~= ARGV[1] or (r.state ~= 'held' and r.state ~= 'resting') then return answer('found') end
 local history = r.past or ''
 if r.state == 'held' then history = past('evicted', now) end
 if value == r.grant then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[2], 'until', text(now), 'state', 'free', 'past', history)
-notify()
+call(ARGV[2])
 return answer('done')
 ";
 
@@ -274,7 +279,7 @@ impl Scripts {
 
 fn of_a_lock(step: &str) -> Script {
     let constants = format!(
-        "local HISTORY, MOST, MOST_WAITERS, LONGEST, EACH = {HISTORY}, {}, {MOST_WAITERS}, {}, {}",
+        "local HISTORY, MOST, MOST_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MOST_WAITERS}, {}, {}, {CALLED_BY}",
         Token::LIMIT,
         crate::lease::LONGEST_PAUSE.as_millis(),
         grace([std::time::Duration::ZERO]).as_millis(),

@@ -1,0 +1,212 @@
+//! Waiters on PostgreSQL and Redis are notified of a release. Their polls never come here: their clock ends no pause.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use leasehold::clock::{Clock, Moment, SystemClock};
+use leasehold::env::Env;
+use leasehold::lease::{AcquireOutcome, Claim, Grant, LeaseStore, StoreOptions, Ttl};
+use leasehold::url::StoreUrl;
+use leasehold::{Holder, LockName};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::process::within;
+use leasehold_testkit::stores;
+use tokio::task::JoinHandle;
+
+macro_rules! notified {
+    ($($storage:ident)*) => {$(
+        on_storage! { $storage:
+            a_release_wakes_the_first_waiter_and_no_other
+            an_eviction_wakes_the_first_waiter
+        }
+    )*};
+}
+
+#[cfg(feature = "postgres")]
+notified!(postgres);
+#[cfg(feature = "redis")]
+notified!(redis redis_valkey);
+
+/// A clock on which no pause ends.
+#[derive(Debug)]
+struct WithoutPauses;
+
+#[async_trait]
+impl Clock for WithoutPauses {
+    fn now(&self) -> Moment {
+        SystemClock.now()
+    }
+
+    async fn sleep(&self, _: std::time::Duration) {
+        pending().await
+    }
+}
+
+fn lock() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+async fn opened(url: &str, env: Env) -> Arc<dyn LeaseStore> {
+    let mut options = StoreOptions::default();
+    options.env = env;
+    leasehold::stores::open(StoreUrl::parse(url).unwrap(), options).await.unwrap()
+}
+
+fn claim(store: &dyn LeaseStore, name: &str) -> Claim {
+    let holder = Holder { name: name.to_owned(), ..Holder::this_process() };
+    Claim::new(store.env(), lock(), Ttl::new(Ttl::MAX).unwrap(), holder)
+}
+
+async fn granted(store: &dyn LeaseStore) -> Grant {
+    match store.try_acquire(&claim(store, "holder")).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A process that waits. Returns its store, its grant, and how often it asked for the lock.
+type Waiting = JoinHandle<(Arc<dyn LeaseStore>, Grant, usize)>;
+
+/// A process that waits, once it has a place behind `before` others.
+async fn waiter(url: &str, env: Env, observer: &dyn LeaseStore, before: usize) -> Waiting {
+    let store = opened(url, env).await;
+    let waiting = tokio::spawn(async move {
+        let mut claim = claim(&*store, "waiter");
+        claim.waits = true;
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            match store.try_acquire(&claim).await.unwrap() {
+                AcquireOutcome::Granted(grant) => return (store, grant, asked),
+                AcquireOutcome::Held(held) => store.turn(&claim, &held).await.unwrap(),
+                AcquireOutcome::Lost(loss) => panic!("{loss}"),
+            }
+        }
+    });
+    within("a waiter to join", async {
+        while observer.inspect(&lock()).await.unwrap().waiters.len() <= before {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    waiting
+}
+
+fn without_pauses(seed: u64) -> Env {
+    Env::seeded(Arc::new(WithoutPauses), seed)
+}
+
+async fn a_release_wakes_the_first_waiter_and_no_other(storage: &str) {
+    let fresh: Fresh = stores::fresh(storage);
+    let holder = opened(fresh.url(), Env::system()).await;
+    for round in 0..5 {
+        let mut grant = granted(&*holder).await;
+        let first = waiter(fresh.url(), without_pauses(2 * round), &*holder, 0).await;
+        let second = waiter(fresh.url(), without_pauses(2 * round + 1), &*holder, 1).await;
+        // Perhaps before a waiter listens.
+        holder.release(&mut grant, None).await.unwrap();
+        let (store, mut grant, asked) = within("the first waiter", first).await.unwrap();
+        // At first, with a place, and after the release.
+        assert!(asked <= 3, "{asked} requests");
+        assert!(!second.is_finished());
+        store.release(&mut grant, None).await.unwrap();
+        let (store, mut grant, _) = within("the second waiter", second).await.unwrap();
+        store.release(&mut grant, None).await.unwrap();
+    }
+}
+
+async fn an_eviction_wakes_the_first_waiter(storage: &str) {
+    let fresh: Fresh = stores::fresh(storage);
+    let holder = opened(fresh.url(), Env::system()).await;
+    let grant = granted(&*holder).await;
+    let first = waiter(fresh.url(), without_pauses(1), &*holder, 0).await;
+    holder.evict(&lock(), grant.token).await.unwrap();
+    within("the waiter", first).await.unwrap();
+}
+
+#[cfg(feature = "postgres")]
+mod poolers {
+    use leasehold::Locker;
+    use leasehold::doctor::{CheckStatus, Examination};
+    use leasehold_testkit::servers::with_option;
+    use leasehold_testkit::stores::postgres::psql;
+
+    use super::*;
+
+    async fn notifications(url: &str) -> String {
+        let locker = Locker::open(url).await.unwrap();
+        let report = locker.examine(&Examination::default()).await;
+        let finding = report.finding("notifications").unwrap();
+        assert_eq!(finding.verdict, CheckStatus::Passed, "{finding:?}");
+        finding.seen.clone()
+    }
+
+    /// The connection to the server is another client's next. It listens to nothing.
+    #[tokio::test]
+    async fn behind_a_pooler_waiters_poll() {
+        let fresh = stores::fresh("postgres_pgbouncer");
+        let url = fresh.url().replace("/transaction?", "/single?");
+        assert!(notifications(&url).await.contains("pooler"));
+        let holder = opened(&url, Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = waiter(&url, Env::system(), &*holder, 0).await;
+        holder.release(&mut grant, None).await.unwrap();
+        within("the waiter", first).await.unwrap();
+        assert_eq!(psql(&url, "SELECT count(*) FROM pg_listening_channels()").await, "0");
+    }
+
+    #[tokio::test]
+    async fn the_doctor_says_whether_waiters_are_notified() {
+        let fresh = stores::fresh("postgres");
+        assert!(notifications(fresh.url()).await.contains("at once"));
+        let off = with_option(fresh.url(), "notify=off");
+        assert!(notifications(&off).await.contains("notify=off"));
+    }
+}
+
+#[cfg(feature = "redis")]
+mod promotion {
+    use std::time::Duration;
+
+    use leasehold_testkit::launch::Launched;
+    use leasehold_testkit::stores::redis::{RedisServer, redis_cli};
+
+    use super::*;
+
+    /// Waits until this many connections listen on the server.
+    async fn listened(url: &str, count: &str) {
+        within("a waiter to listen", async {
+            while !redis_cli(url, &["PUBSUB", "NUMSUB", "//leasehold/calls"]).await.ends_with(count) {
+                SystemClock.sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_waiter_listens_to_the_promoted_server() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut primary = Launched::start(&RedisServer::KEEPING, folders[0].path()).await.unwrap();
+        let replica = Launched::start(&RedisServer::KEEPING, folders[1].path()).await.unwrap();
+        let (host, port) = primary.address().rsplit_once(':').unwrap();
+        redis_cli(replica.url(), &["REPLICAOF", host, port]).await;
+        let url = format!("redis://{},{}?margin=0s&failover_grace=0s", primary.address(), replica.address());
+        let holder = opened(&url, Env::system()).await;
+        let mut grant = granted(&*holder).await;
+        let first = waiter(&url, Env::system(), &*holder, 0).await;
+        listened(primary.url(), "1").await;
+        within("the replica", async {
+            while redis_cli(replica.url(), &["HGET", "lock//leasehold", "waiters"]).await.is_empty() {
+                SystemClock.sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        primary.kill(Duration::ZERO).await.unwrap();
+        redis_cli(primary.url(), &["REPLICAOF", "127.0.0.1", "1"]).await;
+        redis_cli(replica.url(), &["REPLICAOF", "NO", "ONE"]).await;
+        listened(replica.url(), "1").await;
+        holder.release(&mut grant, None).await.unwrap();
+        within("the waiter", first).await.unwrap();
+    }
+}

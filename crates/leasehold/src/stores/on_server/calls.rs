@@ -1,0 +1,151 @@
+//! Calls: when a lock is released, its server calls the first waiter, so that it asks at once and not at its next poll.
+//!
+//! A call that is lost costs this delay and nothing else, because waiters poll all the same.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::lease::Id;
+
+/// Once no claim of this process has waited for this long, it no longer listens.
+pub(in super::super) const UNUSED: Duration = Duration::from_secs(60);
+
+/// How many characters of a claim's id a call has. Not all of them: anyone who knows an id can release its lock, and
+/// every user of a server may be able to listen.
+pub(in super::super) const CALLED_BY: usize = 16;
+
+/// The claims of this process that can be called.
+#[derive(Debug)]
+pub(in super::super) struct Calls {
+    waiting: Mutex<Waiting>,
+    env: Env,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    claims: HashMap<String, Arc<Notify>>,
+    /// When the last claim stopped waiting.
+    until: Moment,
+}
+
+impl Calls {
+    pub(in super::super) fn new(env: Env) -> Arc<Self> {
+        let waiting = Waiting { claims: HashMap::new(), until: env.now() };
+        Arc::new(Self { waiting: Mutex::new(waiting), env })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets `claim` be called from now on.
+    pub(super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
+        let called = Arc::<Notify>::default();
+        let key = key(claim);
+        self.waiting().claims.insert(key.clone(), called.clone());
+        Call { calls: self.clone(), key, called }
+    }
+
+    /// Calls the claim whose id begins with `key`, if it waits here.
+    pub(in super::super) fn call(&self, key: &str) {
+        if let Some(called) = self.waiting().claims.get(key) {
+            called.notify_one();
+        }
+    }
+
+    /// Calls all claims: earlier calls may have been missed.
+    pub(in super::super) fn call_all(&self) {
+        self.waiting().claims.values().for_each(|called| called.notify_one());
+    }
+
+    /// Whether no claim has waited for a while.
+    pub(in super::super) fn are_unused(&self) -> bool {
+        let waiting = self.waiting();
+        waiting.claims.is_empty() && self.env.now().longest_since(waiting.until) >= UNUSED
+    }
+}
+
+fn key(claim: Id) -> String {
+    let mut key = claim.to_string();
+    key.truncate(CALLED_BY);
+    key
+}
+
+/// A claim that can be called, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Call {
+    calls: Arc<Calls>,
+    key: String,
+    called: Arc<Notify>,
+}
+
+impl Call {
+    /// Completes when the claim was called, also if that was before.
+    pub(super) async fn called(&self) {
+        self.called.notified().await;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let now = self.calls.env.now();
+        let mut waiting = self.calls.waiting();
+        // A claim that is repeated may wait twice.
+        if waiting.claims.get(&self.key).is_some_and(|called| Arc::ptr_eq(called, &self.called)) {
+            waiting.claims.remove(&self.key);
+        }
+        waiting.until = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::clock::TestClock;
+
+    fn env() -> Env {
+        Env::seeded(Arc::new(TestClock::default()), 1)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_reaches_its_claim_alone_and_early_too() {
+        let calls = Calls::new(env());
+        let ids: Vec<Id> = (1..3).map(|n| format!("{n:016x}{n:016x}").parse().unwrap()).collect();
+        let [one, two] = [calls.expect(ids[0]), calls.expect(ids[1])];
+        calls.call("0000000000000002");
+        calls.call("0000000000000003");
+        assert!(one.called().now_or_never().is_none());
+        assert!(two.called().now_or_never().is_some());
+        assert!(two.called().now_or_never().is_none(), "called once");
+        calls.call_all();
+        assert!(one.called().now_or_never().is_some() && two.called().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_are_unused_a_minute_after_the_last_waiter() {
+        let env = env();
+        let calls = Calls::new(env.clone());
+        let id = Id::random(&env.random);
+        let call = calls.expect(id);
+        let again = calls.expect(id);
+        env.sleep(2 * UNUSED).await;
+        drop(call);
+        calls.call(&key(id));
+        assert!(again.called().now_or_never().is_some());
+        env.sleep(2 * UNUSED).await;
+        assert!(!calls.are_unused());
+        drop(again);
+        assert!(!calls.are_unused());
+        env.sleep(UNUSED).await;
+        assert!(calls.are_unused());
+    }
+}

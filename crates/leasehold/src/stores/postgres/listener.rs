@@ -1,0 +1,159 @@
+//! Listening for the notifications of released locks: one connection, which is open while this process waits for locks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::AbortHandle;
+use tokio_postgres::types::Type;
+
+use super::connect::{Link, MARK};
+use super::errors::{self, Effect};
+use super::sessions::{Purpose, Sessions};
+use super::statements::{Parameter, channel};
+use crate::clock::timeout;
+use crate::diagnosis::{CheckStatus, Finding};
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::on_server::calls::{Calls, UNUSED};
+
+/// The time limit of a statement.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// For how long the doctor waits for a notification.
+const EXAMINATION: Duration = Duration::from_secs(2);
+
+/// The pauses after a connection that failed.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Receives notifications.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) calls: Arc<Calls>,
+    sessions: Arc<Sessions>,
+    env: Env,
+    /// Set if a pooler is between this process and the server, or if notifications are turned off.
+    is_off: AtomicBool,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Listener {
+    pub(super) fn new(sessions: Arc<Sessions>, env: Env) -> Arc<Self> {
+        let is_off = AtomicBool::new(!sessions.notifies());
+        Arc::new(Self { calls: Calls::new(env.clone()), sessions, env, is_off, task: Mutex::default() })
+    }
+
+    /// Begins to listen, unless this has begun before.
+    pub(super) fn begin(self: &Arc<Self>) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_off.load(Ordering::SeqCst) || task.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
+        let listener = self.clone();
+        *task = Some(tokio::spawn(async move { listener.run().await }).abort_handle());
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+
+    /// Listens until no claim has waited for a while.
+    async fn run(&self) {
+        let mut pause = SHORTEST_PAUSE;
+        while let Err(error) = self.receive(&mut pause).await {
+            tracing::debug!(%error, "notifications of PostgreSQL are not received; waiters poll");
+            if error.fault().kind == ErrorKind::Unsupported {
+                self.is_off.store(true, Ordering::SeqCst);
+                return;
+            }
+            if self.calls.are_unused() {
+                return;
+            }
+            self.env.sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Whether a notification arrives.
+    pub(super) async fn examined(&self) -> Finding {
+        const CHECK: &str = "notifications";
+        const PROBE: &str = "probe";
+        let table = self.sessions.table();
+        if !self.sessions.notifies() {
+            return Finding::passed(CHECK, "notify=off: waiters poll");
+        }
+        let tried = async {
+            let (notified, mut notifications) = unbounded_channel();
+            let link = self.sessions.listening(notified).await?;
+            self.listen(&link).await?;
+            let channel = channel(&table.sql);
+            let parameters: [Parameter<'_>; 2] = [(&channel, Type::TEXT), (&PROBE, Type::TEXT)];
+            let mut used = self.sessions.take(Purpose::Contend).await?;
+            used.query(Effect::None, "SELECT pg_notify($1, $2)::text", &parameters).await?;
+            while notifications.recv().await.is_some_and(|key| key != PROBE) {}
+            Ok::<_, StoreError>(())
+        };
+        match timeout(&*self.env.clock, EXAMINATION, tried).await {
+            Some(Ok(())) => Finding::passed(CHECK, "a release wakes the first waiter at once"),
+            Some(Err(error)) if error.fault().kind == ErrorKind::Unsupported => {
+                Finding::passed(CHECK, "a pooler is before the server: waiters poll, at least every 0.5 s")
+            }
+            Some(Err(error)) if error.fault().kind == ErrorKind::Denied => {
+                Finding::of_error(CHECK, CheckStatus::Failed, &error)
+                    .with_help("or add notify=off to the store URL: a release that may not notify fails")
+            }
+            Some(Err(error)) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
+            None => {
+                Finding::warning(CHECK, "a notification did not arrive: waiters poll, at least every 0.5 s")
+            }
+        }
+    }
+
+    async fn receive(&self, pause: &mut Duration) -> Result<(), StoreError> {
+        let (notified, mut notifications) = unbounded_channel();
+        let link = self.sessions.listening(notified).await?;
+        self.listen(&link).await?;
+        *pause = SHORTEST_PAUSE;
+        self.calls.call_all();
+        while !self.calls.are_unused() {
+            match timeout(&*self.env.clock, UNUSED, notifications.recv()).await {
+                Some(Some(key)) => self.calls.call(&key),
+                Some(None) => {
+                    return Err(Fault::unavailable("the connection to PostgreSQL was lost").not_applied());
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends `LISTEN`, unless it would have its effect on a connection of a pooler.
+    async fn listen(&self, link: &Link) -> Result<(), StoreError> {
+        let table = self.sessions.table();
+        let asked = async {
+            if !is_direct(link).await? {
+                return Ok(false);
+            }
+            link.client.batch_execute(&format!("LISTEN {}", channel(&table.sql))).await.map(|()| true)
+        };
+        match timeout(&*self.env.clock, LIMIT, asked).await {
+            Some(Ok(true)) => Ok(()),
+            Some(Ok(false)) => {
+                Err(Fault::new(ErrorKind::Unsupported, "a pooler is before the server").not_applied())
+            }
+            Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, table)),
+            None => Err(Fault::unavailable("PostgreSQL did not answer").not_applied()),
+        }
+    }
+}
+
+/// Whether the session of `link` is that of the server itself.
+async fn is_direct(link: &Link) -> Result<bool, tokio_postgres::Error> {
+    let sql = format!("SELECT current_setting('{MARK}', true) = 'on'");
+    let rows = link.client.query_typed(&sql, &[]).await?;
+    Ok(rows.first().map(|row| row.try_get::<_, Option<bool>>(0)).transpose()?.flatten() == Some(true))
+}

@@ -1,0 +1,35 @@
+//! Listening for the messages about released locks, on the connection of the store.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::connect::Links;
+use crate::stores::on_server::calls::UNUSED;
+
+impl Links {
+    /// Subscribes to the channel on the current connection, unless that was done before. Ends the subscription when no
+    /// claim has waited for a while.
+    pub(super) fn listen(self: &Arc<Self>) {
+        let Some(link) = self.opened().filter(|_| self.way.location.notifies) else { return };
+        if link.listens.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (calls, env, channel) = (self.calls.clone(), self.env.clone(), self.way.location.channel());
+        let (mut connection, link) = (link.connection.clone(), Arc::downgrade(&link));
+        tokio::spawn(async move {
+            if let Err(error) = connection.subscribe(&channel).await {
+                // The user may lack the permission. Not tried again on this connection.
+                tracing::debug!(%error, "messages of Redis are not received; waiters poll");
+                return;
+            }
+            calls.call_all();
+            while link.strong_count() > 0 && !calls.are_unused() {
+                env.sleep(UNUSED).await;
+            }
+            let ended = connection.unsubscribe(&channel).await;
+            if let Some(link) = link.upgrade().filter(|_| ended.is_ok()) {
+                link.listens.store(false, Ordering::SeqCst);
+            }
+        });
+    }
+}
