@@ -98,6 +98,23 @@ impl Clock for NoLongSleep {
     }
 }
 
+/// A range cannot separate the keys of a lock from those of the locks below its name.
+#[tokio::test]
+async fn waiters_are_shown_also_behind_older_keys_of_other_locks() {
+    const LONG: Duration = Duration::from_secs(60);
+    let (one, two) = two().await;
+    for n in 0..70 {
+        one.granted(&one.claim(&format!("lock/{n}"), LONG)).await;
+    }
+    let grant = one.granted(&one.claim("lock", LONG)).await;
+    let mut waiting = two.claim("lock", LONG);
+    waiting.waits = true;
+    two.held(&waiting).await;
+    one.granted(&one.claim("lock/70", LONG)).await;
+    let status = one.store.inspect(&grant.name).await.unwrap();
+    assert_eq!((status.token, status.waiters.len()), (Some(grant.token), 1));
+}
+
 /// A client that waits for a job to end sees that the lock now rests: the key is written then, not deleted.
 #[tokio::test]
 async fn a_waiter_outside_the_line_is_woken_by_a_rest() {

@@ -172,7 +172,26 @@ async fn a_free_lock_is_reserved_for_the_first_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_barges_takes_a_reserved_lock_and_never_joins() {
+async fn a_claim_that_barges_takes_a_reserved_lock_at_once() {
+    let world = World::new();
+    let holder = world.dated(1);
+    let mut grant = holder.granted().await;
+    let first = Waiter::joined(&world, 2).await;
+    holder.leases.release(&mut grant, None).await.unwrap();
+    let trying = lock(&world.dated(3));
+    assert!(trying.try_acquire().await.unwrap_err().holder().unwrap().reserved);
+    trying.barge().try_acquire().await.unwrap().release().await.unwrap();
+    let mut waiting = Waiter::new(&world, 4);
+    assert!(waiting.refused().await.reserved);
+    waiting.claim.barges = true;
+    let mut grant = waiting.granted().await;
+    waiting.release(&mut grant).await;
+    assert_eq!(in_line(&world).await, ["waiter-2"], "the first waiter keeps its place");
+    first.granted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_barges_waits_without_a_place_in_the_line() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{POLL_INTERVAL, Paced, TTL, World, contender_span, granted, name};
-use leasehold::clock::{TestClock, timeout};
+use leasehold::clock::{Clock, TestClock, timeout};
 use leasehold::env::Env;
 use leasehold::lease::{Claim, LeaseStore, StoreOptions, Ttl, Watch};
 use leasehold::register::Register;
@@ -117,6 +117,32 @@ async fn one_of_sixteen_waiters_writes_when_a_dead_lease_lapses() {
     let writes: usize = waiters.iter().map(|waiter| waiter.network.counts().writes).sum();
     assert_eq!(writes, 1, "the first in line takes it");
     guard.check().unwrap();
+}
+
+/// The reads of the first two in line in the first seconds of a hold, after another hold that was short or long.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_another_expects_a_hold_as_long_as_the_previous_one() {
+    let mut reads = Vec::new();
+    for previous in [SECOND / 100, SECOND * 60] {
+        let world = World::paced();
+        let clients = [world.dated(1), world.dated(2), world.dated(3)];
+        let locks = clients.each_ref().map(|client| Locker::new(client.leases.clone()).lock("x").ttl(TTL));
+        let [holder, waiters @ ..] = locks;
+        let guard = holder.acquire().await.unwrap();
+        world.clock.sleep(previous).await;
+        guard.release().await.unwrap();
+        let _guard = holder.acquire().await.unwrap();
+        for waiter in waiters {
+            tokio::spawn(async move { waiter.acquire().await });
+            world.clock.sleep(SECOND / 2).await;
+        }
+        clients.iter().for_each(|client| client.network.reset_counts());
+        world.clock.sleep(SECOND * 3).await;
+        let [_, first, second] = clients.each_ref().map(|client| client.network.counts().reads);
+        assert!(first >= 6, "{first} reads: the first in line must notice soon that the lock is free");
+        reads.push(second);
+    }
+    assert!(reads[1] <= 1 && reads[0] >= 3, "{reads:?} reads in three seconds");
 }
 
 /// Each read is refused once before it is answered. That delays the next read, until reads are answered at once again.

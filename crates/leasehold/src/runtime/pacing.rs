@@ -1,13 +1,14 @@
 //! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
-//! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth, and from
-//! the third in line on as long. So the release of a short hold is noticed soon, and a long hold costs few reads. Waiters
-//! behind the next one multiply the pause by their place in the line ([`pause`](crate::lease::pause)).
+//! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth. So the
+//! release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply the pause
+//! by their place in the line ([`pause`](crate::lease::pause)). The lock is granted to another waiter before it is granted
+//! to them, so they do not begin with short pauses: they expect a hold to last for as long as the [`previous`] one.
 
 use std::time::Duration;
 
 use crate::clock::{Moment, StoreTime};
-use crate::lease::{PollInterval, Token};
+use crate::lease::{PastGrant, PollInterval, Token};
 use crate::random::Random;
 
 /// A pause is this fraction of the time that a hold has lasted.
@@ -15,10 +16,6 @@ const PART: f64 = 0.5;
 
 /// The same for the next in line. Only this waiter can get the lock when it is released, and it delays all others.
 const PART_OF_NEXT: f64 = 0.125;
-
-/// The same for those behind the second in line. At least two other grants come before theirs. The longest pause is the same
-/// for all places, so this delays no one.
-const PART_OF_OTHERS: f64 = 1.0;
 
 /// The fixed fraction of a pause that does not grow. A pause that grows is drawn from the whole range between the
 /// previous pause and itself. Otherwise waiters that saw the same state would stay in step.
@@ -32,6 +29,12 @@ const MOST_STRAIN: i32 = 6;
 pub(crate) fn held_for(granted_us: Option<u64>, now: Option<StoreTime>) -> Duration {
     let held = granted_us.zip(now).map(|(granted_us, now)| now.lo_us.saturating_sub(granted_us));
     Duration::from_micros(held.unwrap_or(0))
+}
+
+/// How long the latest hold of a lock's `history` lasted, on the store's clock. A time that is not known counts as none.
+pub(crate) fn previous(history: &[PastGrant]) -> Duration {
+    let times = history.first().and_then(|past| past.from_us.zip(past.until_us));
+    Duration::from_micros(times.map_or(0, |(from_us, until_us)| until_us.saturating_sub(from_us)))
 }
 
 impl PollInterval {
@@ -69,11 +72,7 @@ impl Pacing {
 
     /// Sets how many waiters are before this one in the line of the lock, if it has a place there.
     pub(crate) fn set_place(&mut self, ahead: Option<usize>) {
-        self.part = match ahead {
-            Some(0) => PART_OF_NEXT,
-            Some(1) | None => PART,
-            Some(2..) => PART_OF_OTHERS,
-        };
+        self.part = if ahead == Some(0) { PART_OF_NEXT } else { PART };
     }
 
     /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its lease

@@ -12,7 +12,7 @@ use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
-use crate::runtime::pacing::{Pacing, held_for};
+use crate::runtime::pacing::{Pacing, held_for, previous};
 use crate::runtime::task;
 use crate::types::LockName;
 
@@ -42,7 +42,11 @@ impl Watch for RegisterLeases {
             };
             let has_place = leads || claim.place.is_taken(claim.id, served);
             pacing.set_place(has_place.then_some(ahead));
-            let age = self.held_for(observation.as_ref());
+            let age = match &observation {
+                Some(Observation { record, .. }) if ahead > 0 => previous(&record.history),
+                _ => Duration::ZERO,
+            };
+            let age = age.max(self.held_for(observation.as_ref()));
             let pause = match seen.reserved {
                 true => poll_interval.shortest(&env.random),
                 false => pacing.pause(self.now(), held.token, age, None, &env.random),

@@ -214,13 +214,18 @@ impl EtcdLeases {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let line = self.keys.line(name);
         let answer = self.range(requests::oldest(&line, 1 + MOST_WAITERS), &mut budget).await?;
-        let mut queue = answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key));
-        let first = match queue.next() {
-            // Keys of other locks are before it.
-            None if answer.more => self.first(name, &mut budget).await?.0,
-            first => first,
-        };
-        let Some(first) = first else { return Ok(Status::new(name.clone(), State::Free)) };
+        let (oldest, is_cut_off) = (answer.kvs.len(), answer.more);
+        let mut queue: Vec<_> =
+            answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key)).collect();
+        if is_cut_off && queue.len() < oldest {
+            // Keys of other locks are among the oldest.
+            queue.clear();
+            for kv in self.line_until(name, 0, &mut budget).await?.into_iter().take(1 + MOST_WAITERS) {
+                queue.extend(self.key(&kv.key, &mut budget).await?.0);
+            }
+        }
+        let mut queue = queue.into_iter();
+        let Some(first) = queue.next() else { return Ok(Status::new(name.clone(), State::Free)) };
         let held = self.shown(&first, &budget).await;
         let token = held.token;
         let mut status = Status::new(name.clone(), State::Held(held));
