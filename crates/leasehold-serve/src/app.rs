@@ -272,6 +272,8 @@ mod tests {
         let operator = Access::local("t").caller(&bearer, None).unwrap();
         let of_another = one.claim_id(&operator, &LockName::new("a").unwrap(), "k", TTL).unwrap();
         assert!(!ids.contains(&of_another), "the same key of another principal");
+        let with_another_ttl = one.claim_id(&caller, &LockName::new("a").unwrap(), "k", 2 * TTL).unwrap();
+        assert!(!ids.contains(&with_another_ttl), "a repetition has the same ttl");
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
     }

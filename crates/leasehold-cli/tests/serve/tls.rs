@@ -56,6 +56,9 @@ fn a_server_with_a_certificate_speaks_https_alone() {
     assert!(curl(&sandbox, &server, "ca", &own, "/v1/locks").stdout.ends_with("\n200"));
     let plain = format!("-H Origin:http://{}", server.address);
     assert!(curl(&sandbox, &server, "ca", &plain, "/v1/locks").stdout.ends_with("\n403"));
+    let form = format!("{own} -D - -d token={}", server.operator);
+    let signed_in = curl(&sandbox, &server, "ca", &form, "/ui/sign-in").expect(0);
+    assert!(signed_in.stdout.contains("SameSite=Strict; Secure"), "{signed_in:?}");
     let url = format!("http://{}/v1/locks", server.address);
     let plain = Command::new("curl").args(["-sS", "--max-time", "60", &url]).output().unwrap();
     assert!(!plain.status.success(), "{plain:?}");
