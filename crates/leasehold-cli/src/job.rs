@@ -22,7 +22,7 @@ use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST};
 use crate::output::{human, json};
-use crate::report::{self, EarlierRun, Report, ms};
+use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
 use crate::signals::Signals;
 
 /// The longest default grace.
@@ -39,6 +39,7 @@ pub(crate) struct Job {
     store: Store,
     /// The file of the report.
     file: Option<PathBuf>,
+    metrics: Option<MetricsFile>,
     report: Report,
 }
 
@@ -94,12 +95,15 @@ impl Job {
             ));
         }
         if let Some(file) = &file {
-            report::check(file)?;
+            report::check(file, report::REPORT)?;
         }
+        let metrics = settings.pick(args.metrics_file, "metrics-file", |text| Ok(text.into()))?;
+        let metrics = metrics.map(|file| MetricsFile::new(file, lock.clone())).transpose()?;
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
             plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl, cgroup },
             file,
+            metrics,
             report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
             store,
         })
@@ -112,15 +116,22 @@ impl Job {
         work: impl AsyncFnOnce(&mut Self) -> Result<u8, Failure>,
     ) -> Result<u8, Failure> {
         let outcome = work(&mut self).await;
-        let mut report = self.report;
         if let Err(failure) = &outcome {
-            report = report.failed(failure);
+            self.report = self.report.failed(failure);
         }
+        self.write_metrics(context);
         // The command has run: a report that cannot be written does not change the outcome.
-        if let Some(Err(failure)) = self.file.map(|file| report.write(&file)) {
+        if let Some(Err(failure)) = self.file.map(|file| self.report.write(&file)) {
             context.output.warning(&failure.message);
         }
         outcome
+    }
+
+    /// Writes the metrics of the latest run.
+    pub(crate) fn write_metrics(&self, context: &Context) {
+        if let Some(Err(failure)) = self.metrics.as_ref().map(|metrics| metrics.write(&self.report)) {
+            context.output.warning(&failure.message);
+        }
     }
 
     /// Checks that the command can be run, and opens the store.

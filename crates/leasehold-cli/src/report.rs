@@ -1,5 +1,7 @@
 //! `--report FILE`: the outcome of a command, without the ambiguity of exit codes that the command may use too.
 
+mod metrics;
+
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,6 +10,7 @@ use std::time::Duration;
 use leasehold::{AlreadyRan, Holder, Loss, LossReason, Token};
 use serde::Serialize;
 
+pub(crate) use self::metrics::MetricsFile;
 use crate::exit::{FAILED, Failure};
 
 /// The document. Field names are stable; a field that does not apply is null.
@@ -86,31 +89,40 @@ impl Report {
 
     /// Writes the report atomically: a reader never sees a part of it.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
-        };
-        let mut text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|error| unwritable(file, REPORT, &error.into()))?;
         text.push(b'\n');
-        if is_special(file) {
-            return open_special(file).and_then(|mut opened| opened.write_all(&text)).map_err(failed);
-        }
-        let file = &resolved(file);
-        let temporary = temporary(file);
-        let written = File::create(&temporary)
-            .and_then(|mut written| written.write_all(&text).and_then(|()| written.sync_all()))
-            .and_then(|()| std::fs::rename(&temporary, file));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-        written.map_err(failed)
+        replace(file, &text, REPORT)
     }
 }
 
-/// Checks, before the command runs, that the report can be written.
-pub(crate) fn check(file: &Path) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::new(FAILED, "failed", format!("cannot write the report {}: {error}", file.display()))
-    };
+/// What the file of a report has, for the messages.
+pub(crate) const REPORT: &str = "report";
+
+fn unwritable(file: &Path, what: &str, error: &std::io::Error) -> Failure {
+    Failure::new(FAILED, "failed", format!("cannot write the {what} {}: {error}", file.display()))
+}
+
+/// Replaces the `text` in `file`, which has a report or `what` else, atomically.
+fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| unwritable(file, what, &error);
+    if is_special(file) {
+        return open_special(file).and_then(|mut opened| opened.write_all(text)).map_err(failed);
+    }
+    let file = &resolved(file);
+    let temporary = temporary(file);
+    let written = File::create(&temporary)
+        .and_then(|mut written| written.write_all(text).and_then(|()| written.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written.map_err(failed)
+}
+
+/// Checks, before the command runs, that the report, or `what` else, can be written.
+pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| unwritable(file, what, &error);
     if file.is_dir() {
         return Err(failed(std::io::Error::other("it is a folder")));
     }

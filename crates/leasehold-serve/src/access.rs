@@ -15,6 +15,7 @@ pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
 pub(crate) use self::session::LASTS as SESSION_LASTS;
 use crate::problem::Problem;
+use crate::tls::CertificateNames;
 
 /// What a caller wants to do with a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -61,6 +62,8 @@ struct Rule {
 #[derive(Clone, Debug)]
 pub struct Access {
     tokens: HashMap<Digest, String>,
+    /// The principals of client certificates, by a name in them.
+    certificates: HashMap<String, String>,
     rules: Vec<Rule>,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
@@ -84,6 +87,7 @@ impl Access {
         let all = vec![Right::Read, Right::Acquire, Right::Evict];
         Self {
             tokens: HashMap::from([(digest(operator), OPERATOR.to_owned())]),
+            certificates: HashMap::new(),
             rules: vec![Rule { principal: OPERATOR.to_owned(), prefix: String::new(), rights: all }],
             anonymous: vec![Right::Read, Right::Acquire],
         }
@@ -102,14 +106,35 @@ impl Access {
         self.anonymous.is_empty()
     }
 
+    /// Whether some callers are known by their client certificates.
+    pub(crate) fn has_certificates(&self) -> bool {
+        !self.certificates.is_empty()
+    }
+
+    /// The caller with this client certificate, if one of its names is known.
+    fn certified(&self, certificate: Option<&CertificateNames>) -> Option<Caller> {
+        certificate?
+            .iter()
+            .find_map(|name| self.certificates.get(name))
+            .map(|principal| self.known(principal))
+    }
+
     /// The rights of a caller without a token.
     fn anyone(&self) -> Caller {
         Caller { principal: None, rights: vec![(String::new(), self.anonymous.clone())] }
     }
 
-    /// The caller of a request with these `headers`.
-    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    /// The caller of a request with these `headers`, on a connection with this client `certificate`. A token counts
+    /// before the certificate.
+    pub(crate) fn caller(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&CertificateNames>,
+    ) -> Result<Caller, Problem> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
+            if let Some(caller) = self.certified(certificate) {
+                return Ok(caller);
+            }
             if self.needs_token() {
                 return Err(unauthorized("the request has no token"));
             }
@@ -206,12 +231,12 @@ mod tests {
     #[test]
     fn on_loopback_only_the_operator_evicts() {
         let access = Access::local("secret");
-        let anyone = access.caller(&HeaderMap::new()).unwrap();
+        let anyone = access.caller(&HeaderMap::new(), None).unwrap();
         assert!(
             anyone.must(Right::Acquire, &name("a")).is_ok() && anyone.must(Right::Evict, &name("a")).is_err()
         );
-        assert!(access.caller(&with_token("secret")).unwrap().must(Right::Evict, &name("a")).is_ok());
-        assert!(access.caller(&with_token("wrong")).is_err());
+        assert!(access.caller(&with_token("secret"), None).unwrap().must(Right::Evict, &name("a")).is_ok());
+        assert!(access.caller(&with_token("wrong"), None).is_err());
     }
 
     #[test]
@@ -221,11 +246,29 @@ mod tests {
             "[[token]]\nprincipal = \"ci\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]"
         ))
         .unwrap();
-        assert!(access.caller(&HeaderMap::new()).is_err());
-        let ci = access.caller(&with_token("t")).unwrap();
+        assert!(access.caller(&HeaderMap::new(), None).is_err());
+        let ci = access.caller(&with_token("t"), None).unwrap();
         assert!(ci.must(Right::Read, &name("ci/a")).is_ok());
         assert!(
             ci.must(Right::Read, &name("prod")).is_err() && ci.must(Right::Acquire, &name("ci/a")).is_err()
         );
+    }
+
+    #[test]
+    fn a_certificate_has_the_rights_of_the_principal_it_names() {
+        let access = Access::parse(
+            "[[certificate]]\nprincipal = \"ci\"\nname = \"ci.example\"\n[[rule]]\nprincipal = \"ci\"\nallow = [\"read\"]",
+        )
+        .unwrap();
+        let with = |names: &[&str]| access.caller(&HeaderMap::new(), Some(&names.into()));
+        assert!(access.needs_token() && access.caller(&HeaderMap::new(), None).is_err());
+        let ci = with(&["other.example", "ci.example"]).unwrap();
+        assert_eq!(ci.name(), "ci");
+        assert!(ci.may(Right::Read, "a") && !ci.may(Right::Acquire, "a"));
+        assert!(
+            with(&["other.example"]).is_err() && with(&[]).is_err() && with(&["ci.example.evil"]).is_err()
+        );
+        let wrong_token = access.caller(&with_token("wrong"), Some(&["ci.example"][..].into()));
+        assert!(wrong_token.is_err(), "a wrong token is not ignored");
     }
 }

@@ -23,6 +23,7 @@ use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::tls::{CertificateNames, Tls};
 
 /// How to serve a store.
 #[derive(Clone)]
@@ -41,6 +42,8 @@ pub struct Settings {
     pub audit: Option<PathBuf>,
     /// The address of the listener for metrics.
     pub metrics: Option<SocketAddr>,
+    /// The certificate of the server. Without it, the server speaks plain HTTP.
+    pub tls: Option<Arc<Tls>>,
     /// Whether to listen beyond loopback without TLS, or without tokens.
     pub insecure: bool,
     /// Whether the dashboard is shown, and whether it may change anything.
@@ -69,6 +72,7 @@ impl Settings {
             hosts: Vec::new(),
             audit: None,
             metrics: None,
+            tls: None,
             insecure: false,
             dashboard: Dashboard::default(),
         }
@@ -103,7 +107,7 @@ impl App {
             stopping: CancellationToken::new(),
             dashboard: settings.dashboard,
             access: settings.access,
-            hosts: Hosts::of(address, &settings.hosts),
+            hosts: Hosts::of(address, &settings.hosts, settings.tls.is_some()),
             secret: settings.secret,
         }
     }
@@ -206,12 +210,13 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
         next.run(request).await
     } else {
         let headers = request.headers();
+        let certificate = request.extensions().get::<CertificateNames>();
         let checked = app.hosts.check(headers).and_then(|()| {
             // Its pages ask for a token where they need one.
             if is_dashboard(request.uri().path()) {
-                return Ok(app.access.browser(headers, &app.secret, at.wall_us()));
+                return Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()));
             }
-            app.access.caller(headers)
+            app.access.caller(headers, certificate)
         });
         match checked {
             Ok(caller) => {
@@ -250,7 +255,7 @@ mod tests {
                 None,
             )
         };
-        let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
+        let caller = Access::local("t").caller(&HeaderMap::new(), None).unwrap();
         let id = |app: &App, name: &str, key: &str| {
             app.claim_id(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
         };
@@ -263,6 +268,12 @@ mod tests {
             id(&one, "a", "l"),
             id(&one, "ak", ""),
         ];
+        let bearer = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer t"))]);
+        let operator = Access::local("t").caller(&bearer, None).unwrap();
+        let of_another = one.claim_id(&operator, &LockName::new("a").unwrap(), "k", TTL).unwrap();
+        assert!(!ids.contains(&of_another), "the same key of another principal");
+        let with_another_ttl = one.claim_id(&caller, &LockName::new("a").unwrap(), "k", 2 * TTL).unwrap();
+        assert!(!ids.contains(&with_another_ttl), "a repetition has the same ttl");
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
     }
@@ -272,7 +283,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let at =
             |seconds: u64| Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed());
-        let caller = Access::local("t").caller(&HeaderMap::new()).unwrap();
+        let caller = Access::local("t").caller(&HeaderMap::new(), None).unwrap();
         let arrival = Arrival { at: at(10), caller };
         // It waited for 20 s, and was granted at 30 s.
         let deadline = Deadline::new(at(30), 9 * second);

@@ -1,40 +1,49 @@
 //! What routes read from a request: the body as JSON, durations, names, preconditions.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use leasehold::clock::timeout;
 use leasehold::{LockName, Token};
 use serde::de::DeserializeOwned;
 
+use crate::app::App;
 use crate::problem::Problem;
 
 /// The longest body of a request.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
+/// How long the body of a request may take to arrive.
+const ARRIVAL: Duration = Duration::from_secs(30);
 
 /// The body of a request, as JSON of the type `T`.
 pub(crate) struct Payload<T>(pub(crate) T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Payload<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
         if !is_json(request.headers()) {
             let detail = "the body must be JSON";
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", detail)
                 .with_help("send the header `Content-Type: application/json`"));
         }
-        let body =
-            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    "invalid",
-                    format!("the body is longer than {MAX_BODY} bytes"),
-                ),
-                _ => Problem::invalid("the body could not be read"),
-            })?;
+        let clock = app.locker.store().env().clock.clone();
+        let Some(body) = timeout(&*clock, ARRIVAL, Bytes::from_request(request, app)).await else {
+            let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
+            return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail));
+        };
+        let body = body.map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "invalid",
+                format!("the body is longer than {MAX_BODY} bytes"),
+            ),
+            _ => Problem::invalid("the body could not be read"),
+        })?;
         // The body may have a ticket in it. serde's messages quote names of fields and values of a wrong type, so only the
         // place is repeated.
         serde_json::from_slice(&body).map(Self).map_err(|error| {

@@ -7,6 +7,7 @@
 //! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
 //!   answers with a shape from `view`, or with a `problem`.
 //! - `access`: who may do what; checks against other sites in a browser.
+//! - `connections`, `tls`: how requests arrive.
 //! - `ui`: the dashboard.
 //! - `app`: what all routes share. `feed`: the events that viewers get.
 
@@ -15,14 +16,17 @@ mod api;
 mod app;
 mod audit;
 mod body;
+mod connections;
 mod feed;
 mod limits;
 mod metrics;
 mod problem;
 mod server;
+mod tls;
 mod ui;
 mod view;
 
 pub use self::access::{Access, InvalidAccess};
 pub use self::app::{Dashboard, Settings};
 pub use self::server::{ServeError, Server};
+pub use self::tls::{InvalidTls, Tls};

@@ -122,6 +122,17 @@ mod tests {
     }
 
     #[test]
+    fn waiters_of_all_locks_are_limited_together() {
+        let limits = Arc::new(Limits::default());
+        let lock = |number: usize| LockName::new(format!("lock-{number}")).unwrap();
+        let waiting: Vec<_> =
+            (0..MOST_WAITERS).map(|number| limits.wait(&lock(number % 10)).unwrap()).collect();
+        assert_eq!(limits.wait(&lock(10)).unwrap_err().word(), "too-many-waiters");
+        drop(waiting);
+        assert!(limits.wait(&lock(10)).is_ok());
+    }
+
+    #[test]
     fn each_principal_has_its_own_rate() {
         let (limits, second) = (Limits::default(), 1_000_000_000);
         let at = |seconds: u64| Moment::from_raw(seconds * second, (seconds * second).cast_signed());

@@ -10,6 +10,8 @@ use tokio::net::TcpListener;
 use crate::api;
 use crate::app::{App, Dashboard, Settings};
 use crate::audit::Audit;
+use crate::connections::Connections;
+use crate::tls::Tls;
 use crate::ui;
 
 /// Why a server did not start, or ended early.
@@ -55,6 +57,7 @@ impl std::error::Error for ServeError {}
 pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
+    tls: Option<Arc<Tls>>,
     address: SocketAddr,
     /// The listener for metrics.
     metrics: Option<TcpListener>,
@@ -68,9 +71,15 @@ impl Server {
     /// TLS, and [`insecure`](Settings::insecure) is not set.
     pub async fn bind(locker: Locker, settings: Settings) -> Result<Self, ServeError> {
         let wanted = settings.listen;
-        if !wanted.ip().is_loopback() && !settings.insecure {
-            return Err(refused(wanted, settings.access.needs_token()));
+        let is_protected = settings.access.needs_token() && settings.tls.is_some();
+        if !wanted.ip().is_loopback() && !is_protected && !settings.insecure {
+            return Err(refused(wanted, settings.access.needs_token(), settings.tls.is_some()));
         }
+        let client_ca = settings.tls.as_ref().is_some_and(|tls| tls.accepts_client_certificates());
+        if settings.access.has_certificates() != client_ca {
+            return Err(mismatched(client_ca));
+        }
+        let tls = settings.tls.clone();
         let audit = settings.audit.as_ref().map(|file| {
             let failed = |error| ServeError::new(format!("the audit log {}: {error}", file.display()));
             Audit::open(file).map_err(failed)
@@ -82,7 +91,13 @@ impl Server {
             Some(address) => Some(listen(address, "--metrics").await?),
             None => None,
         };
-        Ok(Self { app: Arc::new(App::new(locker, settings, address, audit)), listener, address, metrics })
+        Ok(Self {
+            app: Arc::new(App::new(locker, settings, address, audit)),
+            listener,
+            tls,
+            address,
+            metrics,
+        })
     }
 
     /// The address of the listener for metrics, if there is one.
@@ -99,30 +114,33 @@ impl Server {
     /// are finished, and no hold is released.
     ///
     /// # Errors
-    /// The socket failed.
+    /// None yet: an error of a connection ends that connection.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         let stopping = self.app.stopping.clone();
         let looking = tokio::spawn({
             let app = self.app.clone();
             async move { app.feed.look().await }
         });
-        let stopped = async move {
-            stop.await;
-            stopping.cancel();
-        };
+        tokio::spawn({
+            let stopping = stopping.clone();
+            async move {
+                stop.await;
+                stopping.cancel();
+            }
+        });
         let metrics = self.metrics.map(|listener| {
             let router = api::metrics_router(self.app.clone());
             tokio::spawn(async move { axum::serve(listener, router).await })
         });
         let pages = (self.app.dashboard != Dashboard::Off).then(ui::routes);
-        let served = axum::serve(self.listener, api::router(self.app, pages.unwrap_or_default()))
-            .with_graceful_shutdown(stopped)
-            .await;
+        let clock = self.app.locker.store().env().clock.clone();
+        let router = api::router(self.app, pages.unwrap_or_default());
+        Connections { router, tls: self.tls, clock, stopping }.serve(self.listener).await;
         looking.abort();
         if let Some(metrics) = metrics {
             metrics.abort();
         }
-        served.map_err(|error| ServeError::new(format!("the server failed: {error}")))
+        Ok(())
     }
 }
 
@@ -133,13 +151,32 @@ async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeE
     })
 }
 
-fn refused(address: SocketAddr, has_tokens: bool) -> ServeError {
-    let missing = if has_tokens { "TLS" } else { "tokens and TLS" };
+fn refused(address: SocketAddr, has_tokens: bool, has_tls: bool) -> ServeError {
+    let missing = match (has_tokens, has_tls) {
+        (false, false) => "tokens and TLS",
+        (false, true) => "tokens",
+        (true, _) => "TLS",
+    };
     ServeError {
         message: format!("{address} can be reached from other machines, and there is no protection by {missing}"),
         help: Some(
-            "put a proxy with TLS before it on this machine, or give --access and --insecure if the network is trusted"
+            "give --access, and --tls-cert with --tls-key; or put a proxy with TLS before it on this machine; or give --insecure if the network is trusted"
                 .to_owned(),
         ),
     }
+}
+
+fn mismatched(client_ca: bool) -> ServeError {
+    let (message, help) = if client_ca {
+        (
+            "the access file has no [[certificate]], so no client certificate has any rights",
+            "add one, or leave out --client-ca",
+        )
+    } else {
+        (
+            "the access file has a [[certificate]], and the server accepts no client certificates",
+            "give --client-ca",
+        )
+    };
+    ServeError { message: message.to_owned(), help: Some(help.to_owned()) }
 }

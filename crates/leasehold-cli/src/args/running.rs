@@ -187,6 +187,9 @@ pub(crate) struct CommandArgs {
     /// Write a JSON report of the outcome to FILE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
+    /// Write metrics of this run to FILE, for the textfile collector of Prometheus' node_exporter
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) metrics_file: Option<PathBuf>,
     /// Run the command with /bin/sh -c
     #[arg(long)]
     pub(crate) shell: bool,

@@ -15,12 +15,13 @@ ticket. SIGTERM ends it. Nothing is released then.
 Open the address in a browser to see the locks; with --ui=rw, to evict holders (docs/dashboard.md).
 
 Only this machine can reach the default address, and every user of the machine may see and acquire locks. To evict a \
-holder, send the token that is printed at the start. Beyond this machine, --access is needed.
+holder, send the token that is printed at the start. Beyond this machine, --access and --tls-cert are needed.
 
 Examples:
   leasehold serve
   curl http://127.0.0.1:7420/v1/locks
-  leasehold -s s3://my-bucket/locks serve --access access.toml --secret-file secret"
+  leasehold -s s3://my-bucket/locks serve --access access.toml --secret-file secret
+  leasehold serve --listen 0.0.0.0:7420 --access access.toml --tls-cert tls.crt --tls-key tls.key"
 )]
 pub(crate) struct ServeArgs {
     /// Address to listen on
@@ -42,6 +43,17 @@ pub(crate) struct ServeArgs {
     /// Further name under which clients address the server; can be repeated
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) host: Vec<String>,
+    /// File with the server's certificate, in PEM form, followed by intermediate ones. The server then speaks HTTPS. When
+    /// the file changes, new connections use the new certificate
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// File with the private key of the certificate, in PEM form
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// File with the certificate authority of clients, in PEM form. Clients may send a certificate in place of a token;
+    /// the access file says whose it is
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["tls_cert", "access"])]
+    pub(crate) client_ca: Option<PathBuf>,
     /// Listen beyond this machine although there is no TLS or no --access
     #[arg(long)]
     pub(crate) insecure: bool,

@@ -72,6 +72,7 @@ impl Candidate<'_> {
                 };
             let elected = session.clock.now();
             let code = job.run_under(self.context, &mut session, guard, Completion::Release).await?;
+            job.write_metrics(self.context);
             let asked_to_end = match session.signals.ending_signal() {
                 // Many programs reload their settings on SIGHUP. It ends the candidate only if it ended the command.
                 Some(Signal::HUP) => i32::from(code) == i32::from(SIGNAL_BASE) + Signal::HUP.as_raw(),

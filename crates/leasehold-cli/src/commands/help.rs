@@ -110,6 +110,7 @@ Each setting comes from the option, else from the environment, else from config.
   --grace                LEASEHOLD_GRACE                grace
   --cgroup               LEASEHOLD_CGROUP               -
   --report               LEASEHOLD_REPORT               -
+  --metrics-file         LEASEHOLD_METRICS_FILE         -
   --value, --on-exit     LEASEHOLD_VALUE, _ON_EXIT      -
   --per                  LEASEHOLD_PER                  -
   --count-failures       LEASEHOLD_COUNT_FAILURES       -

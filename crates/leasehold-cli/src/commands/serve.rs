@@ -4,7 +4,7 @@ use std::path::Path;
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings};
+use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
 use serde_json::json;
 
 use crate::args::{ServeArgs, Ui};
@@ -32,6 +32,14 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     settings.hosts = args.host;
     settings.insecure = args.insecure;
     (settings.audit, settings.metrics) = (args.audit, args.metrics);
+    if let (Some(certificate), Some(key)) = (args.tls_cert, args.tls_key) {
+        let tls = Tls::load(certificate, key, args.client_ca).map_err(|error| {
+            Failure::usage(format!("TLS: {error}"))
+                .with_help("--tls-cert, --tls-key and --client-ca name files in PEM form")
+        })?;
+        settings.tls = Some(tls.into());
+    }
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     settings.dashboard = match args.ui {
         Ui::Off => Dashboard::Off,
         Ui::Ro => Dashboard::ReadOnly,
@@ -43,7 +51,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     let locker = context::open(&store).await?;
     let url = locker.url().unwrap_or_default().to_owned();
     let server = Server::bind(locker, settings).await?;
-    let address = format!("http://{}", server.address());
+    let address = format!("{scheme}://{}", server.address());
     let metrics = server.metrics_address().map(|address| format!("http://{address}/metrics"));
     if context.output.json {
         let line = json!({ "type": "serving", "address": address, "store": url, "operator_token": operator, "metrics": metrics });

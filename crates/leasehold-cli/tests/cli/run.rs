@@ -156,6 +156,43 @@ fn the_report_says_what_an_exit_code_cannot() {
 }
 
 #[test]
+fn metrics_of_the_last_run_are_in_a_file() {
+    let sandbox = Sandbox::new();
+    let run = |words: &str, script: &str, code: i32| {
+        sandbox.run_script(&format!("{words} --metrics-file job.prom"), script).expect(code);
+        sandbox.read("job.prom")
+    };
+    let good = run("run x/y --permits 2", "exit 0", 0);
+    for wanted in [
+        "# TYPE leasehold_last_run_exit_code gauge\nleasehold_last_run_exit_code{lock=\"x/y\"} 0\n",
+        "leasehold_last_run_outcome{lock=\"x/y\",outcome=\"exited\"} 1\n",
+        "leasehold_last_run_lost{lock=\"x/y\"} 0\n",
+        "leasehold_last_run_timestamp_seconds{lock=\"x/y\"} ",
+        "leasehold_last_success_timestamp_seconds{lock=\"x/y\"} ",
+        "leasehold_last_run_acquire_duration_seconds{lock=\"x/y\"} ",
+        "leasehold_last_run_hold_duration_seconds{lock=\"x/y\"} ",
+    ] {
+        assert!(good.contains(wanted), "{wanted}: {good}");
+    }
+    let failed = run("once x/y --per 1h", "exit 3", 3);
+    let success = |text: &str| {
+        text.lines().find(|line| line.starts_with("leasehold_last_success_timestamp")).map(str::to_owned)
+    };
+    assert!(failed.contains("exit_code{lock=\"x/y\"} 3\n") && success(&failed) == success(&good), "{failed}");
+    let led = run("elect x/y --once", "exit 0", 0);
+    assert!(led.contains("exit_code{lock=\"x/y\"} 0\n"), "{led}");
+    let _holder = sandbox.hold("run x/y", "echo held; exec sleep 100");
+    let held = run("run --try x/y", "exit 0", 123);
+    assert!(held.contains("outcome=\"held\"} 1\n") && !held.contains("hold_duration"), "{held}");
+    // Fails before the command runs.
+    let bad = sandbox.run_script("run z --metrics-file no/such/folder/job.prom", "echo ran").expect(125);
+    assert!(
+        bad.stdout.is_empty() && bad.stderr.contains("cannot write the metrics no/such/folder"),
+        "{bad:?}"
+    );
+}
+
+#[test]
 fn json_errors_are_documents_on_stderr() {
     let sandbox = Sandbox::new();
     let lines = |outcome: &Outcome| -> Vec<Value> {

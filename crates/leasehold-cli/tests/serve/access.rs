@@ -63,6 +63,7 @@ fn each_principal_has_its_own_rights() {
     let shown = with(&ci, "GET /v1/locks/ci/x").expect(200);
     assert_eq!(shown.body["held"]["holder"]["name"], "ci", "the holder is the principal");
     with(&ci, "GET /v1/locks/prod").problem(403, "forbidden");
+    with(&ci, "GET /v1/fence/prod").problem(403, "forbidden");
     sandbox.run("run prod -- true").expect(0);
     let listed =
         |token: &str| with(token, "GET /v1/locks").expect(200).body["locks"].as_array().unwrap().len();

@@ -115,7 +115,14 @@ fn pages_may_load_only_their_own_files() {
         assert!(
             !page.text.contains("style=") && !page.text.contains("<style") && !page.text.contains(" onclick")
         );
-        assert_eq!(page.header("cache-control"), Some("no-store"));
+        for (header, wanted) in [
+            ("cache-control", "no-store"),
+            ("x-content-type-options", "nosniff"),
+            ("x-frame-options", "DENY"),
+            ("referrer-policy", "same-origin"),
+        ] {
+            assert_eq!(page.header(header), Some(wanted), "{header}");
+        }
         assert_eq!(page.text.matches("<script").count(), 1, "one file, nothing inline");
     }
     let page = get(&server, "/ui/").text;

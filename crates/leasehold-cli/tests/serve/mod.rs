@@ -6,6 +6,7 @@ mod dashboard;
 mod holds;
 mod records;
 mod replicas;
+mod tls;
 mod views;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -48,8 +49,8 @@ impl Server {
     }
 
     fn start_with_secret(sandbox: &Sandbox, secret: &Path, arguments: &str) -> Self {
-        let line =
-            format!("serve --json --listen 127.0.0.1:0 --secret-file {} {arguments}", secret.display());
+        let listen = if arguments.contains("--listen ") { "" } else { "--listen 127.0.0.1:0" };
+        let line = format!("serve --json {listen} --secret-file {} {arguments}", secret.display());
         let mut command = sandbox.leasehold(line.split_whitespace());
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap());
@@ -59,7 +60,7 @@ impl Server {
             panic!("it did not start: {:?}", process.wait_with_output());
         };
         let text = |field: &str| started[field].as_str().unwrap_or_default().to_owned();
-        let address = text("address").trim_start_matches("http://").to_owned();
+        let address = text("address").split_once("://").unwrap().1.to_owned();
         let metrics = text("metrics").trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
         Self { process, stdout, address, operator: text("operator_token"), metrics }
     }

@@ -11,24 +11,28 @@ use crate::problem::Problem;
 /// A page of another site can send requests to a server on loopback. If the site's name resolves to 127.0.0.1 (DNS
 /// rebinding), the browser even lets the page read the answers. Such requests carry the site's name in `Host`.
 #[derive(Clone, Debug)]
-pub(crate) struct Hosts(Vec<String>);
+pub(crate) struct Hosts {
+    names: Vec<String>,
+    /// Whether the server has TLS. If not, a proxy may have it.
+    has_tls: bool,
+}
 
 impl Hosts {
     /// The names of a server that listens on `address`, and `others`. Empty: any name, because callers need a token.
-    pub(crate) fn of(address: SocketAddr, others: &[String]) -> Self {
+    pub(crate) fn of(address: SocketAddr, others: &[String], has_tls: bool) -> Self {
         let mut names: Vec<String> = others.iter().map(|name| name.to_ascii_lowercase()).collect();
         if address.ip().is_loopback() {
             names.extend(["127.0.0.1", "localhost", "[::1]"].map(str::to_owned));
             names.push(address.ip().to_string());
         }
-        Self(names)
+        Self { names, has_tls }
     }
 
     /// Refuses a request that was addressed to another name, or that a page of another site sent.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let host = host.to_ascii_lowercase();
-        if !self.0.is_empty() && !self.0.iter().any(|name| name == without_port(&host)) {
+        if !self.names.is_empty() && !self.names.iter().any(|name| name == without_port(&host)) {
             return Err(Problem::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 "misdirected",
@@ -38,7 +42,8 @@ impl Hosts {
         }
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
-        let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let plain = origin.strip_prefix("http://").filter(|_| !self.has_tls);
+        let own = origin.strip_prefix("https://").or(plain);
         if own != Some(&*host) {
             return Err(Problem::new(
                 StatusCode::FORBIDDEN,
@@ -73,7 +78,7 @@ mod tests {
 
     #[test]
     fn on_loopback_other_names_and_origins_are_refused() {
-        let hosts = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[]);
+        let hosts = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], false);
         let check = |host, origin| hosts.check(&headers(host, origin)).is_ok();
         assert!(check("127.0.0.1:7420", None) && check("localhost", None) && check("[::1]:7420", None));
         assert!(
@@ -82,13 +87,16 @@ mod tests {
         assert!(check("localhost:7420", Some("http://localhost:7420")));
         assert!(!check("localhost:7420", Some("http://evil.example")));
         assert!(!check("localhost:7420", Some("null")) && !check("localhost:7420", Some("http://localhost")));
+        let with_tls = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], true);
+        let check = |origin| with_tls.check(&headers("localhost:7420", Some(origin))).is_ok();
+        assert!(check("https://localhost:7420") && !check("http://localhost:7420"));
     }
 
     #[test]
     fn beyond_loopback_only_listed_names_count() {
         let address = "10.0.0.1:7420".parse().unwrap();
-        assert!(Hosts::of(address, &[]).check(&headers("any", None)).is_ok());
-        let hosts = Hosts::of(address, &["Locks.example".to_owned()]);
+        assert!(Hosts::of(address, &[], false).check(&headers("any", None)).is_ok());
+        let hosts = Hosts::of(address, &["Locks.example".to_owned()], false);
         assert!(hosts.check(&headers("locks.example:443", None)).is_ok());
         assert!(hosts.check(&headers("10.0.0.1", None)).is_err());
     }

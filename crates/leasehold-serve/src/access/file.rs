@@ -25,6 +25,8 @@ struct File {
     #[serde(default)]
     token: Vec<TokenEntry>,
     #[serde(default)]
+    certificate: Vec<CertificateEntry>,
+    #[serde(default)]
     rule: Vec<RuleEntry>,
 }
 
@@ -33,6 +35,13 @@ struct File {
 struct TokenEntry {
     principal: String,
     sha256: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CertificateEntry {
+    principal: String,
+    name: String,
 }
 
 #[derive(Deserialize)]
@@ -53,11 +62,7 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
     })?;
     let mut tokens = HashMap::new();
     for TokenEntry { principal, sha256 } in file.token {
-        if principal.is_empty() || principal.len() > 100 || principal.chars().any(char::is_control) {
-            return Err(InvalidAccess(
-                "a principal has 1 to 100 characters, none of them a control character".into(),
-            ));
-        }
+        check(&principal)?;
         let Some(digest) = digest(&sha256) else {
             return Err(InvalidAccess(format!(
                 "the `sha256` of a token of `{principal}` is not 64 hexadecimal digits: `printf %s \"$token\" | sha256sum` prints them"
@@ -65,19 +70,44 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
         };
         tokens.insert(digest, principal);
     }
+    let mut certificates = HashMap::new();
+    for CertificateEntry { principal, name } in file.certificate {
+        check(&principal)?;
+        if name.is_empty() {
+            return Err(InvalidAccess(format!("the `name` of a certificate of `{principal}` is empty")));
+        }
+        if certificates.insert(name.clone(), principal).is_some() {
+            return Err(InvalidAccess(format!("the certificate name `{name}` belongs to two principals")));
+        }
+    }
     for rule in &file.rule {
-        if !tokens.values().any(|principal| *principal == rule.principal) {
+        if !tokens.values().chain(certificates.values()).any(|principal| *principal == rule.principal) {
             return Err(InvalidAccess(format!(
-                "a rule names the principal `{}`, which has no token",
+                "a rule names the principal `{}`, which has no token or certificate",
                 rule.principal
             )));
         }
     }
-    if tokens.is_empty() {
-        return Err(InvalidAccess("there is no [[token]], so no caller could do anything".into()));
+    if tokens.is_empty() && certificates.is_empty() {
+        return Err(InvalidAccess(
+            "there is no [[token]] and no [[certificate]], so no caller could do anything".into(),
+        ));
     }
     let rule = |rule: RuleEntry| Rule { principal: rule.principal, prefix: rule.prefix, rights: rule.allow };
-    Ok(Access { tokens, rules: file.rule.into_iter().map(rule).collect(), anonymous: Vec::new() })
+    Ok(Access {
+        tokens,
+        certificates,
+        rules: file.rule.into_iter().map(rule).collect(),
+        anonymous: Vec::new(),
+    })
+}
+
+fn check(principal: &str) -> Result<(), InvalidAccess> {
+    if principal.is_empty() || principal.len() > 100 || principal.chars().any(char::is_control) {
+        let text = "a principal has 1 to 100 characters, none of them a control character";
+        return Err(InvalidAccess(text.into()));
+    }
+    Ok(())
 }
 
 fn digest(hex: &str) -> Option<Digest> {
@@ -106,6 +136,8 @@ mod tests {
                 ),
                 "`b`",
             ),
+            ("[[certificate]]\nprincipal = \"a\"\nname = \"\"".to_owned(), "empty"),
+            ("[[certificate]]\nprincipal = \"a\"\nname = \"n\"\n".repeat(2), "two principals"),
             (format!("[[token]]\nprincipal = \"a\"\nsecret = \"{digest}\""), "line 3"),
             ("[[rule]]\nprincipal = \"a\"\nallow = [\"all\"]".to_owned(), "line 3"),
         ] {

@@ -10,6 +10,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use super::{Access, Caller, Digest, digest};
+use crate::tls::CertificateNames;
 
 /// How long a session lasts.
 pub(crate) const LASTS: Duration = Duration::from_secs(12 * 60 * 60);
@@ -31,10 +32,17 @@ impl Access {
         format!("{COOKIE}=")
     }
 
-    /// The caller of a request from a browser: of its session, or without a token if there is none.
-    pub(crate) fn browser(&self, headers: &HeaderMap, secret: &[u8], now_us: u64) -> Caller {
+    /// The caller of a request from a browser: of its session, else of its client `certificate`, else without a token.
+    pub(crate) fn browser(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&CertificateNames>,
+        secret: &[u8],
+        now_us: u64,
+    ) -> Caller {
         let principal = cookies(headers).find_map(|value| self.check(value, secret, now_us));
-        principal.map_or_else(|| self.anyone(), |principal| self.known(principal))
+        let session = principal.map(|principal| self.known(principal));
+        session.or_else(|| self.certified(certificate)).unwrap_or_else(|| self.anyone())
     }
 
     fn check(&self, value: &str, secret: &[u8], now_us: u64) -> Option<&str> {
@@ -81,7 +89,7 @@ mod tests {
 
     fn may_evict(access: &Access, cookie: &str, secret: &[u8], now_us: u64) -> bool {
         let headers = HeaderMap::from_iter([(header::COOKIE, HeaderValue::from_str(cookie).unwrap())]);
-        access.browser(&headers, secret, now_us).may(Right::Evict, "a")
+        access.browser(&headers, None, secret, now_us).may(Right::Evict, "a")
     }
 
     #[test]

@@ -39,11 +39,11 @@ pub(crate) struct EvictedAnswer {
 /// The holder learns of it at its next renewal, so make sure first that it has stopped. The header `If-Match` has the
 /// token of the grant, so that a holder that came later is not evicted by mistake.
 #[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
-    params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks")),
+    params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks", pattern = "^\"?[0-9]{1,16}\"?$")),
     responses(
         (status = 200, body = EvictedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
         (status = 412, description = "The lock is not held with that token", body = Problem, content_type = "application/problem+json"),
-        (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
+        (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
         (status = 428, description = "If-Match is missing", body = Problem, content_type = "application/problem+json"),
         (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn evict(

@@ -108,6 +108,14 @@ pub(crate) enum RenewedOne {
     Failed(Problem),
 }
 
+/// The answer to a renewal: of one ticket, or of several.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum RenewAnswer {
+    One(Renewed),
+    All(RenewedAll),
+}
+
 /// The state of a hold.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Checked {
@@ -133,7 +141,7 @@ pub(crate) struct ReleasedAnswer {
     responses(
         (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The key is spent", body = Problem, content_type = "application/problem+json"),
-        (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
+        (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
         (status = 423, description = "The lock is held", body = Problem, content_type = "application/problem+json"),
         (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn acquire(
@@ -255,17 +263,17 @@ async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehol
 
 /// Renews one hold or up to 100.
 #[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
-    (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewedOne),
+    (status = 200, description = "`Renewed` for one ticket, `RenewedAll` for several", body = RenewAnswer),
     (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
-    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn renew(
     State(app): Shared,
     arrival: Arrival,
     Payload(request): Payload<RenewRequest>,
-) -> Result<Response, Problem> {
+) -> Result<Json<RenewAnswer>, Problem> {
     match (request.ticket, request.tickets) {
-        (Some(ticket), None) => Ok(Json(renew_one(&app, &arrival, &ticket).await?).into_response()),
+        (Some(ticket), None) => Ok(Json(RenewAnswer::One(renew_one(&app, &arrival, &ticket).await?))),
         (None, Some(tickets)) if (1..=MOST_RENEWALS).contains(&tickets.len()) => {
             let one = |ticket: String| {
                 let (app, arrival) = (&app, &arrival);
@@ -276,7 +284,7 @@ pub(crate) async fn renew(
                 }
             };
             let results = futures_util::future::join_all(tickets.into_iter().map(one)).await;
-            Ok(Json(RenewedAll { results }).into_response())
+            Ok(Json(RenewAnswer::All(RenewedAll { results })))
         }
         (None, Some(_)) => {
             Err(Problem::invalid(format!("`tickets` has between 1 and {MOST_RENEWALS} tickets")))
@@ -315,7 +323,7 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Pr
 #[utoipa::path(post, path = "/v1/holds/release", request_body = TicketRequest, responses(
     (status = 200, body = ReleasedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock had already been lost", body = Problem, content_type = "application/problem+json"),
-    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn release(
     State(app): Shared,
     arrival: Arrival,
@@ -345,7 +353,7 @@ async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
 #[utoipa::path(post, path = "/v1/holds/check", request_body = TicketRequest, responses(
     (status = 200, body = Checked), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),
-    (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 429, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn check(
     State(app): Shared,
     arrival: Arrival,
