@@ -111,7 +111,7 @@ pub(crate) enum Subcommand {
     Put(PutArgs),
     /// Hold locks for a client in another language, over stdin and stdout
     #[command(
-        after_help = "Not for people: a client library starts it and speaks JSON lines with it. The protocol is in \
+        after_help = "For programs: a client library starts it and speaks JSON lines with it. The protocol is in \
 docs/agent.md. It ends when its stdin is closed."
     )]
     Agent,

@@ -51,7 +51,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
                 serde_json::error::Category::Data => {
                     "the body has a field that is missing, unknown or of a wrong type"
                 }
-                _ => "the body is no JSON",
+                _ => "the body is not JSON",
             };
             Problem::invalid(format!("{what} (line {}, column {})", error.line(), error.column()))
                 .with_help("/openapi.json describes every field")

@@ -83,7 +83,7 @@ fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
         Some("exclusive") => Kind::Mode(Mode::Exclusive),
         Some("leader") => Kind::Leader { value: fields.text("value")? },
         Some(_) => {
-            return Err(Refusal::invalid("`mode` is none of lock, permit, shared, exclusive, leader"));
+            return Err(Refusal::invalid("`mode` must be lock, permit, shared, exclusive or leader"));
         }
     })
 }

@@ -90,7 +90,7 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
     }
     if tokens.is_empty() && certificates.is_empty() {
         return Err(InvalidAccess(
-            "there is no [[token]] and no [[certificate]], so no caller could do anything".into(),
+            "the file has neither a [[token]] nor a [[certificate]], so no caller would have access".into(),
         ));
     }
     let rule = |rule: RuleEntry| Rule { principal: rule.principal, prefix: rule.prefix, rights: rule.allow };

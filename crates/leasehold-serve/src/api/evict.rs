@@ -85,7 +85,7 @@ pub(crate) async fn end_grant(
     arrival.must(Right::Evict, name)?;
     let reason = reason.trim();
     if reason.is_empty() || reason.chars().count() > MAX_REASON {
-        return Err(Problem::invalid(format!("`reason` has not 1 to {MAX_REASON} characters")));
+        return Err(Problem::invalid(format!("`reason` must have 1 to {MAX_REASON} characters")));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let why = Eviction::new(arrival.caller.name(), reason);
