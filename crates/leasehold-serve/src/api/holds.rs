@@ -417,7 +417,9 @@ fn idempotency_key(headers: &HeaderMap) -> Result<&str, Problem> {
     };
     match key.to_str() {
         Ok(key) if KEY.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
-        _ => Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
-            .with_help(help)),
+        _ => {
+            Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
+                .with_help(help))
+        }
     }
 }
