@@ -36,9 +36,16 @@ impl Context {
             verbose: common.verbose > 0,
         };
         if common.verbose > 0 {
-            log_to_stderr(common.verbose, output);
+            log_to_stderr(if common.verbose > 1 { "trace" } else { "debug" }, output);
         }
         Ok(Self { settings, output, common })
+    }
+
+    /// Writes warnings to stderr even without `-v`.
+    pub(crate) fn log_warnings(&self) {
+        if !self.output.verbose {
+            log_to_stderr("warn", self.output);
+        }
     }
 
     /// The store from the option, the environment or config.toml.
@@ -115,9 +122,9 @@ impl Note {
     }
 }
 
-fn log_to_stderr(verbose: u8, output: Output) {
-    let level = if verbose > 1 { "trace" } else { "debug" };
-    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
+fn log_to_stderr(level: &str, output: Output) {
+    let filter =
+        std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level},leasehold_serve={level}"));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_ansi(output.colors())

@@ -111,8 +111,15 @@ fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
     }
     let file = &resolved(file);
     let temporary = temporary(file);
-    let written = File::create(&temporary)
-        .and_then(|mut written| written.write_all(text).and_then(|()| written.sync_all()))
+    let written = created(&temporary)
+        .and_then(|mut written| {
+            written.write_all(text)?;
+            // Who could read the file before can read the new one.
+            if let Ok(before) = file.metadata() {
+                written.set_permissions(before.permissions())?;
+            }
+            written.sync_all()
+        })
         .and_then(|()| std::fs::rename(&temporary, file));
     if written.is_err() {
         let _ = std::fs::remove_file(&temporary);
@@ -132,7 +139,7 @@ pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let temporary = temporary(&resolved(file));
-    let made = File::create(&temporary);
+    let made = created(&temporary);
     let _ = std::fs::remove_file(&temporary);
     made.map(drop).map_err(failed)
 }
@@ -168,6 +175,12 @@ pub(crate) fn reason(loss: &Loss) -> &'static str {
         LossReason::RenewedElsewhere => "renewed_elsewhere",
         _ => "other",
     }
+}
+
+/// A new file. A link that somebody put in its place is removed and not followed.
+fn created(temporary: &Path) -> std::io::Result<File> {
+    let _ = std::fs::remove_file(temporary);
+    File::create_new(temporary)
 }
 
 fn temporary(file: &Path) -> PathBuf {

@@ -1,7 +1,7 @@
 //! The audit log: a line of JSON for each thing that was done to a lock.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -9,6 +9,9 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::feed::FeedEvent;
+
+/// How much of the end of a log is read. It has the last line.
+const END: u64 = 1 << 20;
 
 /// A log that can only be appended to. Each line has the SHA-256 of the line before.
 #[derive(Debug)]
@@ -40,6 +43,11 @@ impl Audit {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let from = file.seek(SeekFrom::End(0))?.saturating_sub(END);
+        file.seek(SeekFrom::Start(from))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
         let lines = text.trim_ascii_end();

@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use leasehold::clock::timeout;
 use leasehold::{LockName, Token};
 use serde::de::DeserializeOwned;
@@ -18,6 +19,21 @@ use crate::problem::Problem;
 pub(crate) const MAX_BODY: usize = 16 * 1024;
 /// How long the body of a request may take to arrive.
 const ARRIVAL: Duration = Duration::from_secs(30);
+
+/// A part of a request that has its body, which may not arrive slowly.
+pub(crate) struct Timely<T>(pub(crate) T);
+
+impl<T: FromRequest<Arc<App>>> FromRequest<Arc<App>> for Timely<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Response> {
+        let clock = app.locker.store().env().clock.clone();
+        match timeout(&*clock, ARRIVAL, T::from_request(request, app)).await {
+            Some(read) => read.map(Self).map_err(IntoResponse::into_response),
+            None => Err(late().into_response()),
+        }
+    }
+}
 
 /// The body of a request, as JSON of the type `T`.
 pub(crate) struct Payload<T>(pub(crate) T);
@@ -33,8 +49,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
         }
         let clock = app.locker.store().env().clock.clone();
         let Some(body) = timeout(&*clock, ARRIVAL, Bytes::from_request(request, app)).await else {
-            let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
-            return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail));
+            return Err(late());
         };
         let body = body.map_err(|rejection| match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
@@ -57,6 +72,11 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
                 .with_help("/openapi.json describes every field")
         })
     }
+}
+
+fn late() -> Problem {
+    let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -29,6 +29,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection may be idle, and how long the head of a request may take. Longer than the minute for which
 /// proxies keep a connection, so that the proxy ends it first.
 const IDLE: Duration = Duration::from_secs(75);
+/// How long requests that are under way may take after the server was told to stop. Supervisors kill after 30 s.
+const DRAIN: Duration = Duration::from_secs(20);
 /// The pause after the machine has refused a connection, for example because too many files are open.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -72,8 +74,9 @@ impl Connections {
             () = stopping.cancelled() => {}
         }
         drop(listener);
-        // All permits are back when all connections have ended. The semaphore is never closed.
-        let _ = room.acquire_many(most).await;
+        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not read
+        // its answer does not keep the server.
+        let _ = timeout(&*self.clock, DRAIN, room.acquire_many(most)).await;
     }
 
     /// Serves the requests of one connection.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
 
@@ -146,6 +146,11 @@ impl Files {
             .map_err(|_| invalid(&self.key, &"it has no private key in PEM form"))?;
         let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(&error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if self.client_ca.is_some() {
+            // A resumed session would not verify the client's certificate again, which may have expired since.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Arc::new(config))
     }
 }
@@ -184,7 +189,10 @@ pub(crate) struct CertificateNames(Arc<[String]>);
 impl CertificateNames {
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Self {
         let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Self::default() };
-        Self(certificate.valid_dns_names().chain(certificate.valid_uri_names()).map(str::to_owned).collect())
+        // A certificate authority may be limited to some DNS names, and not to URIs: neither can pass for the other.
+        let dns = certificate.valid_dns_names().filter(|name| !name.contains(':'));
+        let uris = certificate.valid_uri_names().filter(|name| name.contains(':'));
+        Self(dns.chain(uris).map(str::to_owned).collect())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {

@@ -112,7 +112,7 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
         for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
             // As above, but another process starts meanwhile.
-            let mut holder = worker("answer", url, &["--ttl", "10"], &as_strs(&of_holder));
+            let mut holder = worker("answer", url, &["--ttl", "20"], &as_strs(&of_holder));
             let old = granted(&mut holder).await;
             let contender = worker("try", url, &[], &as_strs(&of_contender));
             let (said, code) = contender.end().await;

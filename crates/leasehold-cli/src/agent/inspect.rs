@@ -8,7 +8,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold::clock::timeout;
 use leasehold::doctor::Examination;
 use leasehold::lease::{Evicted, PastGrant, Ttl, Waiter};
-use leasehold::{HolderInfo, Leader, LockName, OncePer, Status, Swept};
+use leasehold::{HolderInfo, Leader, LockName, OncePer, State, Status, Swept};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, missing};
@@ -154,6 +154,11 @@ async fn list(
     Ok(Reply::Answer(Answer::done()))
 }
 
+fn still_held(lock: &LockName, held: HolderInfo) -> Refusal {
+    let held_by = Some(Box::new(held));
+    Refusal { held_by, ..Refusal::new("held", format!("lock `{lock}` is still held")) }
+}
+
 async fn wait_free(
     session: Arc<Session>,
     id: u64,
@@ -163,6 +168,13 @@ async fn wait_free(
     report: bool,
 ) -> Result<Reply, Refusal> {
     let locker = session.stores.open(store).await?;
+    if limit == Some(Duration::ZERO) {
+        // A wait of no time would leave the store no time either.
+        return match locker.inspect(&lock).await?.state {
+            State::Held(held) => Err(still_held(&lock, held)),
+            State::Free | State::Lapsed(_) => Ok(Reply::Answer(Answer::done())),
+        };
+    }
     let (see, reports) = waiting::reports(id, &session.outbox);
     let last = Mutex::new(None);
     let on_wait = |held: &HolderInfo| {
@@ -179,10 +191,7 @@ async fn wait_free(
     match free {
         Some(free) => free.map(|()| Reply::Answer(Answer::done())).map_err(Refusal::from),
         None => Err(match last.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(held) => {
-                let held_by = Some(Box::new(held));
-                Refusal { held_by, ..Refusal::new("held", format!("lock `{lock}` is still held")) }
-            }
+            Some(held) => still_held(&lock, held),
             None => Refusal::new("unavailable", format!("lock `{lock}`: no answer from the store in time")),
         }),
     }

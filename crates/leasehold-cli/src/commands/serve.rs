@@ -17,6 +17,7 @@ use crate::signals::Signals;
 const SECRET: usize = 32;
 
 pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
+    context.log_warnings();
     let store = context.store()?;
     let operator = args.access.is_none().then(random_text);
     let access = match (&args.access, &operator) {

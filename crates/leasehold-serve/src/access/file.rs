@@ -127,7 +127,7 @@ mod tests {
     fn a_bad_file_is_refused_with_its_reason() {
         let digest = "ab".repeat(32);
         for (text, wanted) in [
-            (String::new(), "no [[token]]"),
+            (String::new(), "neither a [[token]]"),
             (format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{}\"", &digest[1..]), "64 hexadecimal"),
             (format!("[[token]]\nprincipal = \"\"\nsha256 = \"{digest}\""), "principal"),
             (

@@ -361,6 +361,7 @@ pub(crate) async fn check(
 ) -> Result<Json<Checked>, Problem> {
     let ticket = ticket(&arrival, &request.ticket)?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
+    app.locker.url().map_or(Ok(()), |url| ticket.check_store(url))?;
     match app.locker.inspect(ticket.name()).await?.state {
         LockState::Held(held) if held.token == Some(ticket.token()) && !held.in_cooldown => {
             Ok(Json(Checked {

@@ -16,7 +16,7 @@ use super::session::{must_be_own, sign_in_first};
 use crate::access::Right;
 use crate::api::evict::{Outcome, end_grant};
 use crate::app::{App, Arrival, Dashboard, Shared};
-use crate::body::{lock_name, number};
+use crate::body::{Timely, lock_name, number};
 use crate::problem::Problem;
 use crate::view::LockDetail;
 
@@ -52,7 +52,7 @@ pub(super) async fn evict(
     arrival: Arrival,
     headers: HeaderMap,
     Path(name): Path<String>,
-    form: Result<Form<Evict>, FormRejection>,
+    Timely(form): Timely<Result<Form<Evict>, FormRejection>>,
 ) -> Response {
     let head = Head::new(&app, &arrival, &link("lock", &name));
     let done = async {

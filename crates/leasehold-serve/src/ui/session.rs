@@ -12,6 +12,7 @@ use super::format::in_query;
 use super::layout::{Head, Page};
 use crate::access::{Access, SESSION_LASTS};
 use crate::app::{Arrival, Shared};
+use crate::body::Timely;
 use crate::problem::Problem;
 
 #[derive(Default, Deserialize)]
@@ -96,7 +97,7 @@ pub(super) async fn sign_in(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
-    form: Result<Form<SignIn>, FormRejection>,
+    Timely(form): Timely<Result<Form<SignIn>, FormRejection>>,
 ) -> Response {
     let head = Head::new(&app, &arrival, "/ui/sign-in");
     let checked = must_be_own(&headers).and_then(|()| app.limits.admit("sign-in", arrival.at));

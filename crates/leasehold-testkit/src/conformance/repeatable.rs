@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::poll;
 use leasehold::lease::{AcquireOutcome, Id, Released};
 use leasehold::{ErrorKind, HeldTicket, Locker};
 
@@ -65,6 +66,28 @@ pub async fn a_repetition_with_a_shorter_ttl_shortens_no_lease(harness: &dyn Har
     contenders_wait_for(&two, &long).await;
     let renewed = one.within("renew", here.renew(long.ticket())).await.unwrap();
     contenders_wait_for(&two, &renewed).await;
+}
+
+/// A repetition renews its hold while another task of the process waits for the lock. Contenders go by the ttl of the
+/// record, also if the repetition asks for a longer one.
+pub async fn a_renewal_is_believed_no_longer_than_the_record_says(harness: &dyn Harness) {
+    let (one, here) = locker(harness, "one").await;
+    let (two, _) = locker(harness, "two").await;
+    if is_refused(&one, &here).await {
+        return;
+    }
+    // A repetition over a record that was just created may have a new token.
+    let earlier = acquired(&one, &here, id(&one)).await.unwrap();
+    one.within("release", here.release(earlier.ticket())).await.unwrap();
+    let first = id(&one);
+    let short = here.lock("lock").ttl(harness.ttl());
+    one.within("acquire_ticket", short.acquire_ticket(first, Duration::ZERO)).await.unwrap();
+    let waiting = here.lock("lock");
+    let waiter = waiting.acquire();
+    let mut waiter = std::pin::pin!(waiter);
+    assert!(poll!(waiter.as_mut()).is_pending());
+    let long = acquired(&one, &here, first).await.unwrap();
+    contenders_wait_for(&two, &long).await;
 }
 
 async fn contenders_wait_for(client: &Client, held: &HeldTicket) {

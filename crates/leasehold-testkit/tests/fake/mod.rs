@@ -78,6 +78,8 @@ flaws! {
     FirstPageOnly,
     DetachEnds,
     SpentIdIsGranted,
+    RepetitionShortensTheLease,
+    RenewalByTheTtlOfTheTicket,
 }
 
 /// The storage of one case.
@@ -205,8 +207,11 @@ impl Store {
             Some(Flaw::TokenStaysAfterEviction) => last_end == Some(End::Evicted),
             _ => false,
         };
-        if let Some(live) = row.live.take().filter(|live| live.id != claim.id) {
-            self.end(row, &live, End::Lapsed);
+        let mut ttl = claim.ttl;
+        match row.live.take() {
+            Some(live) if live.id != claim.id => self.end(row, &live, End::Lapsed),
+            Some(live) if !self.is(Flaw::RepetitionShortensTheLease) => ttl = ttl.max(live.ttl),
+            _ => {}
         }
         let forgets = self.is(Flaw::TokenForgottenWithTheRecord);
         let floor = if forgets { 1 } else { self.0.highest.load(Ordering::SeqCst) + 1 };
@@ -214,7 +219,7 @@ impl Store {
         self.0.highest.fetch_max(row.token, Ordering::SeqCst);
         row.live = Some(Live {
             id: claim.id,
-            ttl: claim.ttl,
+            ttl,
             lock_delay: claim.lock_delay,
             holder: claim.holder.clone(),
             renewed: now,
@@ -314,7 +319,9 @@ impl LeaseStore for Store {
             live.renewed = now;
         }
         if !self.is(Flaw::DeadlineNotMoved) {
-            grant.deadline = deadline(grant.ttl, now);
+            let by_ticket = self.is(Flaw::RenewalByTheTtlOfTheTicket);
+            let recorded = row.live.as_ref().filter(|_| !by_ticket).map_or(grant.ttl, |live| live.ttl);
+            grant.deadline = deadline(grant.ttl.min(recorded), now);
         }
         Ok(Renewal::Renewed)
     }

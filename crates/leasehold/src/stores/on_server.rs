@@ -19,9 +19,10 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use self::calls::Calls;
+pub(super) use self::hold::renewed_until;
 use self::record::Record;
 use super::worker::OnWorker;
-use crate::clock::Moment;
+use crate::clock::{Deadline, Moment};
 use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
@@ -77,8 +78,9 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// can prevent that.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant. Also returns a moment before the request was sent.
-    async fn renew(&self, grant: &Grant) -> Result<(Changed, Moment), StoreError>;
+    /// Renews the grant, for the ttl of the record: a ticket of a repeated acquisition may have a longer one. Also returns the
+    /// deadline that the renewal gives. It counts from before the request was sent.
+    async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
     /// Ends the grant, with a cooldown unless that is zero. The token of a claim that is withdrawn is 0 and does not count.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::record::State;
 use super::{Changed, ReleaseAsked, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use crate::clock::{Deadline, Moment};
 use crate::error::StoreError;
 use crate::lease::{
     Evicted, Grant, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit, deadline,
@@ -21,8 +22,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
     loop {
         match budget.request(leases.renew(grant)).await {
-            Ok((Changed::Done, sent)) => {
-                let prolonged = deadline(grant.ttl, sent);
+            Ok((Changed::Done, prolonged)) => {
                 let now = env.now();
                 // An answer that arrives after the end of the lease does not prolong it.
                 if grant.deadline.passed(now) || prolonged.passed(now) {
@@ -47,6 +47,12 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
             Err(error) => budget.pause_after(error).await?,
         }
     }
+}
+
+/// The deadline of `grant` after a renewal that was sent at `sent`. Contenders go by the ttl of the record.
+pub(in super::super) fn renewed_until(grant: &Grant, ttl_ms: Option<u64>, sent: Moment) -> Deadline {
+    let recorded = ttl_ms.and_then(|ms| Ttl::from_millis(ms).ok());
+    deadline(recorded.map_or(grant.ttl, |ttl| ttl.min(grant.ttl)), sent)
 }
 
 /// Ends a grant. It is not granted again before the end of `cooldown`.

@@ -14,7 +14,7 @@ use super::listener::Listener;
 use super::record::{self, locked_by};
 use super::sessions::{Purpose, Sessions, Used};
 use super::statements::{Parameter, Statements};
-use crate::clock::{Moment, micros};
+use crate::clock::{Deadline, Moment, micros};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -22,7 +22,9 @@ use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, T
 use crate::retry::RetryBudget;
 use crate::stores::on_server::calls::Calls;
 use crate::stores::on_server::record::Record;
-use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, repeated};
+use crate::stores::on_server::{
+    Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until, repeated,
+};
 use crate::types::LockName;
 
 /// The number of names that are read at a time.
@@ -71,20 +73,23 @@ impl PostgresLeases {
         self.sessions.take(Purpose::Contend).await?.query(effect, sql, parameters).await
     }
 
-    /// Sends one statement for a holder. Also returns a moment before it was sent.
+    /// Sends one statement for a holder. Also returns the row, and a moment before it was sent.
     async fn change(
         &self,
         purpose: Purpose,
         sql: &str,
         parameters: &[Parameter<'_>],
         name: &LockName,
-    ) -> Result<(Changed, Moment), StoreError> {
+    ) -> Result<(Changed, Row, Moment), StoreError> {
         let mut used = self.sessions.take(purpose).await?;
         let sent = self.env.now();
-        let rows = used.query(Effect::Writes, sql, parameters).await?;
-        let row = only(&rows)?;
-        note_clock(&mut used, row)?;
-        Ok((self.changed(row, name)?, sent))
+        let mut rows = used.query(Effect::Writes, sql, parameters).await?;
+        let changed = {
+            let row = only(&rows)?;
+            note_clock(&mut used, row)?;
+            self.changed(row, name)?
+        };
+        Ok((changed, rows.remove(0), sent))
     }
 
     /// Notes which server is the primary, so that the grace begins if it is another one than before.
@@ -145,7 +150,7 @@ impl ServerLeases for PostgresLeases {
         self.contended(claim, limit).await
     }
 
-    async fn renew(&self, grant: &Grant) -> Result<(Changed, Moment), StoreError> {
+    async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError> {
         let (by, token) = (locked_by(grant.id), number(grant.token.get()));
         let timeout = milliseconds(row_limit(grant.ttl));
         let parameters: [Parameter<'_>; 4] = [
@@ -154,7 +159,10 @@ impl ServerLeases for PostgresLeases {
             (&token, Type::INT8),
             (&timeout, Type::TEXT),
         ];
-        self.change(Purpose::Renew, &self.statements.renew, &parameters, &grant.name).await
+        let (changed, row, sent) =
+            self.change(Purpose::Renew, &self.statements.renew, &parameters, &grant.name).await?;
+        let ttl_ms = cell::<Option<i64>>(&row, "ttl_ms")?.and_then(|ms| u64::try_from(ms).ok());
+        Ok((changed, renewed_until(grant, ttl_ms, sent)))
     }
 
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError> {
@@ -170,7 +178,7 @@ impl ServerLeases for PostgresLeases {
             (&token, Type::INT8),
         ];
         let answer = self.change(Purpose::Release, &self.statements.release, &parameters, &grant.name).await;
-        answer.map(|(changed, _)| changed)
+        answer.map(|(changed, ..)| changed)
     }
 
     /// Waits until the standbys have what was committed to the row of `name`, because an earlier commit may have stopped

@@ -104,7 +104,7 @@ fn columns() -> String {
         "l.locked_by::text, {IS_LIVE} AS is_live,
          CASE WHEN isfinite({UNTIL}) THEN (extract(epoch FROM {UNTIL}) * 1000000)::int8 END AS until_us,
          CASE WHEN isfinite(l.locked_at) THEN (extract(epoch FROM l.locked_at) * 1000000)::int8 END AS from_us,
-         l.token::int8, l.prev_token::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
+         l.token::int8, l.prev_token::int8, l.ttl_ms::int8, l.state::text, l.holder::text, l.past::text, l.waiters::text"
     )
 }
 

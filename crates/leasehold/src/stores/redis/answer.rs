@@ -37,6 +37,11 @@ impl Answer {
         self.parsed().map(Some).map_err(|what| garbled(&what, key))
     }
 
+    /// The ttl of the grant.
+    pub(super) fn ttl_ms(&self) -> Option<u64> {
+        self.number("ttl").ok().flatten()
+    }
+
     fn field(&self, name: &str) -> Option<&str> {
         let mut fields = self.fields.iter().filter(|(field, _)| field == name);
         fields.next().map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())

@@ -54,10 +54,11 @@ impl RedisLeases {
         let mut connection = self.links.link().await?.connection.clone();
         match timeout(&*self.env.clock, SETTING, connection.subscribe(&channel)).await {
             Some(Ok(())) => Ok(Finding::passed(CHECK, "a release wakes the first waiter at once")),
-            Some(Err(error)) if error.code() == Some("NOPERM") => {
-                Ok(Finding::warning(CHECK, "the user may not subscribe: waiters poll, at most every 0.5 s")
-                    .with_help("allow the user +subscribe +unsubscribe and the channel, as below"))
-            }
+            Some(Err(error)) if error.code() == Some("NOPERM") => Ok(Finding::warning(
+                CHECK,
+                "the user may not subscribe: waiters poll, the first one every 0.5 s",
+            )
+            .with_help("allow the user +subscribe +unsubscribe and the channel, as below")),
             Some(Err(error)) => Err(errors::of_request(&error)),
             None => Ok(Finding::warning(CHECK, "the server did not answer SUBSCRIBE: waiters poll")),
         }

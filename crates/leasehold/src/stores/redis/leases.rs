@@ -10,7 +10,7 @@ use super::POLL_INTERVAL;
 use super::answer::{Answer, text};
 use super::connect::{Link, Links, Way};
 use super::scripts::Scripts;
-use crate::clock::{Moment, micros};
+use crate::clock::{Deadline, micros};
 use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -19,7 +19,7 @@ use crate::runtime::hand_off::MOST_TOKENS;
 use crate::stores::on_server::calls::Calls;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::record::{Record, State};
-use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases};
+use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;
 
 /// The number of names that are read at a time.
@@ -155,13 +155,13 @@ impl ServerLeases for RedisLeases {
         })
     }
 
-    async fn renew(&self, grant: &Grant) -> Result<(Changed, Moment), StoreError> {
+    async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError> {
         let link = self.links.link().await?;
         let mut script = self.about(&self.scripts.renew, &grant.name);
         script.arg(grant.id.to_string()).arg(grant.token.get());
         let sent = self.env.now();
         let answer = self.asked(&link, &script).await?;
-        Ok((self.changed(&answer, &grant.name)?, sent))
+        Ok((self.changed(&answer, &grant.name)?, renewed_until(grant, answer.ttl_ms(), sent)))
     }
 
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError> {
