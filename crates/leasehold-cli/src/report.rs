@@ -188,3 +188,27 @@ fn temporary(file: &Path) -> PathBuf {
     name.push(format!(".{}.new", std::process::id()));
     file.with_file_name(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_planted_link_is_not_followed_and_the_mode_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, victim) = (folder.path().join("job.prom"), folder.path().join("victim"));
+        std::fs::write(&victim, "precious").unwrap();
+        std::fs::write(&file, "old").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        symlink(&victim, temporary(&file)).unwrap();
+        replace(&file, b"new", "the report").unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
+        symlink(&victim, temporary(&file)).unwrap();
+        check(&file, "the report").unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    }
+}

@@ -97,4 +97,19 @@ mod tests {
         assert_eq!((&second["principal"], &second["lock"]), (&"ops".into(), &"x".into()));
         assert_eq!(second["previous"], digest(lines[0].as_bytes()));
     }
+
+    #[test]
+    fn the_line_before_is_found_behind_a_long_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let long = "x".repeat(2 * usize::try_from(END).unwrap());
+        std::fs::write(&path, format!("{long}\n{{\"last\":1}}\n")).unwrap();
+        assert_eq!(Audit::open(&path).unwrap().0.lock().unwrap().last, digest(b"{\"last\":1}"));
+    }
+
+    #[test]
+    fn a_device_is_no_log() {
+        // Reading it would not end.
+        assert!(Audit::open(Path::new("/dev/full")).is_err());
+    }
 }

@@ -191,6 +191,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_server_that_stops_does_not_wait_for_ever() {
+        let stopping = CancellationToken::new();
+        let asked = Arc::new(tokio::sync::Notify::new());
+        let asks = asked.clone();
+        let handler = get(async move || {
+            asks.notify_one();
+            std::future::pending::<&str>().await
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let clock = Arc::new(TestClock::default());
+        let router = Router::new().route("/", handler);
+        let connections = Connections { router, tls: None, clock, stopping: stopping.clone() };
+        let ended = tokio::spawn(connections.serve_at_most(1, listener));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        asked.notified().await;
+        stopping.cancel();
+        assert!(timeout(&TestClock::default(), LONG, ended).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_server_that_stops_ends_idle_connections() {
         let (address, stopping) = start(2, None).await;
         let mut idle = TcpStream::connect(address).await.unwrap();

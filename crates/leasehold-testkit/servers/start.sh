@@ -59,8 +59,20 @@ start() {
     printf '%s listens on 127.0.0.1:%d\n' "$name" "$port"
 }
 
+# Below the ports that Linux gives to connections, one of which could get it before the server does.
 free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 -c '
+import random, socket
+while True:
+    port = random.randrange(15000, 20000)
+    with socket.socket() as s:
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break
+'
 }
 
 # The `endpoint` option of a store URL.

@@ -6,11 +6,14 @@ use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use leasehold::clock::{Clock, SystemClock};
+use leasehold::random::Random;
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -37,6 +40,24 @@ pub trait Launch: fmt::Debug + Send + Sync {
     fn options(&self, address: &str) -> Vec<String> {
         options(&[("--endpoint", &format!("http://{address}")), ("--bucket", STORE)])
     }
+}
+
+/// A free port for a server. It is below those that Linux gives to connections: one of them could get the port while the
+/// server starts or is down, even a connection to that port itself.
+///
+/// # Errors
+/// When none is free.
+pub fn free_port() -> io::Result<u16> {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 12_000;
+    // In turn, so that no two tests of this process get the same one.
+    static NEXT: OnceLock<AtomicU16> = OnceLock::new();
+    let next = NEXT.get_or_init(|| {
+        AtomicU16::new(u16::try_from(Random::from_os().bits() % u128::from(COUNT)).unwrap_or(0))
+    });
+    let ports = (0..COUNT).map(|_| FIRST + next.fetch_add(1, Ordering::Relaxed) % COUNT);
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.into_iter().find(free).ok_or_else(|| io::Error::other("no port is free"))
 }
 
 /// Turns names and values into arguments.
@@ -68,8 +89,7 @@ impl Launched {
     /// # Errors
     /// When the server does not start.
     pub async fn start(launch: &'static dyn Launch, folder: &Path) -> io::Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let address = format!("127.0.0.1:{port}");
+        let address = format!("127.0.0.1:{}", free_port()?);
         let child = run(launch, &address, folder)?;
         let folder = folder.to_owned();
         let mut server = Self { launch, address, folder, child, url: String::new() };

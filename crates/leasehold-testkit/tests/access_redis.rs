@@ -1,6 +1,5 @@
 //! Passwords, certificates, permissions and Sentinels of Redis, and what the doctor says of unsafe servers.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,7 +7,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::{ErrorKind, Locker};
-use leasehold_testkit::launch::program;
+use leasehold_testkit::launch::{free_port, program};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores::redis::redis_cli;
@@ -36,7 +35,7 @@ impl Server {
     async fn launch(variable: &str, listen: &str, settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         certificates(folder.path()).await;
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port().unwrap();
         let path = folder.path().to_str().unwrap();
         let common = format!("bind 127.0.0.1\nport 0\n{listen} {port}\nsave \"\"\ndir {path}\n");
         let file = folder.path().join("server.conf");

@@ -63,8 +63,10 @@ async fn property(
     assert_eq!(session.take(request.as_bytes(), begin).await, Next::Continue);
     // Names of fields and operations are shown.
     let shown = format!("{:?}", serde_json::from_slice::<Value>(line).unwrap().as_object().unwrap().keys());
-    // So are names of options of a store URL: a changed line can have the secret where a name stands.
-    let as_value = text.match_indices(SECRET).all(|(at, _)| text[..at].ends_with([':', '=', '"']));
+    // So are names of hosts and options: a changed line can have the secret where one of them stands.
+    let as_value = text.match_indices(SECRET).all(|(at, _)| {
+        text[..at].ends_with([':', '=', '"']) && text[at + SECRET.len()..].starts_with(['@', '&', '"'])
+    });
     let hidden = as_value && !shown.contains(SECRET) && !operation.contains(SECRET);
     let (mut answered, mut cancelled) = (false, false);
     while !(answered && cancelled) {

@@ -161,6 +161,9 @@ fn a_waiting_request_reports_its_holder_and_is_cancelled() {
     assert_error(&waiter.await_for("id", waits), "cancelled", "");
     assert_eq!(waiter.await_for("id", cancel)["ev"], "done");
     assert_error(&waiter.ask(json!({ "op": "acquire", "lock": "x", "wait_ms": 50 })), "held", "held by");
+    let look = |lock: &str| json!({ "op": "wait_free", "lock": lock, "wait_ms": 0 });
+    assert_error(&waiter.ask(look("x")), "held", "still held");
+    assert_eq!(waiter.ask(look("y"))["ev"], "done");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! HTTPS, and clients with certificates. The client is curl.
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -102,11 +103,16 @@ fn a_client_certificate_takes_the_place_of_a_token() {
     make_certificate(&sandbox, "ca", "server", "IP:127.0.0.1");
     make_certificate(&sandbox, "ca", "ci", "URI:spiffe://example/ci,DNS:ci.example");
     make_certificate(&sandbox, "ca", "other", "DNS:other.example");
+    make_certificate(&sandbox, "ca", "host", "DNS:host.example");
+    make_certificate(&sandbox, "ca", "disguised", "URI:host.example");
     make_certificate(&sandbox, "foreign", "forged", "DNS:ci.example");
     let rules = r#"
         [[certificate]]
         principal = "ci"
         name = "spiffe://example/ci"
+        [[certificate]]
+        principal = "ci"
+        name = "host.example"
         [[rule]]
         principal = "ci"
         prefix = "ci/"
@@ -123,6 +129,8 @@ fn a_client_certificate_takes_the_place_of_a_token() {
     assert_eq!(status("ci", "/v1/locks/ci/a"), "200");
     assert_eq!(status("ci", "/v1/locks/prod"), "403");
     assert_eq!(status("other", "/v1/locks/ci/a"), "401", "a name that no principal has");
+    assert_eq!(status("host", "/v1/locks/ci/a"), "200");
+    assert_eq!(status("disguised", "/v1/locks/ci/a"), "401", "a URI that looks like a DNS name");
     assert_eq!(status("", "/v1/locks/ci/a"), "401");
     assert_eq!(status("ci", "/ui/lock/ci/a"), "200", "the dashboard");
     assert_eq!(status("forged", "/v1/locks/ci/a"), "000", "another authority has signed it");
@@ -132,6 +140,33 @@ fn a_client_certificate_takes_the_place_of_a_token() {
     let shown = curl(&sandbox, &server, "ca", "--cert ci.crt --key ci.key", "/v1/locks/ci/a").expect(0);
     let shown: Value = serde_json::from_str(shown.stdout.rsplit_once('\n').unwrap().0).unwrap();
     assert_eq!(shown["held"]["holder"]["name"], "ci", "the holder is the principal");
+}
+
+/// A resumed session would not verify the certificate again.
+#[test]
+fn a_session_of_a_client_certificate_is_not_resumed() {
+    let sandbox = Sandbox::new();
+    make_authority(&sandbox, "ca");
+    make_certificate(&sandbox, "ca", "server", "IP:127.0.0.1");
+    make_certificate(&sandbox, "ca", "ci", "DNS:ci.example");
+    sandbox.write("access.toml", "[[certificate]]\nprincipal = \"ci\"\nname = \"ci.example\"\n");
+    let server = Server::start(&sandbox, &format!("{FILES} --client-ca ca.crt --access access.toml"));
+    let line = format!(
+        "s_client -connect {} -CAfile ca.crt -cert ci.crt -key ci.key -sess_out session -quiet -ign_eof",
+        server.address
+    );
+    let mut client = Command::new("openssl")
+        .args(line.split(' '))
+        .current_dir(sandbox.path(""))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let request = format!("GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", server.address);
+    client.stdin.as_mut().unwrap().write_all(request.as_bytes()).unwrap();
+    let output = client.wait_with_output().unwrap();
+    assert!(output.stdout.starts_with(b"HTTP/1.1 200"), "{output:?}");
+    assert!(!sandbox.path("session").exists(), "the server gave out a session");
 }
 
 #[test]

@@ -186,6 +186,8 @@ impl Store {
             if !self.is(Flaw::HolderIsUnknown) {
                 held.holder = Some(live.holder.clone());
                 held.token = Token::new(row.token);
+                let lapses = self.lapses_after(live, contender);
+                held.lapses_within = Some(lapses.saturating_sub(now.shortest_since(live.renewed)));
             }
             return Some(held);
         }

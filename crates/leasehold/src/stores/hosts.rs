@@ -47,6 +47,15 @@ impl fmt::Display for Host {
     }
 }
 
+/// How an error names a host that cannot be parsed. If the `@` after a password is missing, the password looks like a part of
+/// the host, so it is not repeated.
+pub(super) fn shown(text: &str) -> String {
+    let may_be_login = text
+        .rsplit_once(':')
+        .is_some_and(|(name, port)| name.contains(':') || !port.bytes().all(|byte| byte.is_ascii_digit()));
+    if may_be_login { "the part before the path".to_owned() } else { format!("{text:?}") }
+}
+
 pub(super) fn is_host_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))

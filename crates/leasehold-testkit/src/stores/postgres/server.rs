@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,7 +15,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::{Child, Command};
 
 use super::psql;
-use crate::launch::Measured;
+use crate::launch::{Measured, free_port};
 use crate::servers::set_by_test;
 
 /// A server that takes longer to start does not start.
@@ -277,10 +276,6 @@ async fn make_folder(data: &Path) -> io::Result<()> {
         return Ok(());
     }
     run(Command::new("install").args(["-d", "-m", "700", "-o", "postgres", "-g", "postgres"]).arg(data)).await
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// That user has to reach its data.

@@ -1,7 +1,6 @@
 //! Three servers of which Sentinels promote one when the primary fails.
 
 use std::io;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use tokio::sync::Mutex;
 
 use super::{RedisServer, redis_cli};
 use crate::chaos::servers::Servers;
-use crate::launch::{Launched, program};
+use crate::launch::{Launched, free_port, program};
 use crate::process::within;
 
 const SERVERS: usize = 3;
@@ -51,19 +50,19 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
         for n in 0..SENTINELS {
             let own = folder.join(format!("sentinel-{n}"));
             std::fs::create_dir_all(&own)?;
-            let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+            let free = free_port()?;
             let file = own.join("sentinel.conf");
             let settings = format!(
                 "bind 127.0.0.1\nport {}\ndir {}\nsentinel monitor chaos {host} {port} 2\n\
                  sentinel down-after-milliseconds chaos 500\nsentinel failover-timeout chaos 2000\n",
-                free.port(),
+                free,
                 own.display()
             );
             std::fs::write(&file, settings)?;
             let log = std::fs::File::create(own.join("sentinel.log"))?;
             let mut command = Command::new(program("LEASEHOLD_TEST_REDIS_SENTINEL"));
             sentinels.push(command.arg(&file).stdin(Stdio::null()).stdout(log).kill_on_drop(true).spawn()?);
-            addresses.push(free.to_string());
+            addresses.push(format!("127.0.0.1:{free}"));
         }
         for sentinel in &addresses {
             let all = format!("{}", SENTINELS - 1);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::login::Login;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::hosts::{Host, is_host_name, take_identity};
+use crate::stores::hosts::{self, Host, is_host_name, take_identity};
 use crate::url::StoreUrl;
 
 /// The port for members without one in the URL: that of etcd's clients.
@@ -124,7 +124,7 @@ fn member(text: &str) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the etcd store URL names no member".to_owned()
         } else {
-            format!("{text:?} is no host and port of an etcd member")
+            format!("{} is no host and port of an etcd member", hosts::shown(text))
         })
         .with_help("an etcd store is etcd://host:2379,host2:2379/prefix/")
     })

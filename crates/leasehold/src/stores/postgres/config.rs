@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::hosts::{Host, take_identity};
+use crate::stores::hosts::{self, Host, take_identity};
 use crate::stores::on_server::grace;
 use crate::stores::password::Password;
 use crate::stores::tls::Tls;
@@ -132,7 +132,7 @@ fn host(text: &str) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the PostgreSQL store URL names no host".to_owned()
         } else {
-            format!("{text:?} is no host and port of a PostgreSQL server")
+            format!("{} is no host and port of a PostgreSQL server", hosts::shown(text))
         })
         .with_help(FORM)
     })

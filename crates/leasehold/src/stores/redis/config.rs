@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::hosts::{Host, take_identity};
+use crate::stores::hosts::{self, Host, take_identity};
 use crate::stores::on_server::grace;
 use crate::stores::password::Password;
 use crate::stores::tls::Tls;
@@ -167,7 +167,7 @@ fn host(text: &str, port: u16) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the Redis store URL names no host".to_owned()
         } else {
-            format!("{text:?} is no host and port of a Redis server")
+            format!("{} is no host and port of a Redis server", hosts::shown(text))
         })
         .with_help(FORM)
     })
@@ -240,6 +240,8 @@ mod tests {
             ("redis://h:0", "h:0"),
             ("redis://a b", "a b"),
             ("redis://u@h", "without a password"),
+            ("redis://u:hunter2h", "the part before the path"),
+            ("redis://u:hunter2h:6379", "the part before the path"),
             ("redis://h/locks", "number of a database"),
             ("redis://h/70000", "number of a database"),
             ("redis://h?prefix=/x", "`prefix`"),
