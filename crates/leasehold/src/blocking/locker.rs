@@ -24,7 +24,8 @@ use crate::types::LockName;
 /// let locker = Locker::open("mem:")?;
 /// let guard = locker.lock("deploy/prod").acquire()?;
 /// for name in locker.list("deploy/") {
-///     println!("{}: {:?}", name.clone()?, locker.inspect(&name?)?.state);
+///     let name = name?;
+///     println!("{name}: {:?}", locker.inspect(&name)?.state);
 /// }
 /// drop(guard); // releases it
 /// assert!(matches!(locker.inspect(&LockName::new("deploy/prod")?)?.state, State::Free));
