@@ -42,6 +42,7 @@ impl Context {
     }
 
     /// Writes warnings to stderr even without `-v`.
+    #[cfg(feature = "serve")]
     pub(crate) fn log_warnings(&self) {
         if !self.output.verbose {
             log_to_stderr("warn", self.output);

@@ -245,7 +245,7 @@ mod tests {
             ("etcd:///p", "no member"),
             ("etcd://h,,i", "no member"),
             ("etcd://h:0", "h:0"),
-            ("etcd://h:x", "h:x"),
+            ("etcd://h:x", "the part before the path"),
             ("etcd://h:99999", "h:99999"),
             ("etcd://a b", "a b"),
             ("etcd://[::g]:1", "::g"),
