@@ -53,7 +53,11 @@ pub(super) fn shown(text: &str) -> String {
     let may_be_login = text
         .rsplit_once(':')
         .is_some_and(|(name, port)| name.contains(':') || !port.bytes().all(|byte| byte.is_ascii_digit()));
-    if may_be_login && !text.starts_with('[') { "the part before the path".to_owned() } else { format!("{text:?}") }
+    if may_be_login && !text.starts_with('[') {
+        "the part before the path".to_owned()
+    } else {
+        format!("{text:?}")
+    }
 }
 
 pub(super) fn is_host_name(text: &str) -> bool {
