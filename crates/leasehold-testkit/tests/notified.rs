@@ -204,6 +204,10 @@ mod promotion {
         .await;
         primary.kill(Duration::ZERO).await.unwrap();
         redis_cli(primary.url(), &["REPLICAOF", "127.0.0.1", "1"]).await;
+        // The waiter may have connected again before that. Sentinels end the connections of a server that they demote.
+        for kind in ["normal", "pubsub"] {
+            redis_cli(primary.url(), &["CLIENT", "KILL", "TYPE", kind]).await;
+        }
         redis_cli(replica.url(), &["REPLICAOF", "NO", "ONE"]).await;
         listened(replica.url(), "1").await;
         holder.release(&mut grant, None).await.unwrap();
