@@ -124,8 +124,8 @@ impl Note {
 }
 
 fn log_to_stderr(level: &str, output: Output) {
-    let filter =
-        std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level},leasehold_serve={level}"));
+    // Also for `leasehold_serve`, which begins with it.
+    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_ansi(output.colors())

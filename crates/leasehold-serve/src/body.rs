@@ -27,11 +27,8 @@ impl<T: FromRequest<Arc<App>>> FromRequest<Arc<App>> for Timely<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Response> {
-        let clock = app.locker.store().env().clock.clone();
-        match timeout(&*clock, ARRIVAL, T::from_request(request, app)).await {
-            Some(read) => read.map(Self).map_err(IntoResponse::into_response),
-            None => Err(late().into_response()),
-        }
+        let read = in_time::<T>(request, app).await.map_err(IntoResponse::into_response)?;
+        read.map(Self).map_err(IntoResponse::into_response)
     }
 }
 
@@ -47,11 +44,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", detail)
                 .with_help("send the header `Content-Type: application/json`"));
         }
-        let clock = app.locker.store().env().clock.clone();
-        let Some(body) = timeout(&*clock, ARRIVAL, Bytes::from_request(request, app)).await else {
-            return Err(late());
-        };
-        let body = body.map_err(|rejection| match rejection.status() {
+        let body = in_time::<Bytes>(request, app).await?.map_err(|rejection| match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "invalid",
@@ -74,9 +67,16 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
     }
 }
 
-fn late() -> Problem {
-    let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
-    Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
+/// Reads `T`, which has the body, from `request`.
+async fn in_time<T: FromRequest<Arc<App>>>(
+    request: Request,
+    app: &Arc<App>,
+) -> Result<Result<T, T::Rejection>, Problem> {
+    let clock = app.locker.store().env().clock.clone();
+    timeout(&*clock, ARRIVAL, T::from_request(request, app)).await.ok_or_else(|| {
+        let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
+    })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -131,12 +131,14 @@ fn is_of_one_client(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::path::Path;
     use std::process::Command;
 
-    use axum::routing::get;
+    use axum::routing::{MethodRouter, get};
     use leasehold::clock::TestClock;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -150,15 +152,24 @@ mod tests {
         Arc::new(Tls::load(folder.join("crt"), folder.join("key"), None).unwrap())
     }
 
-    async fn start(most: u32, tls: Option<Arc<Tls>>) -> (std::net::SocketAddr, CancellationToken) {
+    async fn start(most: u32, tls: Option<Arc<Tls>>) -> (SocketAddr, CancellationToken) {
+        let (address, stopping, _) = start_with(get(async || "answer"), most, tls).await;
+        (address, stopping)
+    }
+
+    /// The third is the server, which completes when it has ended.
+    async fn start_with(
+        handler: MethodRouter,
+        most: u32,
+        tls: Option<Arc<Tls>>,
+    ) -> (SocketAddr, CancellationToken, JoinHandle<()>) {
         let stopping = CancellationToken::new();
-        let router = Router::new().route("/", get(async || "answer"));
+        let router = Router::new().route("/", handler);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let clock = Arc::new(TestClock::default());
         let connections = Connections { router, tls, clock, stopping: stopping.clone() };
-        tokio::spawn(connections.serve_at_most(most, listener));
-        (address, stopping)
+        (address, stopping, tokio::spawn(connections.serve_at_most(most, listener)))
     }
 
     /// What the server sends until it ends the connection.
@@ -192,19 +203,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_stops_does_not_wait_for_ever() {
-        let stopping = CancellationToken::new();
         let asked = Arc::new(tokio::sync::Notify::new());
         let asks = asked.clone();
         let handler = get(async move || {
             asks.notify_one();
             std::future::pending::<&str>().await
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let clock = Arc::new(TestClock::default());
-        let router = Router::new().route("/", handler);
-        let connections = Connections { router, tls: None, clock, stopping: stopping.clone() };
-        let ended = tokio::spawn(connections.serve_at_most(1, listener));
+        let (address, stopping, ended) = start_with(handler, 1, None).await;
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         asked.notified().await;

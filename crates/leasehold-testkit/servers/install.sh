@@ -195,12 +195,16 @@ add_backports() {
 
 # install_python NAME-VERSION [PACKAGE]: installs the package into a separate virtual environment.
 install_python() {
-    local venv="$CACHE/$1" package=${2:-${1%-*}}
+    install_venv "$CACHE/$1" "${2:-${1%-*}}==${1##*-}"
+}
+
+# install_venv FOLDER ARGUMENT OF PIP...: a virtual environment with what `pip install` is asked for.
+install_venv() {
+    local venv=$1
+    shift
     [[ -e $venv/complete ]] && return 0
     rm -rf "$venv"
-    python3 -m venv "$venv" &&
-        "$venv/bin/pip" install --quiet --disable-pip-version-check "$package==${1##*-}" &&
-        touch "$venv/complete"
+    python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" && touch "$venv/complete"
 }
 
 # The program imports the package from the virtual environment.
@@ -237,12 +241,7 @@ guide_python() { printf '%s/guides-python-%s/bin/python' "$CACHE" "$(digest "$PE
 
 install_guide_python() {
     local venv
-    venv=$(guide_python) && venv=${venv%/bin/python}
-    [[ -e $venv/complete ]] && return 0
-    rm -rf "$venv"
-    python3 -m venv "$venv" &&
-        "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$PEER_SOURCES/guides/requirements.txt" &&
-        touch "$venv/complete"
+    venv=$(guide_python) && install_venv "${venv%/bin/python}" -r "$PEER_SOURCES/guides/requirements.txt"
 }
 
 # The folder `node_modules` with the packages that the guides for Node import, and our client.

@@ -82,19 +82,23 @@ async fn until(url: &str, sql: &str, answer: &str) {
     within(sql, reached).await;
 }
 
+/// An operator's session, which gets its statements by stdin.
+fn operator(url: &str) -> Child {
+    Command::new("psql")
+        .args(["-XAtq", url.split('?').next().unwrap()])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
 /// An operator's transaction that has locked the row, until it is dropped.
 struct Open(Child);
 
 impl Open {
     async fn on_row(url: &str) -> Self {
-        let server = url.split('?').next().unwrap();
-        let mut child = Command::new("psql")
-            .args(["-XAtq", server])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        let mut child = operator(url);
         let sql = format!("BEGIN; SELECT 'locked_{0}' FROM {0} FOR UPDATE;\n", table(url));
         child.stdin.as_mut().unwrap().write_all(sql.as_bytes()).await.unwrap();
         let has_locked = format!(

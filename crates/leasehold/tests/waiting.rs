@@ -121,7 +121,7 @@ async fn one_of_sixteen_waiters_writes_when_a_dead_lease_lapses() {
 
 /// The reads of the first two in line in the first seconds of a hold, after another hold that was short or long.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_behind_another_expects_a_hold_as_long_as_the_previous_one() {
+async fn a_waiter_behind_another_expects_a_hold_like_the_previous() {
     let mut reads = Vec::new();
     for previous in [SECOND / 100, SECOND * 60] {
         let world = World::paced();

@@ -1,10 +1,11 @@
-"""What the lockers of both interfaces share: how locks are made, and the requests with one answer."""
+"""What the lockers and the locks of both interfaces share: how locks are made, and the requests with one answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ._guard import BaseGuard
 from ._hold import Message
 from ._requests import LockSettings, Operation, expect, lock_settings, store_url, target, was_held
 from ._types import Capabilities, Duration, Report, Status, milliseconds
@@ -12,6 +13,7 @@ from ._types import Capabilities, Duration, Report, Status, milliseconds
 L = TypeVar("L")
 E = TypeVar("E")
 W = TypeVar("W")
+G = TypeVar("G", bound=BaseGuard)
 
 
 class BaseLocker(Generic[L, W, E]):
@@ -174,6 +176,39 @@ class BaseLocker(Generic[L, W, E]):
 
     def __repr__(self) -> str:
         return "<Locker>"  # A URL may contain a password.
+
+
+class BaseLock(Generic[G]):
+    """A named lock, with the settings for acquiring it."""
+
+    def __init__(self, settings: LockSettings) -> None:
+        self._settings = settings
+        self._held: list[G] = []
+
+    @property
+    def name(self) -> str:
+        return self._settings.name
+
+    def locked(self) -> bool:
+        """Whether this object holds the lock."""
+        return any(guard.is_held for guard in self._held)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of what :meth:`acquire` acquired."""
+        return self._latest().token
+
+    def check(self) -> None:
+        """Checks that what :meth:`acquire` acquired is still held."""
+        self._latest().check()
+
+    def _latest(self) -> G:
+        if not self._held:
+            raise RuntimeError("the lock is not acquired")
+        return self._held[-1]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
 
 
 def _done(answer: Message) -> None:

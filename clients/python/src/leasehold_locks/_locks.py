@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from ._base import BaseLock
 from ._call import Call, begin, call, hold_of
 from ._errors import LockHeld, LockLost, StoreError
 from ._guard import BaseGuard, log
 from ._hold import Message
-from ._requests import ANSWER_TIMEOUT, Invocation, LockSettings, expect, target, was_held, within
+from ._requests import ANSWER_TIMEOUT, Invocation, expect, target, was_held, within
 from ._types import Duration, Leader, milliseconds
 
 
@@ -94,16 +95,8 @@ class Guard(BaseGuard):
                 raise LockLost(f"lock `{self.name}` was lost before it was released", "ended")
 
 
-class Lock:
+class Lock(BaseLock[Guard]):
     """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
-
-    def __init__(self, settings: LockSettings) -> None:
-        self._settings = settings
-        self._held: list[Guard] = []
-
-    @property
-    def name(self) -> str:
-        return self._settings.name
 
     def hold(
         self,
@@ -180,24 +173,6 @@ class Lock:
             raise RuntimeError("release unlocked lock") from None
         guard._leave(True)
 
-    def locked(self) -> bool:
-        """Whether this object holds the lock."""
-        return any(guard.is_held for guard in self._held)
-
-    @property
-    def token(self) -> int:
-        """The fencing token of what :meth:`acquire` acquired."""
-        return self._latest().token
-
-    def check(self) -> None:
-        """Checks that what :meth:`acquire` acquired is still held."""
-        self._latest().check()
-
-    def _latest(self) -> Guard:
-        if not self._held:
-            raise RuntimeError("the lock is not acquired")
-        return self._held[-1]
-
     def __enter__(self) -> Lock:
         self.acquire()
         return self
@@ -206,9 +181,6 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held.pop()._leave(error is None)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
 
 
 class _Thread(threading.local):

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use leasehold_testkit::launch::free_port;
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::servers::Server;
 
@@ -102,8 +102,8 @@ fn minio_bucket() -> Substitute {
 
 /// An address to listen on: other tests may run on this machine.
 fn address() -> Substitute {
-    let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
-    Substitute { text: Some(free.to_string()), ..Substitute::default() }
+    let free = format!("127.0.0.1:{}", free_port().unwrap());
+    Substitute { text: Some(free), ..Substitute::default() }
 }
 
 fn dynamodb() -> Substitute {

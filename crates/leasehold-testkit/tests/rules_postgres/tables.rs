@@ -47,14 +47,7 @@ async fn a_missing_table_is_an_error_that_names_init() {
 #[tokio::test]
 async fn a_table_that_another_makes_at_once_is_used() {
     let url = format!("{}_x", fresh().url());
-    let server = url.split('?').next().unwrap();
-    let mut other = Command::new("psql")
-        .args(["-XAtq", server])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut other = operator(&url);
     let columns = "name text PRIMARY KEY, lock_until timestamp, locked_at timestamp, locked_by text";
     let begin = format!("BEGIN; CREATE TABLE {} ({columns});\n", table(&url));
     other.stdin.as_mut().unwrap().write_all(begin.as_bytes()).await.unwrap();

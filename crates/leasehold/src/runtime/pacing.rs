@@ -3,7 +3,7 @@
 //! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth. So the
 //! release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply the pause
 //! by their place in the line ([`pause`](crate::lease::pause)). The lock is granted to another waiter before it is granted
-//! to them, so they do not begin with short pauses: they expect a hold to last for as long as the [`previous`] one.
+//! to them, so they do not begin with short pauses: they [expect](expected) a hold to last for as long as the previous one.
 
 use std::time::Duration;
 
@@ -31,10 +31,12 @@ pub(crate) fn held_for(granted_us: Option<u64>, now: Option<StoreTime>) -> Durat
     Duration::from_micros(held.unwrap_or(0))
 }
 
-/// How long the latest hold of a lock's `history` lasted, on the store's clock. A time that is not known counts as none.
-pub(crate) fn previous(history: &[PastGrant]) -> Duration {
-    let times = history.first().and_then(|past| past.from_us.zip(past.until_us));
-    Duration::from_micros(times.map_or(0, |(from_us, until_us)| until_us.saturating_sub(from_us)))
+/// How long a waiter behind `ahead` others expects a hold to last that has lasted for `age`: those behind the first expect
+/// at least as long as the latest hold of the lock's `history`, on the store's clock. A time that is not known counts as
+/// none.
+pub(crate) fn expected(age: Duration, ahead: usize, history: &[PastGrant]) -> Duration {
+    let times = history.first().and_then(|past| past.from_us.zip(past.until_us)).filter(|_| ahead > 0);
+    age.max(Duration::from_micros(times.map_or(0, |(from_us, until_us)| until_us.saturating_sub(from_us))))
 }
 
 impl PollInterval {

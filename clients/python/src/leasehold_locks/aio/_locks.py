@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
+from .._base import BaseLock
 from .._errors import LockHeld, LockLost, StoreError
 from .._guard import BaseGuard, log
 from .._hold import Message
-from .._requests import ANSWER_TIMEOUT, Invocation, LockSettings, expect, target, was_held, within
+from .._requests import ANSWER_TIMEOUT, Invocation, expect, target, was_held, within
 from .._types import Duration, Leader, milliseconds
 from ._call import Call, begin, call, hold_of
 
@@ -138,16 +139,8 @@ else:
         return 0
 
 
-class Lock:
+class Lock(BaseLock[Guard]):
     """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
-
-    def __init__(self, settings: LockSettings) -> None:
-        self._settings = settings
-        self._held: list[Guard] = []
-
-    @property
-    def name(self) -> str:
-        return self._settings.name
 
     def hold(self, timeout: Duration | None = None, *, context: Invocation | None = None) -> Holding:
         """Holds the lock during an ``async with`` statement. Waits for at most ``timeout``, or without a limit.
@@ -190,27 +183,6 @@ class Lock:
         if not self._held:
             raise RuntimeError("Lock is not acquired.")
         await self._held.pop()._leave(None)
-
-    def locked(self) -> bool:
-        """Whether this object holds the lock."""
-        return any(guard.is_held for guard in self._held)
-
-    @property
-    def token(self) -> int:
-        """The fencing token of what :meth:`acquire` acquired."""
-        return self._latest().token
-
-    def check(self) -> None:
-        """Checks that what :meth:`acquire` acquired is still held."""
-        self._latest().check()
-
-    def _latest(self) -> Guard:
-        if not self._held:
-            raise RuntimeError("the lock is not acquired")
-        return self._held[-1]
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
 
 
 class Holding:

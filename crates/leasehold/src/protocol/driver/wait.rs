@@ -12,7 +12,7 @@ use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
-use crate::runtime::pacing::{Pacing, held_for, previous};
+use crate::runtime::pacing::{Pacing, expected, held_for};
 use crate::runtime::task;
 use crate::types::LockName;
 
@@ -42,11 +42,8 @@ impl Watch for RegisterLeases {
             };
             let has_place = leads || claim.place.is_taken(claim.id, served);
             pacing.set_place(has_place.then_some(ahead));
-            let age = match &observation {
-                Some(Observation { record, .. }) if ahead > 0 => previous(&record.history),
-                _ => Duration::ZERO,
-            };
-            let age = age.max(self.held_for(observation.as_ref()));
+            let history = observation.as_ref().map_or(&[][..], |seen| &seen.record.history);
+            let age = expected(self.held_for(observation.as_ref()), ahead, history);
             let pause = match seen.reserved {
                 true => poll_interval.shortest(&env.random),
                 false => pacing.pause(self.now(), held.token, age, None, &env.random),

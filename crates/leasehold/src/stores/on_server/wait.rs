@@ -6,7 +6,7 @@ use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
 use crate::clock::timeout;
 use crate::error::StoreError;
 use crate::lease::{self, Claim, HolderInfo, Id, Ttl};
-use crate::runtime::pacing::{Pacing, previous};
+use crate::runtime::pacing::{Pacing, expected};
 use crate::types::LockName;
 
 /// Waits until the lock is no longer as it was `seen`.
@@ -66,8 +66,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
         let (pause, due) = match rules::reserved(claim, &record) {
             Some(kept) if seen.reserved => (poll_interval.shortest(&env.random), kept.lapses_within),
             None if rules::is_still(&record, seen) => {
-                let before = if ahead > 0 { previous(&record.past) } else { Duration::ZERO };
-                let (now, age) = (env.now(), rules::held_for(&record).max(before));
+                let (now, age) = (env.now(), expected(rules::held_for(&record), ahead, &record.past));
                 let grace = if joins { rules::grace_before(claim, &record) } else { Duration::ZERO };
                 let pause = pacing.pause(now, seen.token, age, None, &env.random);
                 (pause, Some(record.left().saturating_add(grace)))

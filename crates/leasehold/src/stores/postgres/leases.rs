@@ -84,11 +84,9 @@ impl PostgresLeases {
         let mut used = self.sessions.take(purpose).await?;
         let sent = self.env.now();
         let mut rows = used.query(Effect::Writes, sql, parameters).await?;
-        let changed = {
-            let row = only(&rows)?;
-            note_clock(&mut used, row)?;
-            self.changed(row, name)?
-        };
+        let row = only(&rows)?;
+        note_clock(&mut used, row)?;
+        let changed = self.changed(row, name)?;
         Ok((changed, rows.remove(0), sent))
     }
 

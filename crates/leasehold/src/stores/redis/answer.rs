@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::Value;
+use redis::{PushInfo, PushKind, Value};
 
 use crate::clock::micros;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -160,6 +160,11 @@ fn read(value: Value) -> Option<Answer> {
 }
 
 /// Text that is not UTF-8 was not written by leasehold.
+/// The claim that a message calls.
+pub(super) fn called(mut message: PushInfo) -> Option<String> {
+    message.data.pop().filter(|_| message.kind == PushKind::Message).and_then(text)
+}
+
 pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),

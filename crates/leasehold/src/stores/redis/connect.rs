@@ -7,16 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, ScriptInvocation, Value,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, ScriptInvocation, Value};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
-use super::answer::text;
+use super::answer::called;
 use super::config::Location;
 use super::errors;
 use crate::clock::{Moment, RATE_ERROR, micros, timeout};
@@ -174,7 +172,9 @@ impl Way {
             // In version 3 of the protocol, a connection has messages beside its answers.
             info = info.set_protocol(ProtocolVersion::RESP3);
             config = config.set_push_sender(move |message| {
-                receive(&calls, message);
+                if let Some(key) = called(message) {
+                    calls.call(&key);
+                }
                 Ok::<_, Infallible>(())
             });
         }
@@ -223,13 +223,6 @@ impl Way {
             }),
             None => Err(no_answer(host)),
         }
-    }
-}
-
-/// Calls the claim that a message names.
-fn receive(calls: &Calls, mut message: PushInfo) {
-    if let (PushKind::Message, Some(key)) = (&message.kind, message.data.pop().and_then(text)) {
-        calls.call(&key);
     }
 }
 
