@@ -311,7 +311,10 @@ impl Running {
             Failure::new(FAILED, "failed", format!("cannot wait for the command: {error}"))
         })?;
         self.tree.leader_ended = true;
-        let stopped = stage != Stage::Running;
+        // If this process stood still, its guardian has killed the command.
+        let by_guardian = ending_signal(status) == Some(Signal::KILL.as_raw())
+            && self.guardian.as_ref().is_some_and(|guardian| guardian.is_due(clock.now()));
+        let stopped = stage != Stage::Running || by_guardian;
         let left_behind = self.clean_up(stopped || lost, hold, clock).await;
         let guardian = self.guardian.take().map(Guardian::dismiss);
         Ok(Ended { status, stopped, left_behind, guardian })

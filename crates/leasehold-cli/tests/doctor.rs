@@ -202,8 +202,8 @@ fn fault_26_the_doctor_finds_non_atomic_writes() {
 /// Two names of one server act as two front ends.
 #[test]
 fn the_doctor_races_several_endpoints_together() {
-    let url = Server::MOTO.fresh_url();
-    let other = format!("http://{}", Server::MOTO.address().to_string().replace("127.0.0.1", "localhost"));
+    let url = Server::MINIO.fresh_url();
+    let other = format!("http://{}", Server::MINIO.address().to_string().replace("127.0.0.1", "localhost"));
     let sandbox = Sandbox::new();
     let diagnosis = Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url} --endpoint {other}")));
     diagnosis.passes();

@@ -199,7 +199,7 @@ fn fences(sandbox: &Sandbox, url: &str) {
 
 #[test]
 fn objects_on_s3() {
-    objects_on(Server::MOTO);
+    objects_on(Server::MINIO);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn objects_on_azure() {
 
 #[test]
 fn s3() {
-    a_day_on(&Server::MOTO.fresh_url());
+    a_day_on(&Server::MINIO.fresh_url());
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::path::Path;
 use leasehold_testkit::process::Process;
 pub(crate) use leasehold_testkit::process::within;
 
-/// How many processes add to one counter, and how many times each: 800 additions.
+/// How many processes add to one counter, and how many times each: 400 additions.
 const PROCESSES: usize = 16;
-const TIMES: usize = 50;
+const TIMES: usize = 25;
 
 /// A running worker. It is killed when this is dropped.
 pub(crate) struct Worker(Process);
@@ -57,7 +57,7 @@ impl Addition {
     }
 }
 
-/// 16 processes add to the number in one file, 50 times each, under one lock. The sum is exact, no two of them held
+/// 16 processes add to the number in one file, 25 times each, under one lock. The sum is exact, no two of them held
 /// the lock at once, and tokens rise in the order in which it was held. Three of four barge, so that they race for the
 /// lock; the others wait in line. Repeated `LEASEHOLD_TEST_RUNS` times.
 pub(crate) async fn count_exactly(url: &str, folder: &Path) {

@@ -1,11 +1,21 @@
 //! Acquisitions that are repeated under the id of their caller, on several machines. Paused time.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, name};
-use leasehold::lease::Id;
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use leasehold::RegisterLeases;
+use leasehold::clock::Clock;
+use leasehold::doctor::Diagnose;
+use leasehold::env::Env;
+use leasehold::error::StoreError;
+use leasehold::lease::{
+    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Renewal, Status, Watch,
+};
 use leasehold::random::Random;
-use leasehold::{ErrorKind, HeldTicket, Lock, Locker, Released};
+use leasehold::{ErrorKind, HeldTicket, Lock, LockName, Locker, Released, Token};
 use leasehold_testkit::fault::{Kind, Outcome};
 use tokio::sync::mpsc;
 
@@ -171,4 +181,86 @@ async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     }
     locker.release(first.ticket()).await.unwrap();
     waiting.await.unwrap().unwrap();
+}
+
+/// A store that renews by the id alone, like SQLite. Its first answer about a lock arrives when `next` has been granted.
+#[derive(Debug)]
+struct ByIdAlone {
+    leases: Arc<RegisterLeases>,
+    next: Mutex<Option<(HeldTicket, Claim)>>,
+}
+
+#[async_trait]
+impl LeaseStore for ByIdAlone {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        self.leases.try_acquire(claim).await
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let asked = grant.token;
+        grant.token = self.leases.inspect(&grant.name).await?.token.unwrap();
+        let renewal = self.leases.renew(grant).await;
+        grant.token = asked;
+        renewal
+    }
+
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        self.leases.release(grant, cooldown).await
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        self.leases.evict(name, token).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        let status = self.leases.inspect(name).await;
+        let next = self.next.lock().unwrap().take();
+        if let Some((earlier, claim)) = next {
+            Locker::new(self.leases.clone()).release(earlier.ticket()).await.unwrap();
+            assert!(matches!(self.leases.try_acquire(&claim).await?, AcquireOutcome::Granted(_)));
+        }
+        status
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        self.leases.list(prefix)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.leases.capabilities()
+    }
+
+    fn env(&self) -> &Env {
+        self.leases.env()
+    }
+}
+
+#[async_trait]
+impl Watch for ByIdAlone {
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        self.leases.changed(name, seen).await
+    }
+}
+
+impl Diagnose for ByIdAlone {}
+
+/// The claim is granted between two questions of its repetition: the first answer has the token of the holder before.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
+    let world = World::new();
+    let one = world.dated(1);
+    let earlier = acquired(&one, 9).await;
+    let token = earlier.ticket().token();
+    let claim = Claim { id: id(1), repeatable: true, ..one.claim() };
+    let store = Arc::new(ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) });
+    let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
+    // Another task of this process waits, so the repetition asks first whether its claim has the lock.
+    let (seen, mut is_seen) = mpsc::unbounded_channel();
+    let waiting = lock.clone().on_wait(move |_| seen.send(()).unwrap_or_default());
+    let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });
+    is_seen.recv().await.unwrap();
+    *store.next.lock().unwrap() = Some((earlier, claim));
+    let held = lock.acquire_ticket(id(1), Duration::ZERO).await.unwrap();
+    assert!(held.ticket().token() > token, "{:?}", held.ticket());
+    waiting.abort();
 }

@@ -89,6 +89,11 @@ impl Guardian {
         self.tell(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros()));
     }
 
+    /// Whether the guardian should have killed the command by `now`.
+    pub(super) fn is_due(&self, now: Moment) -> bool {
+        self.told.is_some_and(|end| end.passed(now))
+    }
+
     /// Asks the guardian to exit, because the command has ended.
     pub(super) fn dismiss(mut self) -> Dismissed {
         self.tell(DONE);

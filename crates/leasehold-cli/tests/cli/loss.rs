@@ -111,6 +111,17 @@ fn a_stopped_run_leaves_no_process_at_the_next_grant() {
 }
 
 #[test]
+fn a_command_that_the_guardian_killed_is_a_loss_even_before_the_lease_ends() {
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("run x --ttl 8s", "echo $$; exec sleep 1000");
+    holder.signal(Signal::STOP);
+    wait_until("the guardian kills the command", || !is_alive(&holder.first));
+    holder.signal(Signal::CONT);
+    let ended = holder.end().expect(122);
+    assert!(ended.stderr.contains(NOT_RENEWED), "{ended:?}");
+}
+
+#[test]
 fn a_stopped_command_is_killed_before_it_can_continue() {
     let sandbox = Sandbox::new();
     let script = "echo $$; while :; do if [ -e taken ]; then echo went on > late; fi; done";

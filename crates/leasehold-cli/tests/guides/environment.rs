@@ -16,6 +16,7 @@ use super::script::quoted;
 /// The words in a guide that need a substitute.
 const SUBSTITUTES: &[(&str, Maker)] = &[
     ("my-bucket", bucket),
+    ("our-bucket", deleting_bucket),
     ("dynamodb", dynamodb),
     ("my-table", table),
     ("my-locks", table),
@@ -29,7 +30,7 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("old-java-worker", old_java_worker),
     ("old-go-worker", old_go_worker),
     ("gcloud", gcloud),
-    ("team-locks", minio_bucket),
+    ("team-locks", bucket),
     ("127.0.0.1:7421", address),
     ("127.0.0.1:7430", address),
     ("127.0.0.1:7431", address),
@@ -69,10 +70,10 @@ struct Substitute {
     program: Option<(&'static str, String)>,
 }
 
-/// A new bucket on the S3 server and on the GCS server. The clients find the servers by these variables.
-fn bucket() -> Substitute {
-    let name = unique("my-bucket");
-    let (s3, gcs) = (Server::MOTO.address(), Server::FAKE_GCS.address());
+/// A new bucket on an S3 server and on the GCS server. The clients find the servers by these variables.
+fn bucket_on(s3: Server) -> Substitute {
+    let name = unique("bucket");
+    let (s3, gcs) = (s3.address(), Server::FAKE_GCS.address());
     Substitute {
         setup: format!(
             "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{s3}/{name}\n\
@@ -87,17 +88,13 @@ fn bucket() -> Substitute {
     }
 }
 
-/// A new bucket on MinIO, which serves several requests at once.
-fn minio_bucket() -> Substitute {
-    let (name, server) = (unique("team-locks"), Server::MINIO.address());
-    Substitute {
-        setup: format!(
-            "curl -sSf -X PUT --aws-sigv4 aws:amz:us-east-1:s3 --user leasehold:leasehold-test http://{server}/{name}\n"
-        ),
-        text: Some(name),
-        variables: vec![("AWS_ENDPOINT_URL_S3", format!("http://{server}"))],
-        program: None,
-    }
+fn bucket() -> Substitute {
+    bucket_on(Server::MINIO)
+}
+
+/// With conditional deletes, which MinIO does not have.
+fn deleting_bucket() -> Substitute {
+    bucket_on(Server::MOTO)
 }
 
 /// An address to listen on: other tests may run on this machine.

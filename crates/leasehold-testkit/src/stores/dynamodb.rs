@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use leasehold::{LockName, Locker};
 use tokio::process::Command;
 
-use super::{aws, marker};
+use super::marker;
 #[cfg(feature = "chaos")]
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
 use crate::conformance::Harness;
@@ -118,11 +118,6 @@ impl TestStore for DynamoDb {
                 |folder, workers| Http::start(&Local { in_memory: false }, folder, workers),
                 &[Fault::StopServer, Fault::KillServer],
             ),
-            Scenario::store(
-                "dynamodb-moto",
-                |folder, workers| Http::start(&Moto, folder, workers),
-                &[Fault::StopServer],
-            ),
         ];
         ALL
     }
@@ -163,10 +158,6 @@ struct Local {
     in_memory: bool,
 }
 
-/// moto's DynamoDB.
-#[derive(Debug)]
-struct Moto;
-
 #[async_trait]
 impl Launch for Local {
     fn command(&self, address: &str, folder: &Path) -> Command {
@@ -182,21 +173,6 @@ impl Launch for Local {
             local.arg("-dbPath").arg(folder)
         };
         local
-    }
-
-    async fn make_store(&self, address: &str) -> io::Result<String> {
-        make_table(address).await
-    }
-
-    fn options(&self, address: &str) -> Vec<String> {
-        client_options(&format!("http://{address}"), STORE)
-    }
-}
-
-#[async_trait]
-impl Launch for Moto {
-    fn command(&self, address: &str, _folder: &Path) -> Command {
-        aws::moto(address)
     }
 
     async fn make_store(&self, address: &str) -> io::Result<String> {

@@ -102,20 +102,28 @@ impl Lock {
     /// The hold of `claim`, renewed, if the claim holds the lock already.
     async fn own_hold(&self, claim: &Claim) -> Result<Option<HeldTicket>> {
         let store = self.locker.store();
-        let Some(token) = store.inspect(&claim.name).await?.token else { return Ok(None) };
-        let mut grant = Grant {
-            name: claim.name.clone(),
-            token,
-            after: None,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, store.env().now()),
-            memo: None,
-        };
-        Ok(match store.renew(&mut grant).await? {
-            Renewal::Renewed => Some(self.held(&grant)),
-            Renewal::Lost(_) => None,
-        })
+        let mut seen = store.inspect(&claim.name).await?.token;
+        while let Some(token) = seen {
+            let mut grant = Grant {
+                name: claim.name.clone(),
+                token,
+                after: None,
+                id: claim.id,
+                ttl: claim.ttl,
+                deadline: deadline(claim.ttl, store.env().now()),
+                memo: None,
+            };
+            if let Renewal::Lost(_) = store.renew(&mut grant).await? {
+                return Ok(None);
+            }
+            // Some stores renew by the id alone. If the token was read before the claim was granted, it is that of the
+            // holder before. Tokens rise, so the same token before and after the renewal is that of the renewed grant.
+            seen = store.inspect(&claim.name).await?.token;
+            if seen == Some(grant.token) {
+                return Ok(Some(self.held(&grant)));
+            }
+        }
+        Ok(None)
     }
 
     fn held(&self, grant: &Grant) -> HeldTicket {

@@ -77,11 +77,9 @@ async fn granted<L: ServerLeases>(
         // A repetition of the claim may have the same grant by now.
         return Ok(AcquireOutcome::Lost(grant.came_too_late()));
     }
-    match hold::end(leases, &mut grant, None).await {
-        Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-        // The grant is valid: the caller must learn that there may be one.
-        Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => Err(fault.maybe_applied()),
-    }
+    // Whatever the answer is: a release that arrives later must not end a grant that the claim was told of.
+    let _ = hold::end(leases, &mut grant, None).await;
+    Ok(AcquireOutcome::Lost(grant.came_too_late()))
 }
 
 fn out_of_tokens(claim: &Claim) -> StoreError {
