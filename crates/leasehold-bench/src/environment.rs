@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leasehold_testkit::launch::Measured;
+use leasehold_testkit::launch::{Measured, Protocol};
 use tempfile::TempDir;
 
 use crate::roster::Place;
 use crate::scenario::Store;
-use crate::wire::proxy::{Proxy, Speaks};
+use crate::wire::proxy::Proxy;
 
 /// A store that is ready to use.
 pub(crate) struct Environment {
@@ -49,8 +49,7 @@ impl Environment {
         let proxy = match &self.server {
             None => None,
             Some(server) => {
-                let speaks = if server.speaks_http() { Speaks::Http } else { Speaks::Other };
-                let proxy = Proxy::start(server.address(), speaks, round_trip).await;
+                let proxy = Proxy::start(server.address(), server.protocol(), round_trip).await;
                 Some(proxy.map_err(|error| format!("no proxy: {error}"))?)
             }
         };
@@ -109,10 +108,10 @@ impl Way<'_> {
         self.environment.server.as_deref()?.keep_alive_streams().await
     }
 
-    /// All requests so far: the proxy counts HTTP; for other protocols the server counts messages.
+    /// All requests so far: the proxy counts them, or the server counts messages.
     async fn all(&self) -> BTreeMap<String, u64> {
         match &self.environment.server {
-            Some(server) if !server.speaks_http() => server.messages().await,
+            Some(server) if server.protocol() == Protocol::Other => server.messages().await,
             _ => self.proxy.as_ref().map(Proxy::counts).unwrap_or_default(),
         }
     }

@@ -78,6 +78,14 @@ pub(crate) fn hand_offs_ms(events: &[Event], window: Window) -> Vec<f64> {
     inside.map(|pair| ms(pair[0].releasing, pair[1].granted)).collect()
 }
 
+/// How many grants overtook another process that had asked at least `earlier_us` before, and was granted later.
+pub(crate) fn overtaken(events: &[Event], earlier_us: u64) -> u64 {
+    let overtakes = |one: &Event, other: &Event| {
+        other.process != one.process && other.asked + earlier_us <= one.asked && other.granted > one.granted
+    };
+    events.iter().filter(|one| events.iter().any(|other| overtakes(one, other))).count() as u64
+}
+
 fn ms(from: u64, until: u64) -> f64 {
     until.saturating_sub(from) as f64 / 1e3
 }
@@ -160,6 +168,16 @@ mod tests {
             event(0, 0, [2_100, 9_000, 9_100, 9_200]), // too late
         ];
         assert_eq!(hand_offs_ms(&events, Window { from: 0, until: 5_000 }), [0.5]);
+    }
+
+    #[test]
+    fn a_grant_before_those_who_asked_earlier_is_out_of_order() {
+        let in_order = [event(0, 0, [0, 50, 60, 61]), event(1, 0, [40, 70, 80, 81])];
+        assert_eq!(overtaken(&in_order, 10), 0);
+        let last = event(2, 0, [20, 65, 66, 67]);
+        assert_eq!(overtaken(&[in_order[0], in_order[1], last], 10), 0);
+        assert_eq!(overtaken(&[event(0, 0, [0, 90, 95, 96]), in_order[1], last], 10), 2);
+        assert_eq!(overtaken(&[event(0, 0, [0, 90, 95, 96]), in_order[1], last], 30), 1);
     }
 
     #[test]

@@ -86,7 +86,7 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
     if !options.report_only {
         let plan = options.plan();
         for store in Store::all() {
-            let runs: Vec<_> = plan.iter().filter(|(_, of, _)| *of == store).collect();
+            let runs: Vec<_> = plan.iter().filter(|(_, of, ..)| *of == store).collect();
             if runs.is_empty() {
                 continue;
             }
@@ -98,12 +98,11 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
                     continue;
                 }
             };
-            for (scenario, _, round_trip_ms) in runs {
-                let (scenario, round_trip_ms) = (*scenario, *round_trip_ms);
+            for &(scenario, _, round_trip_ms, load) in runs {
                 eprintln!("{scenario} on {}, {round_trip_ms} ms away", store.title());
-                let block = Run { scenario, environment: &environment, store, round_trip_ms, options }
-                    .measure()
-                    .await;
+                let environment = &environment;
+                let block =
+                    Run { scenario, environment, store, round_trip_ms, load, options }.measure().await;
                 show(&block, scenario);
                 fine &= block.ours().is_some_and(|ours| ours.trouble.is_none() && ours.violations() == 0);
                 // Saved after each block, so that an interrupted run keeps its results.

@@ -13,9 +13,9 @@ use leasehold::clock::{Clock, SystemClock};
 use crate::environment::{Environment, Way};
 use crate::options::Options;
 use crate::program::{Program, Trouble};
-use crate::results::{Block, Row, Sample};
+use crate::results::{Block, PROCESSES, Row, Sample};
 use crate::roster::Contender;
-use crate::scenario::{Scenario, Store};
+use crate::scenario::{Load, Scenario, Store};
 
 /// Java, 16 times on two processors, takes some seconds to start, and a lock that was left held must lapse first.
 const READY: Duration = Duration::from_secs(120);
@@ -29,6 +29,7 @@ pub(crate) struct Run<'a> {
     pub(crate) environment: &'a Environment,
     pub(crate) store: Store,
     pub(crate) round_trip_ms: f64,
+    pub(crate) load: Load,
     pub(crate) options: &'a Options,
 }
 
@@ -123,11 +124,14 @@ impl Run<'_> {
                 note("seconds", self.options.measured(self.scenario).as_secs_f64());
             }
             _ => {
-                let load = contend::Load::of(self.scenario);
-                note("processes", f64::from(load.processes));
+                let load = self.load;
+                note(PROCESSES, f64::from(load.processes));
                 note("tasks in each", f64::from(load.tasks));
                 note("held, ms", load.hold.as_secs_f64() * 1e3);
-                note("seconds", self.options.measured(self.scenario).as_secs_f64());
+                match load.turns {
+                    Some(turns) => note("turns of each", f64::from(turns)),
+                    None => note("seconds", self.options.measured(self.scenario).as_secs_f64()),
+                };
             }
         }
         settings

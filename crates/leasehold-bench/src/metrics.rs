@@ -37,6 +37,7 @@ pub(crate) const STARVED: Metric = shown("starved_tasks", "tasks starved");
 pub(crate) const HAND_OFF_P50: Metric = compared("hand_off_p50_ms", "hand-off p50, ms", Better::Less);
 pub(crate) const HAND_OFF_P90: Metric = shown("hand_off_p90_ms", "p90, ms");
 pub(crate) const HAND_OFF_P99: Metric = shown("hand_off_p99_ms", "p99, ms");
+pub(crate) const HAND_OFF_MEAN: Metric = shown("hand_off_mean_ms", "mean, ms");
 pub(crate) const HAND_OFFS: Metric = shown("hand_offs", "hand-offs seen");
 pub(crate) const RECOVERY_TTLS: Metric = compared("recovery_ttls", "recovery, ttls", Better::Less);
 pub(crate) const RECOVERY_S: Metric = shown("recovery_s", "recovery, s");
@@ -50,6 +51,8 @@ pub(crate) const RUN_P50: Metric = compared("run_p50_ms", "run p50, ms", Better:
 pub(crate) const RUN_P90: Metric = shown("run_p90_ms", "p90, ms");
 pub(crate) const JAIN_TASKS: Metric = shown("jain_tasks", "Jain's index, tasks");
 pub(crate) const JAIN_PROCESSES: Metric = shown("jain_processes", "Jain's index, processes");
+pub(crate) const OVERTAKEN: Metric = shown("overtaken", "out of order");
+pub(crate) const TOOK: Metric = shown("took_s", "all turns, s");
 pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
 
 impl Scenario {
@@ -63,9 +66,18 @@ impl Scenario {
             Self::Many => &[CPU, MEMORY, REQUESTS_PER_S, STREAMS, ACQUIRE_S, LOST],
             Self::Run => &[RUN_P50, RUN_P90],
             Self::Fairness => &[JAIN_TASKS, JAIN_PROCESSES, LONGEST_WAIT, STARVED],
-            Self::Waiters => {
-                &[REQUESTS, HAND_OFF_P50, HAND_OFF_P90, HAND_OFFS, JAIN_PROCESSES, LONGEST_WAIT, STARVED]
-            }
+            Self::Waiters => &[
+                REQUESTS,
+                HAND_OFF_P50,
+                HAND_OFF_P90,
+                HAND_OFF_MEAN,
+                HAND_OFFS,
+                OVERTAKEN,
+                JAIN_PROCESSES,
+                LONGEST_WAIT,
+                STARVED,
+                TOOK,
+            ],
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::scenario::{Scenario, Store};
+use crate::scenario::{Load, Scenario, Store};
 
 /// The arguments.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,12 @@ pub(crate) struct Options {
     pub(crate) round_trips_ms: Option<Vec<f64>>,
     /// How many locks one process holds in scenario f.
     pub(crate) locks: u64,
+    /// The numbers of processes in scenario i.
+    pub(crate) processes: Vec<u32>,
+    /// For how long each of them holds the lock.
+    pub(crate) hold: Duration,
+    /// How often each of them acquires it; `None`: for as long as the measurement takes.
+    pub(crate) turns: Option<u32>,
     /// The folder for the results.
     pub(crate) out: PathBuf,
     /// Whether to update docs/performance.md.
@@ -45,6 +51,9 @@ impl Options {
             seconds: None,
             round_trips_ms: None,
             locks: 10_000,
+            processes: vec![2, 5, 17],
+            hold: Duration::from_millis(500),
+            turns: None,
             out: DEFAULT_OUT.into(),
             write: false,
             report_only: false,
@@ -55,6 +64,9 @@ impl Options {
             let mut value = || arguments.next().ok_or_else(|| format!("`{argument}` needs a value"));
             match argument.as_str() {
                 "--rounds" => options.rounds = Some(whole(argument, value()?, 1..=1_000)?),
+                "--processes" => options.processes = processes(argument, value()?)?,
+                "--hold" => options.hold = Duration::from_secs_f64(seconds(value()?)?),
+                "--turns" => options.turns = Some(whole(argument, value()?, 1..=1_000)?),
                 "--locks" => options.locks = whole(argument, value()?, 1..=1_000_000)?.into(),
                 "--seconds" => options.seconds = Some(seconds(value()?)?),
                 "--rtt" => options.round_trips_ms = Some(round_trips(value()?)?),
@@ -95,8 +107,8 @@ impl Options {
         Ok(())
     }
 
-    /// The runs: each scenario on each of its stores, with each round trip.
-    pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64)> {
+    /// The runs: each scenario on each of its stores, with each round trip and each number of processes.
+    pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64, Load)> {
         let mut runs: Vec<Scenario> =
             self.scenarios.iter().flat_map(|scenario| scenario.runs()).copied().collect();
         runs.sort_unstable();
@@ -108,11 +120,21 @@ impl Options {
                     continue;
                 }
                 for round_trip in self.round_trips(scenario, store) {
-                    plan.push((scenario, store, round_trip));
+                    let loads = self.loads(scenario).into_iter();
+                    plan.extend(loads.map(|load| (scenario, store, round_trip, load)));
                 }
             }
         }
         plan
+    }
+
+    fn loads(&self, scenario: Scenario) -> Vec<Load> {
+        let load = scenario.load();
+        if scenario != Scenario::Waiters {
+            return vec![load];
+        }
+        let (hold, turns) = (self.hold, self.turns);
+        self.processes.iter().map(|processes| Load { processes: *processes, hold, turns, ..load }).collect()
     }
 
     fn round_trips(&self, scenario: Scenario, store: Store) -> Vec<f64> {
@@ -145,6 +167,10 @@ fn whole(option: &str, text: &str, range: std::ops::RangeInclusive<u32>) -> Resu
     number.ok_or_else(|| {
         format!("`{text}` is no number for `{option}`, from {} to {}", range.start(), range.end())
     })
+}
+
+fn processes(option: &str, text: &str) -> Result<Vec<u32>, String> {
+    text.split(',').map(|number| whole(option, number, 1..=1_000)).collect()
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -180,7 +206,8 @@ mod tests {
         let options = read(&["etcd", "d", "a", "uncontended", "--rtt", "5,0,5"]).unwrap();
         assert_eq!(options.scenarios, [Scenario::Uncontended, Scenario::HandOff]);
         assert_eq!(options.stores, Some(vec![store("etcd")]));
-        let plan = options.plan();
+        let plan: Vec<_> =
+            options.plan().into_iter().map(|(scenario, store, ms, _)| (scenario, store, ms)).collect();
         let expected = [Scenario::Uncontended, Scenario::HandOff]
             .map(|scenario| [(scenario, store("etcd"), 0.0), (scenario, store("etcd"), 5.0)]);
         assert_eq!(plan, expected.concat());
@@ -203,13 +230,21 @@ mod tests {
     #[cfg(feature = "servers")]
     #[test]
     fn distance_is_added_only_where_there_is_a_way() {
-        assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(.., ms)| *ms == 0.0));
+        assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(_, _, ms, _)| *ms == 0.0));
         assert_eq!(read(&["a", "s3"]).unwrap().plan().len(), 3);
         assert_eq!(
             read(&["e", "s3", "--rtt", "5"]).unwrap().plan(),
-            [(Scenario::Recovery, store("s3"), 0.0)]
+            [(Scenario::Recovery, store("s3"), 0.0, Scenario::Recovery.load())]
         );
         assert_eq!(read(&["c", "mem"]).unwrap().plan(), [], "no two processes share one memory");
+    }
+
+    #[test]
+    fn waiters_are_measured_with_each_number_of_processes() {
+        let options = read(&["i", "sqlite", "--processes", "3,100", "--hold", "2", "--turns", "1"]).unwrap();
+        let loads: Vec<_> = options.plan().into_iter().map(|(.., load)| load).collect();
+        let load = Load { processes: 3, tasks: 1, hold: Duration::from_secs(2), turns: Some(1) };
+        assert_eq!(loads, [load, Load { processes: 100, ..load }]);
     }
 
     #[test]
@@ -221,6 +256,7 @@ mod tests {
             (&["--seconds", "-1"], "`-1`"),
             (&["--seconds", "inf"], "`inf`"),
             (&["--rtt", "0,x"], "`0,x`"),
+            (&["--processes", "2,0"], "`0`"),
             (&["--loud"], "`--loud`"),
         ] {
             let error = read(wrong).unwrap_err();

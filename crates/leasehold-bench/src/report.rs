@@ -5,7 +5,7 @@ pub(crate) mod document;
 pub(crate) mod table;
 pub(crate) mod targets;
 
-use crate::metrics::Metric;
+use crate::metrics::{Metric, REQUESTS};
 use crate::results::{Block, Results, Row};
 use crate::roster::Role;
 use crate::scenario::Scenario;
@@ -45,23 +45,27 @@ pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
                 cells.push(times.map_or_else(String::new, spread));
             }
         }
-        cells.push(notes(row));
+        cells.push(notes(row, scenario));
         rows.push(cells);
     }
     Table { head, rows }
 }
 
-/// The requests by kind, and errors.
-fn notes(row: &Row) -> String {
+/// The requests by kind, and errors. Waiters are about reads and writes, so they have the requests for each lock in
+/// place of percentages.
+fn notes(row: &Row, scenario: Scenario) -> String {
     let mut notes = Vec::new();
     let (requests, all) = (row.requests(), row.requests().values().sum::<u64>());
+    let for_each = row.spread(REQUESTS.name).filter(|_| scenario == Scenario::Waiters);
     if all > 0 {
-        let share = |count: &u64| number(*count as f64 / all as f64 * 100.0);
+        let (whole, unit) = for_each.map_or((100.0, " %"), |spread| (spread.median, ""));
+        let share = |count: &u64| number(*count as f64 / all as f64 * whole);
         let mut kinds: Vec<(&&str, &u64)> = requests.iter().collect();
         kinds.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let kinds: Vec<String> =
-            kinds.iter().take(4).map(|(kind, count)| format!("{} % {kind}", share(count))).collect();
-        notes.push(kinds.join(", "));
+            kinds.iter().take(4).map(|(kind, count)| format!("{}{unit} {kind}", share(count))).collect();
+        let of = if for_each.is_some() { " for each lock" } else { "" };
+        notes.push(kinds.join(", ") + of);
     }
     if row.violations() > 0 {
         notes.push(format!("**two held it at once, {} times**", row.violations()));

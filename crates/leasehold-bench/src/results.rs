@@ -10,13 +10,16 @@ use crate::roster::Role;
 use crate::scenario::{Scenario, Store};
 use crate::stats::Spread;
 
+/// The setting that says how many processes contended.
+pub(crate) const PROCESSES: &str = "processes";
+
 /// All results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) blocks: Vec<Block>,
 }
 
-/// The results of one scenario on one store, with one round trip.
+/// The results of one scenario on one store, with one round trip and one number of processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Block {
     /// The scenario's letter.
@@ -127,12 +130,24 @@ impl Block {
     /// The store's title, and its distance.
     pub(crate) fn place(&self) -> String {
         let store = Store::called(&self.store).map_or(self.store.as_str(), |store| store.title());
-        if self.rtt_ms == 0.0 { store.to_owned() } else { format!("{store}, {} ms away", self.rtt_ms) }
+        let mut place = store.to_owned();
+        if self.rtt_ms != 0.0 {
+            place.push_str(&format!(", {} ms away", self.rtt_ms));
+        }
+        if self.is_of(Scenario::Waiters) {
+            place.push_str(&format!(", {} processes", self.processes()));
+        }
+        place
     }
 
-    fn key(&self) -> (String, usize, u64) {
+    fn processes(&self) -> u64 {
+        self.settings.get(PROCESSES).map_or(0, |processes| *processes as u64)
+    }
+
+    fn key(&self) -> (String, usize, u64, u64) {
         let store = Store::all().position(|store| store.name() == self.store);
-        (self.scenario.clone(), store.unwrap_or(usize::MAX), (self.rtt_ms * 1_000.0) as u64)
+        let rtt_us = (self.rtt_ms * 1_000.0) as u64;
+        (self.scenario.clone(), store.unwrap_or(usize::MAX), rtt_us, self.processes())
     }
 }
 
@@ -154,7 +169,7 @@ impl Results {
         write(file, &(text + "\n"))
     }
 
-    /// Adds `block`, in place of an earlier one of the same scenario, store and round trip.
+    /// Adds `block`, in place of an earlier one of the same scenario, store, round trip and number of processes.
     pub(crate) fn put(&mut self, block: Block) {
         self.blocks.retain(|other| other.key() != block.key());
         self.blocks.push(block);

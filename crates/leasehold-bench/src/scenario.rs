@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use leasehold_testkit::stores::{self, STORES};
 use leasehold_testkit::test_store::{Bench, TestStore};
@@ -19,6 +20,18 @@ pub(crate) enum Scenario {
     /// Has no run of its own: it is computed from those of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
     Fairness,
     Waiters,
+}
+
+/// How many tasks contend for one lock, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) processes: u32,
+    /// In each process.
+    pub(crate) tasks: u32,
+    /// For how long each holds the lock.
+    pub(crate) hold: Duration,
+    /// How often each acquires it; `None`: for as long as the measurement takes.
+    pub(crate) turns: Option<u32>,
 }
 
 impl Scenario {
@@ -73,8 +86,19 @@ impl Scenario {
             Self::Many => "One process holds 10,000 locks",
             Self::Run => "A command under a lock",
             Self::Fairness => "How evenly those who wait are served",
-            Self::Waiters => "16 processes take turns, each for half a second",
+            Self::Waiters => "Processes wait for one lock and hold it in turn",
         }
+    }
+
+    /// How many tasks contend for the lock. Scenario i has further options.
+    pub(crate) fn load(self) -> Load {
+        let (processes, tasks, hold_ms) = match self {
+            Self::Tasks => (1, 100, 0),
+            Self::Processes => (16, 8, 2),
+            Self::HandOff => (4, 1, 5),
+            _ => (1, 1, 0),
+        };
+        Load { processes, tasks, hold: Duration::from_millis(hold_ms), turns: None }
     }
 
     /// The stores that it runs on by default.

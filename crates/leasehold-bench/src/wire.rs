@@ -2,5 +2,7 @@
 //! counts requests.
 
 pub(crate) mod heads;
+mod postgres;
 pub(crate) mod proxy;
+mod redis;
 mod timer;

@@ -167,6 +167,19 @@ async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
 /// Starts the server on which the benchmark measures a store, with its data below a folder.
 pub type StartMeasured = for<'a> fn(&'a Path) -> BoxFuture<'a, io::Result<Box<dyn Measured>>>;
 
+/// The protocol between a client and a server, by which a proxy counts requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    Http,
+    /// PostgreSQL's.
+    Postgres,
+    /// That of Redis.
+    Redis,
+    /// Another one. The server counts [`messages`](Measured::messages).
+    Other,
+}
+
 /// A server that the benchmark measures.
 #[async_trait]
 pub trait Measured: Send + Sync {
@@ -179,13 +192,12 @@ pub trait Measured: Send + Sync {
     /// The options with which other clients find the server through `proxy`.
     fn options(&self, proxy: &str) -> Vec<String>;
 
-    /// Whether the server speaks HTTP, so that a proxy can count requests. Otherwise the server counts
-    /// [`messages`](Self::messages).
-    fn speaks_http(&self) -> bool {
-        true
+    /// The protocol that clients speak.
+    fn protocol(&self) -> Protocol {
+        Protocol::Http
     }
 
-    /// How many messages clients have sent so far, by kind.
+    /// How many messages clients have sent so far, by kind, if the protocol is [`Protocol::Other`].
     async fn messages(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::{END, READY, Run, now_us, start};
 use crate::environment::Way;
-use crate::events::{Event, Fairness, Window, cycles_ms, hand_offs_ms, overlaps};
+use crate::events::{Event, Fairness, Window, cycles_ms, hand_offs_ms, overlaps, overtaken};
 use crate::metrics::{
-    CYCLE_P50, CYCLE_P99, HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, JAIN_PROCESSES, JAIN_TASKS,
-    LONGEST_WAIT, OPS, REQUESTS, STARVED,
+    CYCLE_P50, CYCLE_P99, HAND_OFF_MEAN, HAND_OFF_P50, HAND_OFF_P90, HAND_OFF_P99, HAND_OFFS, JAIN_PROCESSES,
+    JAIN_TASKS, LONGEST_WAIT, OPS, OVERTAKEN, REQUESTS, STARVED, TOOK,
 };
 use crate::program::{Program, Trouble};
 use crate::results::Sample;
 use crate::roster::Contender;
-use crate::scenario::Scenario;
+use crate::scenario::{Load, Scenario};
 use crate::stats::percentile;
 
 /// The default. No lease may lapse here.
@@ -21,23 +21,18 @@ const TTL: Duration = Duration::from_secs(30);
 /// The first second does not count: connections are opened, and just-in-time compilers run.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How many tasks contend for the lock, and how long they hold it.
-pub(super) struct Load {
-    pub(super) processes: u32,
-    pub(super) tasks: u32,
-    pub(super) hold: Duration,
-}
+/// A waiter has its place in the line within this time.
+const JOINS_WITHIN: Duration = Duration::from_secs(1);
 
-impl Load {
-    pub(super) fn of(scenario: Scenario) -> Self {
-        let (processes, tasks, hold_ms) = match scenario {
-            Scenario::Tasks => (1, 100, 0),
-            Scenario::Processes => (16, 8, 2),
-            Scenario::HandOff => (4, 1, 5),
-            Scenario::Waiters => (16, 1, 500),
-            _ => (1, 1, 0),
-        };
-        Self { processes, tasks, hold: Duration::from_millis(hold_ms) }
+/// For how long the contenders warm up, and for how long they are measured after that.
+fn time(load: Load, measured: Duration) -> (Duration, Duration) {
+    match load.turns {
+        // Everything counts. Twice the time for which the lock is held is enough for all but a broken client.
+        Some(turns) => {
+            let cycles = load.processes.saturating_mul(load.tasks).saturating_mul(turns);
+            (Duration::ZERO, measured + load.hold * cycles * 2)
+        }
+        None => (WARM_UP.min(measured), measured),
     }
 }
 
@@ -47,16 +42,18 @@ pub(super) async fn measure(
     lock: &str,
     way: &mut Way<'_>,
 ) -> Result<Sample, Trouble> {
-    let load = Load::of(run.scenario);
-    let counted = run.options.measured(run.scenario);
-    let warm_up = WARM_UP.min(counted);
+    let load = run.load;
+    let (warm_up, counted) = time(load, run.options.measured(run.scenario));
     let seconds = (warm_up + counted).as_secs_f64();
     let mut programs = Vec::new();
     for process in 0..load.processes {
         let options = [
             ("lock", lock.to_owned()),
             ("tasks", load.tasks.to_string()),
-            ("seconds", seconds.to_string()),
+            match load.turns {
+                Some(turns) => ("count", turns.to_string()),
+                None => ("seconds", seconds.to_string()),
+            },
             ("ttl-ms", TTL.as_millis().to_string()),
             ("hold-us", load.hold.as_micros().to_string()),
         ];
@@ -106,8 +103,15 @@ pub(super) async fn measure(
         _ => {
             if run.scenario == Scenario::Waiters {
                 note_hand_offs(&mut sample, &events, window);
+                sample.note(OVERTAKEN.name, Some(overtaken(&events, JOINS_WITHIN.as_micros() as u64) as f64));
             }
-            let end = begin + Duration::from_secs_f64(seconds).as_micros() as u64;
+            // With turns, nobody waits after the last one.
+            let last = events.iter().map(|event| event.released).max().filter(|_| load.turns.is_some());
+            sample.note(TOOK.name, last.map(|last| last.saturating_sub(begin) as f64 / 1e6));
+            let end = match last {
+                Some(_) => begin,
+                None => begin + Duration::from_secs_f64(seconds).as_micros() as u64,
+            };
             let fairness = Fairness::of(&events, load.processes, load.tasks, begin, end);
             sample.note(STARVED.name, Some(fairness.starved as f64));
             sample.note(JAIN_TASKS.name, fairness.tasks);
@@ -123,6 +127,7 @@ pub(super) async fn measure(
 fn note_hand_offs(sample: &mut Sample, events: &[Event], window: Window) {
     let mut hand_offs = hand_offs_ms(events, window);
     sample.note(HAND_OFFS.name, Some(hand_offs.len() as f64));
+    sample.note(HAND_OFF_MEAN.name, Some(hand_offs.iter().sum::<f64>() / hand_offs.len() as f64));
     for (metric, percent) in [(HAND_OFF_P50, 50.0), (HAND_OFF_P90, 90.0), (HAND_OFF_P99, 99.0)] {
         sample.note(metric.name, percentile(&mut hand_offs, percent));
     }

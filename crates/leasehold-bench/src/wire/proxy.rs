@@ -13,7 +13,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
+use leasehold_testkit::launch::Protocol;
+
 use super::heads::Heads;
+use super::postgres::Statements;
+use super::redis::Commands;
 use super::timer::{self, Timer};
 
 /// How many bytes to read at once.
@@ -22,13 +26,42 @@ const PACKET: usize = 64 << 10;
 /// How many packets may be under way in one direction of a connection.
 const UNDER_WAY: usize = 4_096;
 
-/// The protocol of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speaks {
-    /// HTTP/1.1. The proxy counts its requests.
-    Http,
-    /// Another protocol. The server counts.
-    Other,
+/// Counts the requests in the bytes that a client sends.
+#[derive(Debug)]
+enum Counter {
+    Http(Heads),
+    Postgres(Statements),
+    Redis(Commands),
+}
+
+impl Counter {
+    /// `None` if the server counts the messages of this protocol.
+    fn of(protocol: Protocol) -> Option<Self> {
+        match protocol {
+            Protocol::Http => Some(Self::Http(Heads::default())),
+            Protocol::Postgres => Some(Self::Postgres(Statements::default())),
+            Protocol::Redis => Some(Self::Redis(Commands::default())),
+            Protocol::Other => None,
+        }
+    }
+
+    /// Parses more bytes. Returns the new requests by kind.
+    fn feed(&mut self, bytes: &[u8]) -> BTreeMap<String, u64> {
+        match self {
+            Self::Http(heads) => {
+                heads.feed(bytes);
+                heads.take()
+            }
+            Self::Postgres(statements) => {
+                statements.feed(bytes);
+                statements.take()
+            }
+            Self::Redis(commands) => {
+                commands.feed(bytes);
+                commands.take()
+            }
+        }
+    }
 }
 
 /// A proxy on a free loopback port. Dropping it closes its connections.
@@ -55,7 +88,7 @@ impl Counts {
 #[derive(Clone, Debug)]
 struct Way {
     server: String,
-    speaks: Speaks,
+    protocol: Protocol,
     half: Duration,
     timer: Timer,
     counts: Arc<Counts>,
@@ -63,13 +96,13 @@ struct Way {
 
 impl Proxy {
     /// Starts a proxy for clients of `server` that adds `round_trip`.
-    pub(crate) async fn start(server: &str, speaks: Speaks, round_trip: Duration) -> io::Result<Self> {
+    pub(crate) async fn start(server: &str, protocol: Protocol, round_trip: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let counts = Arc::new(Counts::default());
         let way = Way {
             server: server.to_owned(),
-            speaks,
+            protocol,
             half: round_trip / 2,
             timer: Timer::start(),
             counts: counts.clone(),
@@ -116,26 +149,30 @@ async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let heads = (way.speaks == Speaks::Http).then(Heads::default);
-    let asked = carry(from_client, to_server, heads, &way);
+    let asked = carry(from_client, to_server, Counter::of(way.protocol), &way);
     let answered = carry(from_server, to_client, None, &way);
     tokio::try_join!(asked, answered)?;
     Ok(())
 }
 
 /// Forwards one direction of a connection until it ends.
-async fn carry(from: OwnedReadHalf, to: OwnedWriteHalf, heads: Option<Heads>, way: &Way) -> io::Result<()> {
+async fn carry(
+    from: OwnedReadHalf,
+    to: OwnedWriteHalf,
+    counter: Option<Counter>,
+    way: &Way,
+) -> io::Result<()> {
     if way.half.is_zero() {
-        carry_at_once(from, to, heads, way).await
+        carry_at_once(from, to, counter, way).await
     } else {
-        carry_later(from, to, heads, way).await
+        carry_later(from, to, counter, way).await
     }
 }
 
 async fn carry_at_once(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut heads: Option<Heads>,
+    mut counter: Option<Counter>,
     way: &Way,
 ) -> io::Result<()> {
     let mut packet = vec![0; PACKET];
@@ -144,7 +181,7 @@ async fn carry_at_once(
         if count == 0 {
             return to.shutdown().await;
         }
-        note(&mut heads, &packet[..count], way);
+        note(&mut counter, &packet[..count], way);
         to.write_all(&packet[..count]).await?;
     }
 }
@@ -152,7 +189,7 @@ async fn carry_at_once(
 async fn carry_later(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut heads: Option<Heads>,
+    mut counter: Option<Counter>,
     way: &Way,
 ) -> io::Result<()> {
     let (sent, mut under_way) = mpsc::channel::<(Duration, Vec<u8>)>(UNDER_WAY);
@@ -161,7 +198,7 @@ async fn carry_later(
         loop {
             let count = from.read(&mut packet).await?;
             let due = timer::now() + way.half;
-            note(&mut heads, &packet[..count], way);
+            note(&mut counter, &packet[..count], way);
             // The end of the connection is delayed like the data before it.
             if sent.send((due, packet[..count].to_vec())).await.is_err() || count == 0 {
                 return Ok(());
@@ -182,10 +219,9 @@ async fn carry_later(
     Ok(())
 }
 
-fn note(heads: &mut Option<Heads>, bytes: &[u8], way: &Way) {
-    if let Some(heads) = heads {
-        heads.feed(bytes);
-        let new = heads.take();
+fn note(counter: &mut Option<Counter>, bytes: &[u8], way: &Way) {
+    if let Some(counter) = counter {
+        let new = counter.feed(bytes);
         if !new.is_empty() {
             way.counts.add(new);
         }
@@ -216,7 +252,7 @@ mod tests {
     #[tokio::test]
     async fn everything_arrives_and_requests_are_counted() {
         for round_trip in [Duration::ZERO, Duration::from_millis(4)] {
-            let proxy = Proxy::start(&echo().await, Speaks::Http, round_trip).await.unwrap();
+            let proxy = Proxy::start(&echo().await, Protocol::Http, round_trip).await.unwrap();
             let mut client = TcpStream::connect(proxy.address()).await.unwrap();
             let begin = timer::now();
             client.write_all(&REQUEST.repeat(3)).await.unwrap();
@@ -239,7 +275,7 @@ mod tests {
             client.read_exact(&mut [0; PACKETS]).await.unwrap();
             client.write_all(b"!").await.unwrap();
         });
-        let proxy = Proxy::start(&server, Speaks::Other, Duration::from_millis(2)).await.unwrap();
+        let proxy = Proxy::start(&server, Protocol::Other, Duration::from_millis(2)).await.unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         for _ in 0..PACKETS {
             client.write_all(b"x").await.unwrap();
@@ -251,7 +287,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_end_with_the_proxy() {
-        let proxy = Proxy::start(&echo().await, Speaks::Other, Duration::ZERO).await.unwrap();
+        let proxy = Proxy::start(&echo().await, Protocol::Other, Duration::ZERO).await.unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         client.write_all(b"x").await.unwrap();
         client.read_exact(&mut [0]).await.unwrap();

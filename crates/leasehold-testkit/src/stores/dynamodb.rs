@@ -112,13 +112,11 @@ impl TestStore for DynamoDb {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        const ALL: &[Scenario] = &[
-            Scenario::store(
-                "dynamodb-local",
-                |folder, workers| Http::start(&Local { in_memory: false }, folder, workers),
-                &[Fault::StopServer, Fault::KillServer],
-            ),
-        ];
+        const ALL: &[Scenario] = &[Scenario::store(
+            "dynamodb-local",
+            |folder, workers| Http::start(&Local { in_memory: false }, folder, workers),
+            &[Fault::StopServer, Fault::KillServer],
+        )];
         ALL
     }
 

@@ -17,7 +17,7 @@ pub use self::cluster::Cluster;
 use crate::chaos::{plan::Kind as Fault, scenario::Scenario};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
-use crate::launch::{Measured, options};
+use crate::launch::{Measured, Protocol, options};
 use crate::peers::Program;
 use crate::process::within;
 use crate::servers::{Server, parsed};
@@ -115,8 +115,8 @@ impl Measured for Cluster {
         options(&[("--endpoint", proxy)])
     }
 
-    fn speaks_http(&self) -> bool {
-        false
+    fn protocol(&self) -> Protocol {
+        Protocol::Other
     }
 
     async fn messages(&self) -> BTreeMap<String, u64> {

@@ -20,7 +20,7 @@ use crate::chaos::{
 };
 use crate::conformance::Harness;
 use crate::harness::Fresh;
-use crate::launch::{Launch, Launched, Measured, options, program};
+use crate::launch::{Launch, Launched, Measured, Protocol, options, program};
 use crate::peers::Program;
 use crate::servers::{Server, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
@@ -205,7 +205,7 @@ impl Measured for Direct {
         options(&[("--address", proxy)])
     }
 
-    fn speaks_http(&self) -> bool {
-        false
+    fn protocol(&self) -> Protocol {
+        Protocol::Redis
     }
 }

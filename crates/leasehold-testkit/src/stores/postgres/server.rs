@@ -1,6 +1,5 @@
 //! A server that a test starts itself, kills and stops.
 
-use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +14,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::{Child, Command};
 
 use super::psql;
-use crate::launch::{Measured, free_port};
+use crate::launch::{Measured, Protocol, free_port};
 use crate::servers::set_by_test;
 
 /// A server that takes longer to start does not start.
@@ -247,12 +246,8 @@ impl Measured for PostgresServer {
         crate::launch::options(&[("--endpoint", proxy)])
     }
 
-    fn speaks_http(&self) -> bool {
-        false
-    }
-
-    async fn messages(&self) -> BTreeMap<String, u64> {
-        BTreeMap::new()
+    fn protocol(&self) -> Protocol {
+        Protocol::Postgres
     }
 }
 

@@ -1,0 +1,115 @@
+//! Counts the statements in the bytes that a client of PostgreSQL sends.
+//! <https://www.postgresql.org/docs/15/protocol-message-formats.html>
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Requests before the startup message: for TLS and for GSS encryption.
+const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
+
+/// The bytes that one client sends on one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Statements {
+    started: bool,
+    /// An incomplete message.
+    partial: Vec<u8>,
+    /// The first words of the prepared statements, by name.
+    prepared: HashMap<String, String>,
+    /// The first word of the statement that was bound last.
+    bound: String,
+    counts: BTreeMap<String, u64>,
+}
+
+impl Statements {
+    /// The statements since the last call, by their first word.
+    pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Parses more bytes.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        self.partial.extend_from_slice(bytes);
+        let partial = std::mem::take(&mut self.partial);
+        let mut rest = partial.as_slice();
+        // The startup message has no type.
+        while let Some((message, after)) = split(rest, usize::from(self.started)) {
+            if self.started {
+                self.message(rest[0], message);
+            } else {
+                let code = message.first_chunk().map(|code| u32::from_be_bytes(*code));
+                self.started = !code.is_some_and(|code| BEFORE_STARTUP.contains(&code));
+            }
+            rest = after;
+        }
+        self.partial = rest.to_vec();
+    }
+
+    fn message(&mut self, kind: u8, message: &[u8]) {
+        let mut texts = message.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let mut text = || texts.next().unwrap_or_default();
+        match kind {
+            b'Q' => self.count(first_word(&text())),
+            // A name, and the statement.
+            b'P' => {
+                let (name, statement) = (text().into_owned(), text());
+                self.prepared.insert(name, first_word(&statement));
+            }
+            // The name of a portal, and that of a statement.
+            b'B' => {
+                let (_, name) = (text(), text());
+                self.bound = self.prepared.get(&*name).cloned().unwrap_or_default();
+            }
+            b'E' => self.count(self.bound.clone()),
+            _ => {}
+        }
+    }
+
+    fn count(&mut self, statement: String) {
+        *self.counts.entry(statement).or_default() += 1;
+    }
+}
+
+/// The body of the first message in `bytes`, whose length stands after `skipped` bytes, and the bytes after it.
+fn split(bytes: &[u8], skipped: usize) -> Option<(&[u8], &[u8])> {
+    let from_length = bytes.get(skipped..)?;
+    let length = usize::try_from(u32::from_be_bytes(*from_length.first_chunk()?)).ok()?;
+    // The length counts itself.
+    let (message, rest) = from_length.split_at_checked(length.max(4))?;
+    Some((&message[4..], rest))
+}
+
+fn first_word(statement: &str) -> String {
+    statement.split_whitespace().next().unwrap_or_default().to_uppercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: &[u8], body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
+        [kind, &length, body].concat()
+    }
+
+    #[test]
+    fn statements_are_counted_by_their_first_word_however_the_bytes_are_cut() {
+        let bytes = [
+            message(b"", &BEFORE_STARTUP[0].to_be_bytes()),
+            message(b"", b"\0\x03\0\0user\0me\0\0"),
+            message(b"Q", b"listen calls\0"),
+            message(b"P", b"s1\0\n SELECT 1\0\0\0"),
+            message(b"P", b"s2\0UPDATE t\0\0\0"),
+            message(b"S", b""),
+            [message(b"B", b"\0s2\0\0\0"), message(b"E", b"\0\0\0\0\0"), message(b"S", b"")].concat(),
+            [message(b"B", b"\0s1\0\0\0"), message(b"E", b"\0\0\0\0\0"), message(b"S", b"")]
+                .concat()
+                .repeat(2),
+        ]
+        .concat();
+        for size in [1, 3, bytes.len()] {
+            let mut statements = Statements::default();
+            bytes.chunks(size).for_each(|part| statements.feed(part));
+            let expected = [("LISTEN", 1), ("SELECT", 2), ("UPDATE", 1)];
+            assert_eq!(statements.take(), expected.map(|(word, n)| (word.to_owned(), n)).into(), "{size}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Counts the commands in the bytes that a client of Redis sends.
+//! <https://redis.io/docs/latest/develop/reference/protocol-spec/>
+
+use std::collections::BTreeMap;
+
+/// The bytes that one client sends on one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    /// An incomplete command.
+    partial: Vec<u8>,
+    counts: BTreeMap<String, u64>,
+}
+
+impl Commands {
+    /// The commands since the last call, by name.
+    pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Parses more bytes.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        self.partial.extend_from_slice(bytes);
+        let partial = std::mem::take(&mut self.partial);
+        let mut rest = partial.as_slice();
+        while let Some((name, after)) = command(rest) {
+            let name = String::from_utf8_lossy(name).to_uppercase();
+            *self.counts.entry(name).or_default() += 1;
+            rest = after;
+        }
+        self.partial = rest.to_vec();
+    }
+}
+
+/// The name of the first command in `bytes`, an array of strings, and the bytes after it.
+fn command(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (count, mut rest) = number(bytes)?;
+    let mut name = None;
+    for _ in 0..count {
+        let (length, after) = number(rest)?;
+        let (word, after) = after.split_at_checked(length)?;
+        rest = after.get(2..)?;
+        name.get_or_insert(word);
+    }
+    Some((name.unwrap_or_default(), rest))
+}
+
+/// The number in the first line of `bytes`, after its type, and the bytes after that line.
+fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let end = bytes.windows(2).position(|two| two == b"\r\n")?;
+    let number = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;
+    Some((number, &bytes[end + 2..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_counted_however_the_bytes_are_cut() {
+        let bytes = b"*2\r\n$3\r\nget\r\n$5\r\n*1\r\n-\r\n*1\r\n$4\r\nPING\r\n*2\r\n$3\r\nGET\r\n$0\r\n\r\n*1\r\n$4\r\nPI";
+        for size in [1, 4, bytes.len()] {
+            let mut commands = Commands::default();
+            bytes.chunks(size).for_each(|part| commands.feed(part));
+            let expected = [("GET", 2), ("PING", 1)].map(|(name, n)| (name.to_owned(), n));
+            assert_eq!(commands.take(), expected.into(), "{size}");
+        }
+    }
+}
