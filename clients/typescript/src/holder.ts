@@ -29,6 +29,8 @@ export interface HeldBy {
   readonly foreign: string | null;
   /** How many wait before this process. */
   readonly ahead: number | null;
+  /** Who waits directly before this process. `null` for the first in line, or if it is unknown. */
+  readonly behind: Holder | null;
 }
 
 /** @internal */
@@ -53,6 +55,7 @@ export function readHeldBy(value: Message): HeldBy {
     reserved: optional(value, "reserved", flag) ?? false,
     foreign: optional(value, "foreign", (inner) => (typeof inner === "string" ? inner : JSON.stringify(inner))),
     ahead: optional(value, "ahead", number),
+    behind: optional(value, "behind", (inner) => readHolder(object(inner))),
   };
 }
 

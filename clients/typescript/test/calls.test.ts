@@ -52,9 +52,9 @@ test("the holder is reported to those who wait", async (t) => {
   const acquiring = locker.acquire("x", { onWaiting: (heldBy) => seen.push(heldBy) });
   const { id, report_waiting } = await agent.next("acquire");
   assert.equal(report_waiting, true);
-  agent.send({ id, ev: "waiting", held_by: { token: "7", ahead: 2 } }, held(id));
+  agent.send({ id, ev: "waiting", held_by: { token: "7", ahead: 2, behind: { name: "bob" } } }, held(id));
   await acquiring;
-  assert.deepEqual([seen.length, seen[0]?.token, seen[0]?.ahead], [1, 7n, 2]);
+  assert.deepEqual([seen.length, seen[0]?.token, seen[0]?.ahead, seen[0]?.behind?.name], [1, 7n, 2, "bob"]);
 });
 
 test("tryAcquire resolves to null if the lock is held", async (t) => {

@@ -176,6 +176,7 @@ cases! {
     a_waiter_is_woken_by_a_release
     a_waiter_that_comes_after_the_release_is_not_left_waiting
     waiters_are_granted_the_lock_in_order
+    a_waiter_that_died_is_passed_over
     a_waiter_is_woken_by_an_eviction
     one_of_many_racing_claims_is_granted
     one_of_many_racing_takeovers_succeeds

@@ -17,7 +17,9 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
-pub(crate) use self::place::{Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, grace, pause};
+pub(crate) use self::place::{
+    Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
+};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::Deadline;

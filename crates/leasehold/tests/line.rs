@@ -1,5 +1,7 @@
 //! The line of waiters on records: who is next, and what a dead waiter costs. Paused time.
 
+mod told;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +31,8 @@ impl Waiter {
         let client = world.dated(seed);
         let mut claim = client.claim();
         claim.waits = true;
-        claim.holder = Holder { name: format!("waiter-{seed}"), ..Holder::this_process() };
+        let note = Some(format!("job {seed}"));
+        claim.holder = Holder { name: format!("waiter-{seed}"), note, ..Holder::this_process() };
         Self { client, claim }
     }
 

@@ -81,6 +81,29 @@ async fn processes_are_granted_permits_in_the_order_of_arrival() {
     }
 }
 
+/// The first in the queue holds its lock, and so is not in its line.
+#[tokio::test(start_paused = true)]
+async fn each_waiter_for_a_permit_is_told_who_is_before_it() {
+    let world = World::paced();
+    let holder = world.dated(1);
+    let _held = full(&holder).await;
+    let (told, mut places) = mpsc::unbounded_channel();
+    for n in 0..3 {
+        let (client, told) = (world.dated(10 + n), told.clone());
+        let waiter = semaphore(&client, &format!("waiter-{n}")).on_wait(move |held| {
+            if let Some(ahead) = held.ahead {
+                let _ = told.send((n, ahead, held.behind.as_ref().map(|behind| behind.name.clone())));
+            }
+        });
+        tokio::spawn(async move { waiter.acquire().await });
+        holder.env.sleep(SECOND * 6).await;
+    }
+    for n in 1..3 {
+        let behind = Some(format!("waiter-{}", n - 1));
+        assert_eq!(places.recv().await, Some((n, n as usize, behind)));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
     let world = World::paced();

@@ -102,6 +102,8 @@ class HolderInfo:
     foreign: str | None = None
     #: How many others wait before this process.
     ahead: int | None = None
+    #: Who waits directly before this process. ``None`` for the first in line, or if it is unknown.
+    behind: Holder | None = None
 
     @staticmethod
     def of(fields: dict[str, Any]) -> HolderInfo:
@@ -114,6 +116,7 @@ class HolderInfo:
             reserved=bool(fields.get("reserved")),
             foreign=fields.get("foreign"),
             ahead=fields.get("ahead"),
+            behind=Holder.of(fields.get("behind")),
         )
 
 

@@ -20,7 +20,8 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041`
+/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in line,
+/// behind bob@ci-8 pid 77`
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
@@ -33,9 +34,13 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     if let Some(token) = held.token {
         let _ = write!(text, ", token {token}");
     }
-    if let Some(ahead) = held.ahead {
-        let _ = write!(text, "; {} in line", ordinal(ahead + 1));
-    }
+    let behind = held.behind.clone().map(|behind| Holder { note: None, ..behind });
+    let _ = match (held.ahead.map(|ahead| ordinal(ahead + 1)), behind) {
+        (Some(place), Some(behind)) => write!(text, "; {place} in line, behind {behind}"),
+        (Some(place), None) => write!(text, "; {place} in line"),
+        (None, Some(behind)) => write!(text, "; in line behind {behind}"),
+        (None, None) => Ok(()),
+    };
     text
 }
 
@@ -305,6 +310,14 @@ mod tests {
             line,
             "for deploy/prod: alice@ci-7 pid 4121 \"make deploy\", held 3m12s, lease <= 18s, token 1763654400000041"
         );
+        let place = |held: &HolderInfo| waiting("x", held).split_once("; ").unwrap().1.to_owned();
+        let bob = Holder { name: "bob\n".into(), host: "ci-8".into(), pid: 77, ..Holder::default() };
+        held.behind = Some(Holder { note: Some("make test".into()), ..bob });
+        assert_eq!(place(&held), "in line behind bob\u{fffd}@ci-8 pid 77", "on etcd");
+        held.ahead = Some(2);
+        assert_eq!(place(&held), "third in line, behind bob\u{fffd}@ci-8 pid 77");
+        (held.ahead, held.behind) = (Some(0), None);
+        assert_eq!(place(&held), "first in line");
         held.reserved = true;
         let line = waiting("deploy/prod", &held);
         assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");

@@ -101,4 +101,7 @@ fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     if let Some(ahead) = held.ahead {
         object.insert("ahead".into(), ahead.into());
     }
+    if let Some(behind) = &held.behind {
+        object.insert("behind".into(), json!(behind));
+    }
 }

@@ -161,6 +161,13 @@ fn a_waiting_request_reports_its_holder_and_is_cancelled() {
     let waits = waiter.send(json!({ "op": "acquire", "lock": "x", "report_waiting": true }));
     let waiting = waiter.await_for("id", waits);
     assert_eq!(waiting["held_by"]["holder"]["pid"], holder.process.id(), "{waiting}");
+    let mut next = Agent::greeted(&sandbox);
+    let waits_next = next.send(json!({ "op": "acquire", "lock": "x", "report_waiting": true }));
+    let told = next.await_for("id", waits_next);
+    assert_eq!(
+        (&told["held_by"]["ahead"], &told["held_by"]["behind"]["pid"]),
+        (&json!(1), &json!(waiter.process.id()))
+    );
     let cancel = waiter.send(json!({ "op": "cancel", "request": waits }));
     assert_error(&waiter.await_for("id", waits), "cancelled", "");
     assert_eq!(waiter.await_for("id", cancel)["ev"], "done");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, Token, Ttl, deadline};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, HolderInfo, Token, Ttl, deadline};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
@@ -53,7 +53,7 @@ pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
 }
 
 /// Waiters of different processes are granted the lock in the order in which they joined the line, without those that gave
-/// up. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// up, and each is told who is directly before it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 8;
     const GAVE_UP: usize = 2;
@@ -65,10 +65,11 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     let mut grant = holder.granted(&lock, LONG).await;
     let mut waiters = Vec::new();
     for n in 0..WAITERS {
-        let client = Client::open(harness, &format!("waiter-{n}")).await;
-        let mut claim = client.claim(&lock, LONG);
-        claim.waits = true;
-        client.within("joining the line", joined(&client, &claim)).await;
+        let (client, claim, told) = joined(harness, &format!("waiter-{n}"), LONG).await;
+        // A store that does not count the waiters leaves out how many are before this one.
+        let ahead = told.ahead.or(Some(n).filter(|n| *n > 0 && client.store.capabilities().watches));
+        let before = waiters.last().map(|(before, _): &(Client, Claim)| before.who());
+        assert_eq!((ahead, told.behind.as_ref()), (Some(n), before), "waiter {n}");
         waiters.push((client, claim));
     }
     let (client, claim) = waiters.remove(GAVE_UP);
@@ -93,16 +94,54 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     before.release(&mut grant).await;
 }
 
-/// Asks for the lock, which is held, until `claim` is in the line.
-async fn joined(client: &Client, claim: &Claim) {
-    loop {
-        let AcquireOutcome::Held(held) = client.attempt(claim).await else { panic!("the lock is held") };
-        // A store with notifications puts a claim into the line when it refuses it.
-        if held.ahead.is_some() || client.store.capabilities().watches {
-            return;
-        }
-        client.store.turn(claim, &held).await.unwrap();
+/// A waiter that stops without leaving the line is passed over by the next, which comes before the one after it. Applies to
+/// stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
+    let holder = Client::open(harness, "holder").await;
+    if !holder.store.capabilities().fifo() {
+        return;
     }
+    let mut grant = holder.granted(&name("lock"), LONG).await;
+    // It never asks again. A waiter with a short ttl asks often while it is alive, so it is soon passed over.
+    joined(harness, "dead", harness.ttl()).await;
+    let (next, next_claim, _) = joined(harness, "next", LONG).await;
+    let (last, last_claim, told) = joined(harness, "last", LONG).await;
+    assert_eq!(told.behind.as_ref(), Some(next.who()));
+    let asked = holder.env().now();
+    holder.release(&mut grant).await;
+    if let AcquireOutcome::Granted(_) = last.attempt(&last_claim).await {
+        // No store passes over a waiter within a second.
+        let passed = last.env().now().longest_since(asked);
+        assert!(passed >= Duration::from_secs(1), "the last waiter comes before the next");
+        return;
+    }
+    let mut later = next.within("the lock", acquired(&next, &next_claim)).await;
+    next.assert_rises(grant.token, later.token);
+    let AcquireOutcome::Held(told) = last.attempt(&last_claim).await else { panic!("the lock is held") };
+    assert_eq!((told.ahead, told.behind), (Some(0), None), "the last waiter is the first now");
+    next.release(&mut later).await;
+    let mut latest = last.within("the lock", acquired(&last, &last_claim)).await;
+    last.assert_rises(later.token, latest.token);
+    last.release(&mut latest).await;
+}
+
+/// A client, and its claim for the lock, which is held. The claim has a place in the line, of which it was told.
+async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Claim, HolderInfo) {
+    let client = Client::open(harness, who).await;
+    let mut claim = client.claim(&name("lock"), ttl);
+    claim.waits = true;
+    let joins = async {
+        loop {
+            let AcquireOutcome::Held(told) = client.attempt(&claim).await else { panic!("the lock is held") };
+            // A store with notifications puts a claim into the line when it refuses it.
+            if told.ahead.is_some() || client.store.capabilities().watches {
+                return told;
+            }
+            client.store.turn(&claim, &told).await.unwrap();
+        }
+    };
+    let told = client.within("joining the line", joins).await;
+    (client, claim, told)
 }
 
 async fn acquired(client: &Client, claim: &Claim) -> Grant {

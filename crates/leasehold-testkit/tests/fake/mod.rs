@@ -1,5 +1,7 @@
 //! An in-memory store that is correct, or has one chosen flaw.
 
+mod flaws;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,67 +22,7 @@ use leasehold::{Holder, HolderInfo, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
 use tokio::sync::Notify;
 
-macro_rules! flaws {
-    ($($flaw:ident,)*) => {
-        /// A flaw of the store.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Flaw {
-            $($flaw,)*
-        }
-
-        /// All flaws.
-        pub(crate) const FLAWS: &[Flaw] = &[$(Flaw::$flaw,)*];
-    };
-}
-
-flaws! {
-    TokenStaysAfterRelease,
-    TokenStaysAfterLapse,
-    TokenStaysAfterEviction,
-    TokenForgottenWithTheRecord,
-    TakesOverEarly,
-    NeverLapses,
-    TtlOfTheContenderRules,
-    LockDelayIgnored,
-    LockDelayAfterRelease,
-    RefusesItsOwnClaim,
-    AsksAndActsApart,
-    TakesOverByAskingAndActingApart,
-    HolderIsUnknown,
-    OneLockForAll,
-    CaseDoesNotMatter,
-    NamesEndAtPercent,
-    DeadlineTooLate,
-    DeadlineNotMoved,
-    RenewalTakesBack,
-    RenewalUndoesEviction,
-    RenewalBringsBackTheRecord,
-    RenewalNotStored,
-    RenewalNeedsMemo,
-    ReleaseBlind,
-    ReleaseNotAtOnce,
-    ReleaseBringsBackTheRecord,
-    RestIgnored,
-    RestForgotten,
-    EvictionBlind,
-    EvictionDoesNothing,
-    MissesRelease,
-    // It says that it has a line of waiters, and has none.
-    ServesInAnyOrder,
-    MissesEviction,
-    MissesLapse,
-    MissesReleaseBeforeTheWait,
-    InspectsNothing,
-    InspectsLapseEarly,
-    NoHistory,
-    HistoryBackwards,
-    PrefixIgnored,
-    FirstPageOnly,
-    DetachEnds,
-    SpentIdIsGranted,
-    RepetitionShortensTheLease,
-    RenewalByTheTtlOfTheTicket,
-}
+pub(crate) use self::flaws::{FLAWS, Flaw};
 
 /// The storage of one case.
 pub(crate) struct Fake {
@@ -104,6 +46,10 @@ struct Row {
     rested_from: Option<Moment>,
     cooldown: Duration,
     history: Vec<PastGrant>,
+    /// The line of waiters.
+    line: Vec<(Id, Holder)>,
+    /// When the lock was first found free, while it is kept for a waiter.
+    kept_from: Option<Moment>,
 }
 
 #[derive(Clone, Debug)]
@@ -114,6 +60,9 @@ struct Live {
     holder: Holder,
     renewed: Moment,
 }
+
+/// For how long a free lock is kept for the waiters before a claim, for each of them.
+const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Store(Arc<Shared>);
@@ -200,8 +149,50 @@ impl Store {
         Some(held)
     }
 
+    /// Tells `claim`, which is refused, its place in the line, where it joins if it waits.
+    fn refused(&self, row: &mut Row, claim: &Claim, mut held: HolderInfo) -> AcquireOutcome {
+        if self.is(Flaw::ServesInAnyOrder) || !claim.waits || claim.barges {
+            return AcquireOutcome::Held(held);
+        }
+        if row.ahead(claim.id).is_none() {
+            row.line.push((claim.id, claim.holder.clone()));
+        }
+        held.ahead = row.ahead(claim.id);
+        let before = held.ahead.and_then(|ahead| ahead.checked_sub(1));
+        held.behind = match self.0.flaw {
+            Some(Flaw::HidesWhoIsBefore) => None,
+            Some(Flaw::NamesTheFirstAsBefore) => before.map(|_| row.line[0].1.clone()),
+            _ => before.map(|before| row.line[before].1.clone()),
+        };
+        AcquireOutcome::Held(held)
+    }
+
+    /// What keeps a lock that is free from being granted to `claim`: a waiter before it.
+    fn reserved(&self, row: &mut Row, claim: &Claim) -> Option<HolderInfo> {
+        let before = row.ahead(claim.id).unwrap_or(row.line.len());
+        if before == 0 || claim.barges {
+            return None;
+        }
+        let now = self.0.env.now();
+        let passed = now.shortest_since(*row.kept_from.get_or_insert(now));
+        let left = match self.0.flaw {
+            Some(Flaw::KeepsTheLockForTheDead) => GRACE,
+            Some(Flaw::PassesOverAllAtOnce) => Duration::ZERO,
+            _ => (GRACE * before as u32).saturating_sub(passed),
+        };
+        let mut held = HolderInfo::default();
+        (held.reserved, held.holder, held.lapses_within) = (true, Some(row.line[0].1.clone()), Some(left));
+        Some(held).filter(|_| !left.is_zero())
+    }
+
     fn grant(&self, row: &mut Row, claim: &Claim) -> Grant {
         let now = self.0.env.now();
+        if !claim.barges && row.live.as_ref().is_none_or(|live| live.id != claim.id) {
+            // Those before it are passed over.
+            let served = row.ahead(claim.id).map_or(row.line.len(), |ahead| ahead + 1);
+            row.line.drain(..served);
+        }
+        row.kept_from = None;
         let last_end = row.history.first().map(|past| past.end);
         let stays = match self.0.flaw {
             Some(Flaw::TokenStaysAfterRelease) => last_end == Some(End::Released) && row.live.is_none(),
@@ -271,6 +262,13 @@ impl Store {
     }
 }
 
+impl Row {
+    /// How many waiters are before the claim `id`, if it is in the line.
+    fn ahead(&self, id: Id) -> Option<usize> {
+        self.line.iter().position(|(waiter, _)| *waiter == id)
+    }
+}
+
 #[async_trait]
 impl LeaseStore for Store {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
@@ -284,7 +282,12 @@ impl LeaseStore for Store {
             return Ok(AcquireOutcome::Lost(loss));
         }
         if let (Some(held), false) = (self.held(&seen, Some(claim.ttl)), mine) {
-            return Ok(AcquireOutcome::Held(held));
+            return Ok(self.refused(self.rows().entry(key).or_default(), claim, held));
+        }
+        if let (Some(row), false) = (self.rows().get_mut(&key), mine)
+            && let Some(held) = self.reserved(row, claim)
+        {
+            return Ok(self.refused(row, claim, held));
         }
         let apart = match self.0.flaw {
             Some(Flaw::AsksAndActsApart) => seen.live.is_none(),
@@ -337,6 +340,11 @@ impl LeaseStore for Store {
             rows.entry(self.key(&grant.name)).or_insert_with(|| Row { live, ..Row::default() });
         }
         let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(Released::AlreadyLost) };
+        if let Some(ahead) = row.ahead(grant.id) {
+            // The claim is withdrawn, and waits no more.
+            row.line.remove(ahead);
+            self.0.woken.notify_waiters();
+        }
         let ours = row.live.as_ref().is_some_and(|live| live.id == grant.id);
         if !ours && !self.is(Flaw::ReleaseBlind) {
             return Ok(Released::AlreadyLost);
@@ -414,8 +422,9 @@ impl LeaseStore for Store {
     fn capabilities(&self) -> Capabilities {
         let poll_interval = PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(100) };
         let mut capabilities = Capabilities::new("fake", poll_interval);
-        capabilities.line = self.is(Flaw::ServesInAnyOrder).then_some("here");
-        (capabilities.watches, capabilities.permits_in_order) = (capabilities.fifo(), capabilities.fifo());
+        capabilities.line = Some("here");
+        capabilities.watches = self.is(Flaw::ServesInAnyOrder);
+        capabilities.permits_in_order = self.is(Flaw::ServesInAnyOrder);
         capabilities
     }
 
@@ -429,6 +438,11 @@ impl Watch for Store {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         if self.is(Flaw::MissesReleaseBeforeTheWait) {
             self.0.woken.notified().await;
+        }
+        if seen.reserved {
+            let left = seen.lapses_within.unwrap_or_default();
+            timeout(&*self.0.env.clock, left, self.0.woken.notified()).await;
+            return Ok(());
         }
         loop {
             let woken = self.0.woken.notified();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Id, Ttl};
+use super::{Holder, Id, Ttl};
 use crate::clock::Moment;
 use crate::types::{InvalidValue, LockName};
 
@@ -40,12 +40,9 @@ pub(crate) struct Place(Arc<Mutex<Known>>);
 struct Known {
     /// Whose place this is. An acquisition that begins anew has another claim.
     claim: Option<Id>,
-    /// The claim's number in the line, if it has one.
-    number: Option<u64>,
+    standing: Standing,
     /// Whether it has tried to join.
     tried: bool,
-    /// The waiters before it.
-    before: Vec<Before>,
     /// How often in a row it could not join, because others wrote the line at the same time.
     conflicts: u32,
     /// Whether the lock's record was read since the claim asked for the lock.
@@ -71,6 +68,17 @@ impl PermitQueue {
     pub(crate) fn is_first(&self) -> bool {
         self.first_since.is_some()
     }
+}
+
+/// What a line says of a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// The claim's number, if it is in the line.
+    pub(crate) number: Option<u64>,
+    /// The waiters before it.
+    pub(crate) before: Vec<Before>,
+    /// The last of them.
+    pub(crate) behind: Option<Holder>,
 }
 
 /// A waiter before a claim.
@@ -103,12 +111,12 @@ impl Place {
     }
 
     /// Records what the line says of `claim`.
-    pub(crate) fn found(&self, claim: Id, number: Option<u64>, before: Vec<Before>) {
+    pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
-        (known.number, known.before) = (number, before);
-        if number.is_some() {
+        if standing.number.is_some() {
             known.conflicts = 0;
         }
+        known.standing = standing;
     }
 
     /// Records that the line changed while `claim` wrote itself into it. Returns how often this happened in a row.
@@ -134,7 +142,7 @@ impl Place {
 
     /// Whether `claim` has a place, if all waiters up to number `served` were served.
     pub(crate) fn is_taken(&self, claim: Id, served: u64) -> bool {
-        self.of(claim).number.is_some_and(|number| number > served)
+        self.of(claim).standing.number.is_some_and(|number| number > served)
     }
 
     /// Records that the lock's record was read just now.
@@ -150,8 +158,14 @@ impl Place {
     /// How many waiters are before `claim`, and for how long the lock is kept for them once it is free.
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
-        let waiting = || known.before.iter().filter(|before| before.number > served);
+        let waiting = || known.standing.before.iter().filter(|before| before.number > served);
         (waiting().count(), grace(waiting().map(|before| before.polls)))
+    }
+
+    /// The waiter directly before `claim`.
+    pub(crate) fn behind(&self, claim: Id, served: u64) -> Option<Holder> {
+        let Standing { before, behind, .. } = &self.of(claim).standing;
+        before.last().filter(|last| last.number > served).and(behind.clone())
     }
 }
 

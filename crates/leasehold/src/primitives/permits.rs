@@ -279,7 +279,10 @@ impl Attempt {
         let (seen, tells) = (seen.clone(), self.permits.lock.clone());
         let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {
             let holder = seen.soonest().unwrap_or_else(|| first.clone());
-            tells.tell(&HolderInfo { ahead: first.ahead.map(|ahead| ahead + 1), ..holder });
+            // Who holds the queue's lock waits for a permit too, before all in its line.
+            let ahead = first.ahead.map(|ahead| ahead + 1);
+            let behind = ahead.and_then(|_| first.behind.clone().or_else(|| first.holder.clone()));
+            tells.tell(&HolderInfo { ahead, behind, ..holder });
         });
         let store = self.permits.lock.locker().store().clone();
         let asked = store.env().now();

@@ -17,7 +17,9 @@ use super::record::{Content, FORMAT, Record, RecordState, parse};
 use crate::env::Env;
 use crate::error::{ErrorKind, StoreError};
 use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fault, seed};
-use crate::lease::{AcquireOutcome, Claim, Holder, Id, LeaseStore, State, StoreOptions, Token, Ttl};
+use crate::lease::{
+    AcquireOutcome, Claim, Holder, Id, LeaseStore, Standing, State, StoreOptions, Token, Ttl,
+};
 use crate::objects::write_log::{Nonce, Sight};
 use crate::protocol::RegisterLeases;
 use crate::random::Random;
@@ -32,7 +34,7 @@ fn line(data: &[u8]) {
     let Ok(line) = Line::parse(data) else { return };
     let golden = include_bytes!("../../tests/records/1-free.json");
     let Ok(Content::Record(record)) = parse(golden) else { panic!("the golden record is not read") };
-    let (_, before) = line.standing(Id::random(&Random::seeded(1)), &record);
+    let Standing { before, .. } = line.standing(Id::random(&Random::seeded(1)), &record);
     assert!(before.iter().all(|before| before.number < Token::LIMIT));
     let grace = crate::lease::grace(before.iter().map(|before| before.polls));
     assert!(grace <= std::time::Duration::from_secs(100));

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Token};
+use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Standing, Token};
 
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,18 +77,21 @@ impl Line {
         self.waiters.iter().filter(move |waiter| waiter.number > served && waiter.claim != granted)
     }
 
-    /// The number of `claim`, if it is in the line, and the waiters before it. A claim that is not in the line stands
-    /// behind all waiters.
-    pub(super) fn standing(&self, claim: Id, record: &Record) -> (Option<u64>, Vec<Before>) {
-        let mut before = Vec::new();
+    /// What the line says of `claim`. A claim that is not in the line stands behind all waiters.
+    pub(super) fn standing(&self, claim: Id, record: &Record) -> Standing {
+        let mut standing = Standing::default();
+        let mut last = None;
         for waiter in self.waiting(record) {
             if waiter.claim == claim {
-                return (Some(waiter.number), before);
+                standing.number = Some(waiter.number);
+                break;
             }
             let polls = Duration::from_millis(waiter.polls_ms).min(LONGEST_PAUSE);
-            before.push(Before { number: waiter.number, polls });
+            standing.before.push(Before { number: waiter.number, polls });
+            last = Some(waiter);
         }
-        (None, before)
+        standing.behind = last.map(|last| last.holder.of_the_past());
+        standing
     }
 
     /// The line without the waiters that were served, and with `waiter` at its end. Its `number` and `polls_ms` are set
@@ -129,7 +132,7 @@ mod tests {
 
     fn waiter(seed: u64) -> Waiter {
         let holder = Holder {
-            name: "bob".into(),
+            name: format!("bob-{seed}"),
             host: "ci-8".into(),
             pid: 7,
             note: Some("backup".into()),
@@ -146,6 +149,11 @@ mod tests {
 
     fn line(seeds: &[u64], record: &Record) -> Line {
         seeds.iter().fold(None, |line, seed| joined(line, *seed, record)).unwrap()
+    }
+
+    /// The standing of the first in line.
+    fn first(number: u64) -> Standing {
+        Standing { number: Some(number), ..Standing::default() }
     }
 
     fn free() -> Record {
@@ -168,14 +176,16 @@ mod tests {
         let record = free();
         let line = line(&[1, 2, 3], &record);
         let standing = |seed| line.standing(waiter(seed).claim, &record);
-        assert_eq!(standing(1), (Some(1), vec![]));
+        assert_eq!(standing(1), first(1));
         let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
-        assert_eq!(standing(3), (Some(3), before[..2].to_vec()));
+        let behind = Some(waiter(2).holder);
+        assert_eq!(standing(3), Standing { number: Some(3), before: before[..2].to_vec(), behind });
         assert_eq!(
             grace(before.iter().map(|before| before.polls)),
             Duration::from_millis(2 * 3_000 + 3 * 500)
         );
-        assert_eq!(standing(4), (None, before), "behind all, without a place");
+        let behind = Some(waiter(3).holder);
+        assert_eq!(standing(4), Standing { number: None, before, behind }, "behind all, without a place");
     }
 
     #[test]
@@ -183,7 +193,7 @@ mod tests {
         let record = free();
         let line = line(&[1, 2, 3], &record);
         let served = Record { served: 2, ..record.clone() };
-        assert_eq!(line.standing(waiter(3).claim, &served), (Some(3), vec![]));
+        assert_eq!(line.standing(waiter(3).claim, &served), first(3));
         let joined = joined(Some(line.clone()), 4, &served).unwrap();
         assert_eq!(joined.waiters.iter().map(|waiter| waiter.number).collect::<Vec<_>>(), [3, 4]);
         let left = line.left(waiter(3).claim, 2).unwrap();
@@ -191,14 +201,14 @@ mod tests {
         assert_eq!(line.left(waiter(9).claim, 0), None);
         // The holder itself is not a waiter, even if its grant did not say so.
         let granted = Record { grant: waiter(1).claim, ..record };
-        assert_eq!(line.standing(waiter(2).claim, &granted), (Some(2), vec![]));
+        assert_eq!(line.standing(waiter(2).claim, &granted), first(2));
     }
 
     #[test]
     fn numbers_go_on_after_the_line_was_deleted() {
         let served = Record { served: 17, ..free() };
         let line = joined(None, 1, &served).unwrap();
-        assert_eq!(line.standing(waiter(1).claim, &served), (Some(18), vec![]));
+        assert_eq!(line.standing(waiter(1).claim, &served), first(18));
     }
 
     #[test]
@@ -234,7 +244,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = byte;
             if let Ok(line) = Line::parse(&bytes) {
-                let (number, before) = line.standing(waiter(1).claim, &free());
+                let Standing { number, before, .. } = line.standing(waiter(1).claim, &free());
                 prop_assert!(number.is_none() && before.len() <= MOST_WAITERS);
             }
         }

@@ -58,12 +58,21 @@ pub(crate) struct Pacing {
     before: Duration,
     strain: i32,
     part: f64,
+    /// Whether pauses that grow are drawn from a narrow range too.
+    is_steady: bool,
 }
 
 impl Pacing {
     /// Starts a wait at `now`.
     pub(crate) fn new(poll_interval: PollInterval, now: Moment) -> Self {
-        Self { poll_interval, hold: (None, now), before: Duration::ZERO, strain: 0, part: PART }
+        Self {
+            poll_interval,
+            hold: (None, now),
+            before: Duration::ZERO,
+            strain: 0,
+            part: PART,
+            is_steady: false,
+        }
     }
 
     /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
@@ -72,9 +81,11 @@ impl Pacing {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }
 
-    /// Sets how many waiters are before this one in the line of the lock, if it has a place there.
+    /// Sets how many waiters are before this one in the line of the lock, if it has a place there. Waiters behind the first
+    /// are not in step, because each multiplies its pauses by another number.
     pub(crate) fn set_place(&mut self, ahead: Option<usize>) {
         self.part = if ahead == Some(0) { PART_OF_NEXT } else { PART };
+        self.is_steady = ahead > Some(0);
     }
 
     /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its lease
@@ -92,7 +103,8 @@ impl Pacing {
         }
         let PollInterval { min, max } = self.poll_interval;
         let next = self.next(now, age).min(max);
-        let least = self.before.min(next).mul_f64(STEADY).max(min).min(max);
+        let before = if self.is_steady { next } else { self.before.min(next) };
+        let least = before.mul_f64(STEADY).max(min).min(max);
         let longest = next.max(min.mul_f64(1.25)).min(max);
         self.before = next;
         let pause = least + longest.saturating_sub(least).mul_f64(random.fraction());

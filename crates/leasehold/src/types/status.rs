@@ -134,8 +134,12 @@ pub struct HolderInfo {
     pub foreign: Option<String>,
     /// Whether the lock is free, but reserved for `holder`, who is the first in the line of waiters.
     pub reserved: bool,
-    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none.
+    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none. On
+    /// etcd also `None` if there are any, because it would take a request to count them.
     pub ahead: Option<usize>,
+    /// The waiter directly before this one in the line, without its [`value`](Holder::value); `None` for the first in line,
+    /// or if it is unknown. It may have died or given up since the line was read.
+    pub behind: Option<Holder>,
 }
 
 impl HolderInfo {

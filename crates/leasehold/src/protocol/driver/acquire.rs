@@ -67,7 +67,7 @@ impl RegisterLeases {
             {
                 Claimed::Taken(mut held) => {
                     self.stamp(&claim.name, sight.observation.as_ref(), &budget).await;
-                    held.ahead = self.ahead(claim, sight.observation.as_ref());
+                    self.tell_place(claim, sight.observation.as_ref(), &mut held);
                     return Ok(AcquireOutcome::Held(held));
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),

@@ -11,7 +11,7 @@ use super::super::records::Written;
 use super::super::rules;
 use super::{RegisterLeases, STORE_TIMEOUT, Sight};
 use crate::error::{Fault, StoreError};
-use crate::lease::{self, Before, Claim, HolderInfo, Id, PermitQueue, Ttl, grace, pause};
+use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Standing, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
@@ -41,10 +41,13 @@ impl RegisterLeases {
         self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
-    /// How many waiters are before `claim` in the line of a lock, as it was seen. `None` if it is not in the line.
-    pub(super) fn ahead(&self, claim: &Claim, seen: Option<&Observation>) -> Option<usize> {
-        let served = seen?.record.served;
-        claim.place.is_taken(claim.id, served).then(|| claim.place.before(claim.id, served).0)
+    /// Writes into `held`, which `claim` is told of a lock as it was `seen`, where the claim stands in the line.
+    pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
+        let Some(served) = seen.map(|seen| seen.record.served) else { return };
+        if claim.place.is_taken(claim.id, served) {
+            held.ahead = Some(claim.place.before(claim.id, served).0);
+            held.behind = claim.place.behind(claim.id, served);
+        }
     }
 
     /// Decides whether the line lets `claim` take the lock. `record` says that it may be granted, and has been seen
@@ -116,7 +119,7 @@ impl RegisterLeases {
                 return Ok(as_it_was);
             }
         };
-        let (number, before) = note(claim, &line, record);
+        let Standing { number, before, behind } = note(claim, &line, record);
         let grace = grace(before.iter().map(|before| before.polls));
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
         let mut waiting = line.waiting(record);
@@ -128,6 +131,7 @@ impl RegisterLeases {
                 lapses_within: Some(grace - available_for),
                 reserved: true,
                 ahead: number.map(|_| before.len()),
+                behind: number.and(behind),
                 ..HolderInfo::default()
             }),
             _ => {
@@ -189,7 +193,7 @@ impl RegisterLeases {
             None => (None, None),
         };
         // An earlier request to join may have been applied without an answer.
-        if line.as_ref().is_some_and(|line| note(claim, line, record).0.is_some()) {
+        if line.as_ref().is_some_and(|line| note(claim, line, record).number.is_some()) {
             return Ok(());
         }
         let waiter = Waiter {
@@ -291,9 +295,9 @@ impl RegisterLeases {
     }
 }
 
-/// Records in `claim` what `line` says of it: its number, and the waiters before it.
-fn note(claim: &Claim, line: &Line, record: &Record) -> (Option<u64>, Vec<Before>) {
-    let (number, before) = line.standing(claim.id, record);
-    claim.place.found(claim.id, number, before.clone());
-    (number, before)
+/// Records in `claim` what `line` says of it.
+fn note(claim: &Claim, line: &Line, record: &Record) -> Standing {
+    let standing = line.standing(claim.id, record);
+    claim.place.found(claim.id, standing.clone());
+    standing
 }

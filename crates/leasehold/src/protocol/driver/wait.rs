@@ -72,8 +72,9 @@ impl Watch for RegisterLeases {
                 }
             }
             pacing.looked(had_trouble);
-            if has_joined {
-                // The caller learns how many are before it.
+            let has_next_holder = joins && has_place && held.token != seen.token;
+            if has_joined || has_next_holder {
+                // The caller learns who has the lock, and who is before it.
                 claim.place.polled(claim.id);
                 return Ok(());
             }

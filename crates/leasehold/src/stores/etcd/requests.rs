@@ -144,8 +144,8 @@ pub(super) fn exactly(key: &[u8]) -> RangeRequest {
 
 /// Reads the first key, the own key, and the last key that was created up to `create` (0: of all).
 fn look(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
-    let last =
-        RangeRequest { keys_only: true, max_create_revision: create, ..sorted(line, SortOrder::Descend) };
+    // With its value, which says who waits directly before us.
+    let last = RangeRequest { max_create_revision: create, ..sorted(line, SortOrder::Descend) };
     vec![op(Op::Range(first(line))), get(own), op(Op::Range(last))]
 }
 

@@ -77,9 +77,17 @@ fn behind(
         _ if !in_line(&first) => Step::Crowded(Some(place)),
         Some(last) if last.create_revision < place.create && !in_line(&last) => Step::Crowded(Some(place)),
         last => {
-            place.before =
-                last.filter(|last| last.create_revision < place.create).map(|last| (last.key, revision));
-            Step::Held(value::held(&first), Some(place))
+            let mut held = value::held(&first);
+            if let Some(last) = last.filter(|last| last.create_revision < place.create) {
+                if last.key == first.key {
+                    // No key is between that of the holder and ours.
+                    held.ahead = Some(0);
+                } else {
+                    held.behind = value::waiter(&last).map(|waiter| waiter.holder);
+                }
+                place.before = Some((last.key, revision));
+            }
+            Step::Held(held, Some(place))
         }
     }
 }
@@ -242,6 +250,21 @@ mod tests {
         let found = refused(Some(foreign(5)), Some(mine), Some(foreign(5)), false);
         let Step::Held(_, Some(place)) = found else { panic!() };
         assert_eq!(place.before, Some((foreign(5).key, NOW)));
+    }
+
+    #[test]
+    fn a_waiter_is_told_who_is_directly_before_it() {
+        let bob = Holder { name: "bob".into(), ..Holder::default() };
+        let waits = Claim { holder: bob.clone(), ..another() };
+        let last = key("p/a/7", 9, Value::of(&waits, Standing::Waiting).to_bytes().unwrap());
+        for (last, ahead, behind) in
+            [(foreign(5), Some(0), None), (last, None, Some(bob)), (key("p/a/7", 9, Vec::new()), None, None)]
+        {
+            let Step::Held(held, Some(_)) = refused(Some(foreign(5)), None, Some(last), true) else {
+                panic!()
+            };
+            assert_eq!((held.ahead, held.behind), (ahead, behind));
+        }
     }
 
     #[test]

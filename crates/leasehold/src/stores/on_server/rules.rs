@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::record::{Record, State};
 use crate::clock::StoreTime;
-use crate::lease::{self, Claim, End, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace};
+use crate::lease::{
+    self, Claim, End, Holder, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace,
+};
 use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
@@ -38,6 +40,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
     if let Some(mut held) = record.is_live.then(|| held(record)).or_else(|| reserved(claim, record)) {
         held.ahead = ahead(claim, record);
+        held.behind = behind(claim, record);
         return Refusal::Held(held);
     }
     let tokens = claim.tokens.clamp(1, MOST_TOKENS);
@@ -50,6 +53,12 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
 /// How many waiters are before `claim`. `None` if it has no place.
 pub(in super::super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
     record.waiters.iter().position(|waiter| waiter.claim == Some(claim.id))
+}
+
+/// The waiter directly before `claim`, unless it cannot be read.
+fn behind(claim: &Claim, record: &Record) -> Option<Holder> {
+    let before = record.waiters.get(ahead(claim, record)?.checked_sub(1)?)?;
+    before.claim.map(|_| before.holder.of_the_past())
 }
 
 /// For how long the lock, once it is available, is kept for the waiters before `claim`.
@@ -174,7 +183,7 @@ mod tests {
     use super::super::record::tests::{GRANT, held as held_record};
     use super::*;
     use crate::env::Env;
-    use crate::lease::{Holder, PastGrant, Ttl};
+    use crate::lease::{PastGrant, Ttl};
 
     fn past(end: End) -> Vec<PastGrant> {
         let token = Token::new(5).unwrap();
@@ -241,14 +250,16 @@ mod tests {
         assert_eq!(held.holder.unwrap().name, "w1");
         assert!(reserved(&claim, &record(2_000_000)).is_none());
         assert!(reserved(&claim, &record(-1)).is_none(), "the clock was set back");
+        assert_eq!(behind(&claim, &record(0)).unwrap().name, "w2");
         claim.id = theirs();
-        assert_eq!(ahead(&claim, &record(0)), None);
+        assert_eq!((ahead(&claim, &record(0)), behind(&claim, &record(0))), (None, None));
         assert_eq!(grace_before(&claim, &record(0)), Duration::from_secs(22), "behind all");
         claim.barges = true;
         assert!(reserved(&claim, &record(0)).is_none());
         claim.id = format!("{:032x}", 1).parse().unwrap();
         claim.barges = false;
         assert!(reserved(&claim, &record(0)).is_none(), "the first");
+        assert_eq!(behind(&claim, &record(0)), None);
     }
 
     #[test]

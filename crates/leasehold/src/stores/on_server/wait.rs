@@ -65,7 +65,8 @@ pub(super) async fn until_turn<L: ServerLeases>(
         pacing.set_place(place);
         let (pause, due) = match rules::reserved(claim, &record) {
             Some(kept) if seen.reserved => (poll_interval.shortest(&env.random), kept.lapses_within),
-            None if rules::is_still(&record, seen) => {
+            // If a waiter before it gave up, the caller reports its new place.
+            None if rules::is_still(&record, seen) && place == seen.ahead => {
                 let (now, age) = (env.now(), expected(rules::held_for(&record), ahead, &record.past));
                 let grace = if joins { rules::grace_before(claim, &record) } else { Duration::ZERO };
                 let pause = pacing.pause(now, seen.token, age, None, &env.random);

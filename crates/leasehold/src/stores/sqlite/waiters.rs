@@ -223,14 +223,28 @@ pub(super) fn kept_for(
     Ok(Some(left))
 }
 
-/// How many waiters are before `claim`. `None` if it is not in the queue.
-pub(super) fn ahead(connection: &Connection, claim: &Claim) -> Result<Option<usize>, Trouble> {
-    let mut statement = connection.prepare_cached(
-        "SELECT count(*) FROM waiter JOIN waiter AS own ON own.claim_id = ? AND waiter.name = own.name
-         AND waiter.number <= own.number",
-    )?;
-    let up_to_own: i64 = statement.query_row([claim.id.to_string()], |row| row.get(0))?;
-    Ok(usize::try_from(up_to_own).ok().and_then(|up_to_own| up_to_own.checked_sub(1)))
+/// Writes into `held`, which `claim` is told, how many waiters are before it, and the last of them. Nothing if it is not
+/// in the queue.
+pub(super) fn tell_place(
+    connection: &Connection,
+    claim: &Claim,
+    held: &mut HolderInfo,
+) -> Result<(), Trouble> {
+    let mut own = connection.prepare_cached("SELECT number FROM waiter WHERE claim_id = ?")?;
+    let Some(number) = own.query_row([claim.id.to_string()], |row| row.get::<_, i64>(0)).optional()? else {
+        return Ok(());
+    };
+    // Beside `max`, SQLite returns the other column of the same row.
+    let mut before = connection
+        .prepare_cached("SELECT count(*), holder, max(number) FROM waiter WHERE name = ? AND number < ?")?;
+    let (count, last) = before.query_row((claim.name.as_str(), number), |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, Option<String>>(1)?))
+    })?;
+    held.ahead = usize::try_from(count).ok();
+    // A row that cannot be read is not worth an error.
+    let last = last.and_then(|last| from_json::<Holder>(&last).ok());
+    held.behind = last.map(|last| last.of_the_past());
+    Ok(())
 }
 
 /// The waiters for `name`, for people. Leaves out rows that cannot be read.

@@ -23,6 +23,8 @@ enum Order {
 
 struct Waiter {
     pacing: Pacing,
+    /// The version at its latest poll in the line. When it sees the next holder, it begins another wait.
+    seen: Option<usize>,
     clock_error: Duration,
 }
 
@@ -88,7 +90,7 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
             let came = hold.min(SECOND).mul_f64(random.fraction());
             events.push(Reverse((came, Event::Answer(waiter, None))));
             let clock_error = DOUBT.mul_f64(random.fraction());
-            Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), clock_error }
+            Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), seen: None, clock_error }
         })
         .collect();
     while told.idle.len() < waiters * rounds {
@@ -135,13 +137,16 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
                 events.push(Reverse((now + line_read + ROUND_TRIP / 2, Event::Write(waiter, version))));
             }
             Event::Answer(waiter, None) => {
-                let Waiter { pacing, clock_error } = &mut all[waiter];
+                let Waiter { pacing, seen, clock_error } = &mut all[waiter];
                 let hi_us = upper_us(now, *clock_error);
                 let clock = Some(StoreTime::between(hi_us.saturating_sub(micros(DOUBT)), hi_us));
                 let is_behind = order == Order::Line && lock.ahead(waiter) > 0;
                 let before = if is_behind { lock.previous } else { Duration::ZERO };
                 let age = held_for(Some(lock.granted_us), clock).max(before);
                 let has_place = order == Order::Line && lock.line.contains(&waiter);
+                if has_place && seen.replace(lock.version) != Some(lock.version) {
+                    *pacing = Pacing::new(POLL_INTERVAL, at(now));
+                }
                 pacing.set_place(has_place.then(|| lock.ahead(waiter)));
                 let next = pacing.pause(at(now), Token::new(lock.version as u64), age, None, &random);
                 let next = match order {
