@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +39,19 @@ def redis_py() -> Callable[[], None]:
     return once
 
 
+def python_redis_lock() -> Callable[[], None]:
+    import redis
+    import redis_lock
+
+    lock = redis_lock.Lock(redis.Redis.from_url(rest[0]), "bench-python-redis-lock", expire=30)
+
+    def once() -> None:
+        with lock:
+            pass
+
+    return once
+
+
 def filelock() -> Callable[[], None]:
     from filelock import FileLock
 
@@ -59,6 +73,17 @@ def measure(once: Callable[[], None]) -> list[float]:
         once()
         times.append(time.perf_counter() - start)
     return times
+
+
+def of_the_rust_library() -> list[float]:
+    """The library in a program of its own, which LEASEHOLD_BENCH names (crates/leasehold-bench/src/contender.rs)."""
+    options = {"lock": "bench-rust", "tasks": 1, "seconds": seconds, "ttl-ms": 30_000, "hold-us": 0, "store": rest[0]}
+    command = [os.environ["LEASEHOLD_BENCH"], "contender", "ours", "contend"]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    said = subprocess.run(command, input="go\n", stdout=subprocess.PIPE, text=True, check=True).stdout
+    # E TASK ASKED GRANTED RELEASING RELEASED, in microseconds.
+    events = [[int(word) for word in line.split()[1:]] for line in said.splitlines() if line.startswith("E ")]
+    return [(released - asked) / 1_000_000 for _, asked, _, _, released in events]
 
 
 def start_of_an_agent() -> list[float]:
@@ -116,8 +141,11 @@ def memory_alone() -> float:
         return memory(_shared.shared()._process.pid, "Rss") / 1_024
 
 
-LOCKS = {"leasehold": leasehold, "redis-py": redis_py, "filelock": filelock}
-if contender == "memory":
-    print(json.dumps(memory_of_workers()))
-else:
-    print(json.dumps(start_of_an_agent() if contender == "start" else measure(LOCKS[contender]())))
+LOCKS = {
+    "leasehold": leasehold,
+    "redis-py": redis_py,
+    "python-redis-lock": python_redis_lock,
+    "filelock": filelock,
+}
+OTHERS = {"memory": memory_of_workers, "rust": of_the_rust_library, "start": start_of_an_agent}
+print(json.dumps(OTHERS[contender]() if contender in OTHERS else measure(LOCKS[contender]())))

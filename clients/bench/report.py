@@ -10,7 +10,12 @@ rounds = [json.loads(line) for line in open(sys.argv[1])]
 memory = json.load(open(sys.argv[2]))
 #: Each with what it is compared with, in the same round.
 ROWS = [
+    ("python leasehold, SQLite", "rust leasehold, SQLite"),
+    ("node leasehold, SQLite", "rust leasehold, SQLite"),
+    ("python leasehold, Redis", "rust leasehold, Redis"),
+    ("node leasehold, Redis", "rust leasehold, Redis"),
     ("python leasehold, Redis", "python redis-py, Redis"),
+    ("python leasehold, Redis", "python python-redis-lock, Redis"),
     ("node leasehold, Redis", "node redlock, Redis"),
     ("python leasehold, SQLite", "python filelock, file"),
     ("node leasehold, SQLite", "node proper-lockfile, file"),

@@ -37,7 +37,7 @@ def test_the_blocks_of_a_document_run_in_their_order(document: str, url: str) ->
         exec(compile(block, document, "exec"), names)
 
 
-@pytest.mark.parametrize("module", ["", "._locker", "._locks", "._types", ".aio"])
+@pytest.mark.parametrize("module", ["", "._locker", "._locks", "._serverless", "._types", ".aio"])
 def test_the_examples_of_docstrings_run(module: str, url: str) -> None:
     found = importlib.import_module(f"leasehold_locks{module}")
     tests = [test for test in doctest.DocTestFinder(exclude_empty=True).find(found) if test.examples]

@@ -13,14 +13,17 @@ from conftest import agent, agent_pid
 from leasehold_locks import (
     AgentError,
     AlreadyRan,
+    Guard,
     LeaseholdError,
     Locker,
     LockHeld,
+    LockLeftOpen,
     LockLost,
     Ran,
     StoreError,
     _shared,
     open_object,
+    serverless,
 )
 from leasehold_locks._requests import within
 from leasehold_locks._types import Duration, milliseconds
@@ -203,6 +206,33 @@ def test_a_wait_ends_before_its_invocation(locker: Locker) -> None:
                 pass
         with pytest.raises(LockHeld):
             lock.guard(0.01, context=Context(60_000_000))
+
+
+def test_a_handler_that_returns_with_an_open_guard_fails(locker: Locker) -> None:
+    kept: list[Guard] = []
+
+    @serverless
+    def handler(event: str, context: Context) -> str:
+        """Imports."""
+        if event == "closed":
+            with locker.lock("x").hold(context=context):
+                return "done"
+        guard = locker.lock("x").guard(context=context)
+        if event == "kept":
+            kept.append(guard)
+        if event == "failed":
+            raise KeyError(guard.name)
+        return event
+
+    assert (handler("closed", Context(60_000)), handler.__doc__) == ("done", "Imports.")
+    for event in ("kept", "collected"):
+        with pytest.raises(LockLeftOpen, match="`x`") as left:
+            handler(event, Context(60_000))
+        assert left.value.names == ["x"]
+    with pytest.raises(KeyError):
+        handler("failed", Context(60_000))
+    assert handler("closed", Context(60_000)) == "done"
+    assert not kept[0].is_held
 
 
 def test_the_shorter_limit_of_a_wait_applies() -> None:

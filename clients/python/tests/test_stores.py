@@ -1,39 +1,74 @@
-"""On S3: MinIO, which ./test starts."""
+"""On each store: the servers are those that ./test starts."""
 
 from __future__ import annotations
 
 import os
+import pathlib
+import subprocess
 
 import pytest
 
 from leasehold_locks import Locker, LockLost, open_object
 
-MINIO = os.environ.get("LEASEHOLD_TEST_S3_MINIO")
+#: The clients' tests in TypeScript have the same list.
+STORES = [
+    "SQLITE",
+    "S3_MINIO",
+    "S3_MOTO",
+    "DYNAMODB_LOCAL",
+    "DYNAMODB_MOTO",
+    "GCS_FAKE",
+    "AZURE",
+    "KUBERNETES",
+    "ETCD",
+    "POSTGRES",
+    "PGBOUNCER",
+    "REDIS",
+    "VALKEY",
+]
 
-pytestmark = pytest.mark.skipif(MINIO is None, reason="no MinIO: ./test --with-servers")
+
+def url_of(store: str) -> str:
+    url = os.environ.get(f"LEASEHOLD_TEST_{store}")
+    if url is None:
+        pytest.skip("no such server: ./test --with-servers")
+    return url
 
 
-def url(name: str) -> str:
-    """The bucket of the tests, with another prefix in each run."""
-    assert MINIO is not None
-    place, _, options = MINIO.partition("?")
-    return f"{place.rstrip('/')}-python-{os.getpid()}/{name}?{options}"
+def is_granted_to_another(url: str, name: str) -> bool:
+    """Whether another process gets the lock without waiting."""
+    command = [os.environ["LEASEHOLD_COMMAND"], "run", "--try", "--store", url, name, "--", "true"]
+    code = subprocess.run(command, capture_output=True).returncode
+    assert code in (0, 123)
+    return code == 0
 
 
-def test_a_lock_on_s3() -> None:
-    locker = Locker(url("locks"))
-    with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
+@pytest.mark.parametrize("store", STORES)
+def test_a_lock_on(store: str, tmp_path: pathlib.Path) -> None:
+    url = f"sqlite:{tmp_path}/locks.db" if store == "SQLITE" else url_of(store)
+    locker = Locker(url)
+    locker.init()
+    name = f"clients/python-{os.getpid()}"
+    lock = locker.lock(name, ttl=30)
+    with lock.hold(timeout=60) as g:
         g.check()
-        assert locker.lock("deploy/prod").try_acquire() is None
+        assert lock.try_acquire() is None
+        assert not is_granted_to_another(url, name)
         first = g.token
-    with locker.lock("deploy/prod").hold(timeout=60) as g:
-        assert g.token > first
         g.confirm()
-    assert list(locker.list()) == ["deploy/prod"]
+        assert locker.status(name).state == "held"
+    assert is_granted_to_another(url, name)
+    guard = lock.try_acquire()
+    assert guard is not None and guard.token > first
+    assert list(locker.list("clients/python-")).count(name) == 1
+    assert guard.release()
 
 
 def test_objects_on_s3() -> None:
-    state = open_object(url("state.json"), content_type="application/json")
+    # Another object in each run.
+    place, _, options = url_of("S3_MINIO").partition("?")
+    url = f"{place}/python-{os.getpid()}.json?{options}"
+    state = open_object(url, content_type="application/json")
     assert state.get() is None
     assert state.update(lambda content: (content or b"") + b"1")
     assert not state.update(lambda content: None)

@@ -1,44 +1,71 @@
-// On S3: MinIO, which ./test starts.
+// On each store: the servers are those that ./test starts.
 
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import { Locker, LockLostError } from "leasehold";
-import { test as real } from "./real.js";
+import { command, store, test as real } from "./real.js";
 
-const minio = process.env["LEASEHOLD_TEST_S3_MINIO"];
-const [place, options] = (minio ?? "?").split("?");
+/** The clients' tests in Python have the same list. */
+const STORES = [
+  "SQLITE",
+  "S3_MINIO",
+  "S3_MOTO",
+  "DYNAMODB_LOCAL",
+  "DYNAMODB_MOTO",
+  "GCS_FAKE",
+  "AZURE",
+  "KUBERNETES",
+  "ETCD",
+  "POSTGRES",
+  "PGBOUNCER",
+  "REDIS",
+  "VALKEY",
+];
 
-/** The bucket of the tests, with another prefix in each run. */
-function url(name: string): string {
-  return `${place?.replace(/\/$/, "")}-typescript-${process.pid}/${name}?${options}`;
-}
-
-function test(name: string, body: (locker: Locker) => Promise<void>): void {
+function test(name: string, on: string, body: (locker: Locker, url: string) => Promise<void>): void {
+  const server = process.env[`LEASEHOLD_TEST_${on}`];
   real(
     name,
     async (t) => {
-      const locker = await Locker.open(url("locks"));
+      const url = on === "SQLITE" ? store(t) : (server as string);
+      const locker = await Locker.open(url);
       t.after(() => locker.close());
-      await body(locker);
+      await body(locker, url);
     },
-    minio === undefined && "there is no MinIO: ./test --with-servers",
+    on !== "SQLITE" && server === undefined && "there is no such server: ./test --with-servers",
   );
 }
 
-test("a lock on S3", async (locker) => {
-  const first = await locker.using("deploy/prod", { ttl: "30s", wait: "60s" }, async (signal, guard) => {
-    signal.throwIfAborted();
-    assert.equal(await locker.tryAcquire("deploy/prod"), null);
-    return guard.token;
-  });
-  const guard = await locker.acquire("deploy/prod", { wait: "60s" });
-  assert.ok(guard.token > first);
-  await guard.renew();
-  assert.equal(await guard.release(), true);
-  assert.deepEqual(await locker.list(), ["deploy/prod"]);
-});
+/** Whether another process gets the lock without waiting. */
+function isGrantedToAnother(url: string, name: string): boolean {
+  const { status } = spawnSync(command as string, ["run", "--try", "--store", url, name, "--", "true"]);
+  assert.ok(status === 0 || status === 123, `exit code ${status}`);
+  return status === 0;
+}
 
-test("objects on S3", async (locker) => {
-  const state = url("state.json");
+for (const on of STORES) {
+  test(`a lock on ${on}`, on, async (locker, url) => {
+    await locker.init();
+    const lock = locker.lock(`clients/typescript-${process.pid}`, { ttl: "30s" });
+    const first = await lock.using({ wait: "60s" }, async (signal, guard) => {
+      signal.throwIfAborted();
+      assert.equal(await lock.tryAcquire(), null);
+      assert.equal(isGrantedToAnother(url, lock.name), false);
+      await guard.renew();
+      assert.equal((await locker.status(lock.name)).state, "held");
+      return guard.token;
+    });
+    assert.equal(isGrantedToAnother(url, lock.name), true);
+    const guard = await lock.tryAcquire();
+    assert.ok(guard !== null && guard.token > first);
+    assert.equal((await locker.list("clients/typescript-")).filter((name) => name === lock.name).length, 1);
+    assert.equal(await guard.release(), true);
+  });
+}
+
+test("objects on S3", "S3_MINIO", async (locker, url) => {
+  // Another object in each run.
+  const state = url.replace("?", `/typescript-${process.pid}.json?`);
   const read = async () => Buffer.from((await locker.get(state)) ?? "").toString();
   const append = (more: string) => (content: Uint8Array | null) =>
     Buffer.concat([content ?? Buffer.of(), Buffer.from(more)]);

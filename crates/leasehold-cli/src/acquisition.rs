@@ -10,14 +10,10 @@ use crate::args::{ClaimArgs, duration};
 use crate::config::{Settings, Store};
 use crate::context::{Note, clock, store_flag};
 use crate::exit::{FAILED, Failure, HELD, TIMED_OUT};
-use crate::mode::{Mode, WaitPolicy};
+use crate::mode::{CANCEL_TIMEOUT, Mode, WaitPolicy};
 use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
-
-/// How long an acquisition that a signal interrupted may take to withdraw its request. After that, the lease ends by
-/// itself.
-pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long to wait for the holder if the store did not answer during the wait.
 const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);

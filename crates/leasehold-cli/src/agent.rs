@@ -7,6 +7,8 @@
 //! does not read.
 
 mod fields;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hold;
 mod host;
 mod inspect;
@@ -18,8 +20,6 @@ mod refusal;
 mod requests;
 mod session;
 mod stores;
-#[cfg(test)]
-mod tests;
 mod tickets;
 mod waiting;
 

@@ -18,6 +18,7 @@ pub(crate) use self::running::{CommandArgs, ElectArgs, IN_VARIABLE, OnExit, OnLo
 #[cfg(feature = "serve")]
 pub(crate) use self::serving::{ServeArgs, Ui};
 use crate::complete::lock_names;
+use crate::mode::Mode;
 
 /// Distributed locks on the storage you already have.
 #[derive(Debug, Parser)]
@@ -144,6 +145,18 @@ pub(crate) struct ModeArgs {
     /// Acquire LOCK as a writer: no other --exclusive or --shared holder
     #[arg(long)]
     pub(crate) exclusive: bool,
+}
+
+impl ModeArgs {
+    /// The mode that they select.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.permits {
+            Some(permits) => Mode::Permit(permits.into()),
+            None if self.shared => Mode::Shared,
+            None if self.exclusive => Mode::Exclusive,
+            None => Mode::Lock,
+        }
+    }
 }
 
 const MAX_PERMITS: i64 = leasehold::Semaphore::MAX_PERMITS as i64;

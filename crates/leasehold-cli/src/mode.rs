@@ -7,7 +7,8 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold::{Guard, Lock, LockName};
 
-use crate::args::ModeArgs;
+/// How long an acquisition that was interrupted may take to withdraw its request. After that, the lease ends by itself.
+pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +33,6 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    pub(crate) fn of(args: &ModeArgs) -> Self {
-        match args.permits {
-            Some(permits) => Self::Permit(permits.into()),
-            None if args.shared => Self::Shared,
-            None if args.exclusive => Self::Exclusive,
-            None => Self::Lock,
-        }
-    }
-
     /// Acquires it with the name and the settings of `lock`.
     pub(crate) fn acquire(
         self,

@@ -9,11 +9,12 @@
 :mod:`leasehold_locks.aio` has the same for asyncio.
 """
 
-from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError
+from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLeftOpen, LockLost, StoreError
 from ._locker import Locker
 from ._locks import Election, Guard, Holding, Lock, RwLock
 from ._objects import Object, open_object
 from ._once import Once, OnceDecorator
+from ._serverless import serverless
 from ._types import (
     AlreadyRan,
     Capabilities,
@@ -47,6 +48,7 @@ __all__ = [
     "LeaseholdError",
     "Lock",
     "LockHeld",
+    "LockLeftOpen",
     "LockLost",
     "Locker",
     "Object",
@@ -60,4 +62,5 @@ __all__ = [
     "StoreError",
     "Waiter",
     "open_object",
+    "serverless",
 ]

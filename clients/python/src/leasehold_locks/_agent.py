@@ -53,6 +53,8 @@ class Agent:
         self._pending: dict[int, Pending] = {}
         self._holds: dict[int, Hold] = {}
         self._dropped: deque[Hold] = deque()
+        #: The latest locks whose guards were garbage collected while they were held.
+        self.collected: deque[str] = deque(maxlen=100)
         self._unread = bytearray()
         self._unsent = bytearray()
         self._draining = False
@@ -208,6 +210,7 @@ class Agent:
     def drop(self, hold: Hold) -> None:
         """Releases a hold, from a finalizer: takes no lock."""
         if not self.is_forked() and self._death is None:
+            self.collected.append(hold.name)
             self._dropped.append(hold)
             self._bell.ring()
 
@@ -320,6 +323,12 @@ class Agent:
         self._holds[number] = hold
         self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
         return hold
+
+    def holds(self) -> list[Hold]:
+        """The locks that are held. Called under the lock."""
+        while self._dropped:
+            self.release(self._dropped.popleft())
+        return list(self._holds.values())
 
     def forget(self, hold: Hold) -> None:
         self._holds.pop(hold.number, None)

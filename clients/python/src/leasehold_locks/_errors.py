@@ -6,7 +6,7 @@ from typing import Any
 
 from ._types import Holder, HolderInfo
 
-__all__ = ["AgentError", "ForkedError", "LeaseholdError", "LockHeld", "LockLost", "StoreError"]
+__all__ = ["AgentError", "ForkedError", "LeaseholdError", "LockHeld", "LockLeftOpen", "LockLost", "StoreError"]
 
 
 class LeaseholdError(Exception):
@@ -76,6 +76,20 @@ class AgentError(StoreError):
 
     def __init__(self, message: str, help: list[str] | None = None) -> None:
         super().__init__(message, "agent", help)
+
+
+class LockLeftOpen(LeaseholdError):
+    """A handler under ``serverless`` has returned while guards were open."""
+
+    #: The names of their locks.
+    names: list[str]
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(
+            f"the handler has returned while it held {', '.join(f'`{name}`' for name in names)}",
+            ["hold a lock in a `with` block, which ends before the handler returns"],
+        )
+        self.names = names
 
 
 class ForkedError(LeaseholdError, RuntimeError):

@@ -16,7 +16,6 @@ use super::message::{Answer, digits, held_by};
 use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use super::waiting;
-use crate::context::clock;
 use crate::output::doctor;
 use crate::output::human::{holder_of, state, token_of};
 use crate::report::ms;
@@ -185,7 +184,7 @@ async fn wait_free(
     };
     let free = reports.during(locker.wait_free(&lock, &on_wait));
     let free = match limit {
-        Some(limit) => timeout(&*clock(&locker), limit, free).await,
+        Some(limit) => timeout(&*locker.store().env().clock, limit, free).await,
         None => Some(free.await),
     };
     match free {

@@ -90,10 +90,10 @@ impl Place<'_> {
     }
 }
 
-/// A queue whose messages a test reads.
-#[cfg(test)]
-pub(super) fn queue() -> (Outbox, mpsc::Receiver<Value>) {
-    let (sender, messages) = mpsc::channel(UNSENT);
+/// A queue for `capacity` messages, which a test reads.
+#[cfg(any(test, fuzzing))]
+pub(super) fn queue(capacity: usize) -> (Outbox, mpsc::Receiver<Value>) {
+    let (sender, messages) = mpsc::channel(capacity);
     (Outbox(sender), messages)
 }
 

@@ -17,9 +17,9 @@ use super::message::{self, Answer};
 use super::pipe::{MAX_LINE, Outbox};
 use super::refusal::Refusal;
 use super::stores::{MAX_STORES, Stores};
-use crate::acquisition::CANCEL_TIMEOUT;
 use crate::config::Settings;
 use crate::exit::USAGE;
+use crate::mode::CANCEL_TIMEOUT;
 
 /// The largest number of pending requests.
 const MAX_PENDING: usize = 16_384;
@@ -308,6 +308,12 @@ impl Session {
             // Time to leave the lines of waiters. Otherwise others wait for this process.
             SystemClock.sleep(CANCEL_TIMEOUT).await;
         }
+    }
+
+    /// Whether no request is pending, and none counts towards the limits.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn is_idle(&self) -> bool {
+        self.state(|state| state.pending.is_empty() && state.bytes == 0)
     }
 
     fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {

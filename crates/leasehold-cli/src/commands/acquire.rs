@@ -14,7 +14,7 @@ use crate::signals::Signals;
 
 pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
-    let mode = Mode::of(&args.mode);
+    let mode = args.mode.mode();
     if mode == Mode::Exclusive {
         return Err(Failure::usage("--exclusive cannot be used with `acquire`").with_help(format!(
             "an exclusive lock consists of nine locks, and a ticket holds one; instead use: leasehold run --exclusive {} -- ...",

@@ -8,7 +8,6 @@ use crate::args::{CommandArgs, IN_VARIABLE, RunArgs};
 use crate::context::{self, Context, Note};
 use crate::exit::Failure;
 use crate::job::{Completion, Job};
-use crate::mode::Mode;
 
 pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure> {
     if let Some(given) = args.ticket {
@@ -20,7 +19,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
     let note = Note::of(&args.command);
     let words = ("run", " -- ...");
     let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?
-        .mode(Mode::of(&args.mode));
+        .mode(args.mode.mode());
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
         let mut session = job.open_prepared().await?;

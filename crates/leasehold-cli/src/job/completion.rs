@@ -6,10 +6,10 @@ use leasehold::clock::timeout;
 use leasehold::{Error, ErrorKind, Guard, Locker, Released};
 
 use super::{Job, Session};
-use crate::acquisition::CANCEL_TIMEOUT;
 use crate::child::{self, Ended};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure, LOST, of_child};
+use crate::mode::CANCEL_TIMEOUT;
 use crate::report;
 
 /// What to do with the lock when the command has ended without a loss.

@@ -78,7 +78,7 @@ impl World {
         let from = self.history.now();
         let linger = fault.kind.is_for_a_holder().then(|| self.resource.linger());
         let holder = match fault.kind {
-            Kind::StopHolder | Kind::KillHolder | Kind::CutHolder => self.holder().await,
+            Kind::StopHolder | Kind::StopAgent | Kind::KillHolder | Kind::CutHolder => self.holder().await,
             _ => None,
         };
         // Recorded as the kind of fault that it turned out to be.
@@ -92,6 +92,10 @@ impl World {
         match kind {
             Kind::StopHolder | Kind::StopWorker => {
                 berth.stop(fault.lasts);
+                SystemClock.sleep(fault.lasts).await;
+            }
+            Kind::StopAgent => {
+                berth.stop_agent(fault.lasts);
                 SystemClock.sleep(fault.lasts).await;
             }
             Kind::KillHolder | Kind::KillWaiter => berth.kill(),

@@ -1,6 +1,7 @@
 //! The worker processes: started, stopped, killed, and replaced.
 
 use std::ffi::OsString;
+use std::fs::DirEntry;
 use std::io;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -25,6 +26,7 @@ const MOURNING: Duration = Duration::from_millis(300);
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Stop(Duration),
+    StopAgent(Duration),
     Kill,
 }
 
@@ -73,6 +75,11 @@ impl Berth {
     pub fn stop(&self, duration: Duration) {
         // If the receiver is gone, the run is over.
         let _ = self.orders.send(Order::Stop(duration));
+    }
+
+    /// Stops the agents of the running process for `duration`, and not the process itself.
+    pub fn stop_agent(&self, duration: Duration) {
+        let _ = self.orders.send(Order::StopAgent(duration));
     }
 
     /// Kills the running process with `kill -9`. Another one replaces it.
@@ -155,25 +162,47 @@ async fn attend(
                 }
                 Order::Stop(duration) => {
                     signal(child, Signal::STOP)?;
-                    signal_agents(child, Signal::STOP);
+                    // As a frozen machine stops both.
+                    let _stopped = StoppedAgents::of(child);
                     SystemClock.sleep(duration).await;
                     signal(child, Signal::CONT)?;
-                    signal_agents(child, Signal::CONT);
+                }
+                Order::StopAgent(duration) => {
+                    let _stopped = StoppedAgents::of(child);
+                    SystemClock.sleep(duration).await;
                 }
             }
         }
     }
 }
 
-/// Stops and resumes the agent of a worker together with it, as a frozen machine does. A worker in Rust has none.
-fn signal_agents(worker: &Child, signal: Signal) {
-    let tasks = worker.id().and_then(|id| std::fs::read_dir(format!("/proc/{id}/task")).ok());
-    for task in tasks.into_iter().flatten().flatten() {
-        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        for id in children.split_whitespace().filter_map(|id| Pid::from_raw(id.parse().ok()?)) {
+/// The agents of a worker, which are stopped until this is dropped, even if the worker has died. A worker in Rust has
+/// none.
+struct StoppedAgents(Vec<Pid>);
+
+impl StoppedAgents {
+    fn of(worker: &Child) -> Self {
+        let tasks = worker.id().and_then(|id| std::fs::read_dir(format!("/proc/{id}/task")).ok());
+        let children = |task: DirEntry| std::fs::read_to_string(task.path().join("children")).ok();
+        let agents = tasks.into_iter().flatten().flatten().filter_map(children);
+        let pid = |id: &str| Pid::from_raw(id.parse().ok()?);
+        let agents =
+            Self(agents.flat_map(|ids| ids.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect());
+        agents.signal(Signal::STOP);
+        agents
+    }
+
+    fn signal(&self, signal: Signal) {
+        for agent in &self.0 {
             // It may have ended meanwhile.
-            let _ = kill_process(id, signal);
+            let _ = kill_process(*agent, signal);
         }
+    }
+}
+
+impl Drop for StoppedAgents {
+    fn drop(&mut self) {
+        self.signal(Signal::CONT);
     }
 }
 
@@ -186,7 +215,6 @@ async fn say_goodbye(
     drop(input);
     // The worker may be stopped, or already dead.
     let _ = signal(&child, Signal::CONT);
-    signal_agents(&child, Signal::CONT);
     let Some(status) = timeout(&SystemClock, FAREWELL, child.wait()).await else {
         child.kill().await?;
         return Ok(Some(format!("did not end within {FAREWELL:?} of being told to")));

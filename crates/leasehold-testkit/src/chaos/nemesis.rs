@@ -168,7 +168,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     world.granted(GRANTS_BEFORE).await;
     // A lock that must be found out is run until it is, but not much longer than that takes.
     let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
-    let faults = plan(settings.seed, &world.kinds(), duration, scenario.ttl);
+    let faults = plan(settings.seed, &world.kinds(scenario.language), duration, scenario.ttl);
     if scenario.must_break.is_some() {
         tokio::select! {
             suffered = world.suffer_all(&faults) => suffered?,
@@ -196,8 +196,12 @@ async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
 
 impl World {
     /// The kinds of fault that apply to this scenario.
-    fn kinds(&self) -> Vec<Kind> {
+    fn kinds(&self, language: Language) -> Vec<Kind> {
         let mut kinds = Kind::TO_WORKERS.to_vec();
+        if language != Language::Rust {
+            // Twice: of the holders that it finds, one in four uses the library and has no agent.
+            kinds.extend([Kind::StopAgent; 2]);
+        }
         kinds.extend(self.environment.faults());
         if !self.steppers.is_empty() {
             kinds.push(Kind::StepWall);

@@ -9,6 +9,8 @@ use fastrand::Rng;
 pub enum Kind {
     /// The holder is stopped for longer than its lease, then resumed.
     StopHolder,
+    /// The agent of the holder is stopped for longer than the lease, then resumed. The holder runs on.
+    StopAgent,
     /// Any worker is stopped, for any duration.
     StopWorker,
     /// `kill -9` of the holder.
@@ -47,6 +49,7 @@ impl Kind {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::StopHolder,
+        Self::StopAgent,
         Self::StopWorker,
         Self::KillHolder,
         Self::KillWaiter,
@@ -84,6 +87,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::StopHolder => "holder stopped",
+            Self::StopAgent => "agent stopped",
             Self::StopWorker => "worker stopped",
             Self::KillHolder => "holder killed",
             Self::KillWaiter => "waiter killed",
@@ -105,7 +109,10 @@ impl Kind {
 
     /// Whether a worker must hold the lock throughout the fault.
     pub fn is_for_a_holder(self) -> bool {
-        matches!(self, Self::StopHolder | Self::CutHolder | Self::KillServer | Self::KillLeader)
+        matches!(
+            self,
+            Self::StopHolder | Self::StopAgent | Self::CutHolder | Self::KillServer | Self::KillLeader
+        )
     }
 
     /// The kind of fault that remains when no worker holds the lock: it then hits any worker.
@@ -123,7 +130,7 @@ impl Kind {
         let mut between = |least: f64, most: f64| least + (most - least) * random.f64();
         match self {
             // Longer than the lease, so that another worker is granted the lock meanwhile.
-            Self::StopHolder | Self::CutHolder => between(1.3, 2.2),
+            Self::StopHolder | Self::StopAgent | Self::CutHolder => between(1.3, 2.2),
             Self::StopServer | Self::KillServer | Self::StopLeader | Self::KillLeader => between(0.1, 1.2),
             Self::StopWorker | Self::DelayRequests | Self::DelayAnswers => between(0.1, 1.6),
             _ => between(0.1, 0.6),
@@ -192,7 +199,7 @@ mod tests {
 
     #[test]
     fn holders_are_stopped_and_cut_off_for_longer_than_their_leases() {
-        let kinds = [Kind::StopHolder, Kind::CutHolder];
+        let kinds = [Kind::StopHolder, Kind::StopAgent, Kind::CutHolder];
         let faults = plan(1, &kinds, Duration::from_secs(600), TTL);
         assert!(faults.len() > 100 && faults.iter().all(|fault| fault.lasts > TTL));
     }

@@ -64,8 +64,8 @@ fn every_property_holds_of_the_kept_inputs_and_of_changed_ones() {
 fn every_property_has_a_fuzz_target() {
     let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
     let mut names: Vec<_> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    // That of the command.
-    names.push("config".to_owned());
+    // Those of the command.
+    names.extend(["agent_requests", "config"].map(str::to_owned));
     for name in &names {
         assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{name}");
     }

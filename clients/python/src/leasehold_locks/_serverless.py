@@ -1,0 +1,64 @@
+"""Handlers of functions that are frozen after their answer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from . import _shared
+from ._call import Call
+from ._errors import LockLeftOpen, StoreError
+from ._requests import ANSWER_TIMEOUT
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def serverless(handler: Callable[P, T]) -> Callable[P, T]:
+    """Makes it an error if a guard of this process is open when ``handler`` returns.
+
+    A function on AWS Lambda is frozen after its answer, and a lock that it still holds is usually lost. The lock is
+    released, and the invocation fails with :class:`LockLeftOpen`. If the handler raises an error, its guards are
+    released too, and the error stays.
+
+    >>> @serverless
+    ... def handler(event, context):
+    ...     with locker.lock("import").hold(context=context) as g:
+    ...         return save(event, fence=g.token)
+    """
+
+    @functools.wraps(handler)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        agent = _shared.running()
+        if agent is not None:
+            agent.collected.clear()  # What earlier invocations left has been told.
+        try:
+            answer = handler(*args, **kwargs)
+        except BaseException:
+            _release_all()
+            raise
+        names = _release_all()
+        if names:
+            raise LockLeftOpen(names)
+        return answer
+
+    return wrapped
+
+
+def _release_all() -> list[str]:
+    """Releases all locks of this process. Returns the names of those whose guards were open."""
+    agent = _shared.running()
+    if agent is None:
+        return []
+    with agent.lock:
+        # Their guards were garbage collected: their release was sent, but nobody has waited for it.
+        names = list(agent.collected)
+        agent.collected.clear()
+        held = [hold for hold in agent.holds() if hold.end()]
+        calls = [Call(agent, {"op": "release", "hold": hold.number}) for hold in held]
+    for call in calls:
+        with contextlib.suppress(StoreError):  # The lock then ends with its lease.
+            call.next(ANSWER_TIMEOUT)
+    return sorted({*names, *(hold.name for hold in held)})
