@@ -20,6 +20,7 @@ pub(super) struct Place {
 
 /// The meaning of an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
 #[derive(Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub(super) enum Step {
     /// Granted in this revision.
     Granted(i64),

@@ -74,6 +74,7 @@ impl Waiter {
 
 /// Whether a claim may take a free lock.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub(super) enum Place {
     /// No other waiter is before it.
     First,
