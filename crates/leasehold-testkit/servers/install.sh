@@ -10,7 +10,7 @@ readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
 readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
 readonly REDIS_PY=redis-8.1.0                 # the client, not the server
-readonly AZURE_PY=azure-storage-blob-12.31.1
+readonly STORAGE_BLOB_PY=azure-storage-blob-12.31.1
 readonly S3S_FS=s3s-fs-0.14.1                 # checks preconditions, and not atomically
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
@@ -46,7 +46,7 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $AZURE_PY" install_node_peer install_azurite
+        install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite
         install_kube_apiserver "install_unpacked nginx prometheus" install_guide_python install_guide_node
     )
     for program in "${GO_PROGRAMS[@]}"; do

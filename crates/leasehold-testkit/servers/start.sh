@@ -263,7 +263,7 @@ name_programs() {
     LEASEHOLD_TEST_PEER_ETCD_GO=$(go_peer etcd)
     LEASEHOLD_TEST_PEER_SHEDLOCK=$(shedlock_peer)
     LEASEHOLD_TEST_PEER_REDIS_PY=$(python_peer redis "$REDIS_PY")
-    LEASEHOLD_TEST_PEER_AZURE_PY=$(python_peer azure "$AZURE_PY")
+    LEASEHOLD_TEST_PEER_AZURE_PY=$(python_peer azure "$STORAGE_BLOB_PY")
     LEASEHOLD_TEST_PEER_REDSYNC=$(go_peer redis)
     LEASEHOLD_TEST_PEER_REDLOCK_NODE=$(node_peer)
     LEASEHOLD_TEST_PEER_REDISSON=$(redisson_peer)
