@@ -25,7 +25,9 @@ const GUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 fn store(server: &Server) -> (AzureLeases, Arc<TestClock>) {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 1);
-    (AzureLeases::new(register_in(server, Source::Anonymous, env)), clock)
+    let mut blobs = register_in(server, Source::Anonymous, env);
+    blobs.keys = Keys::verbatim("pre/fix");
+    (AzureLeases::new(blobs), clock)
 }
 
 fn claim(store: &AzureLeases, seconds: u64) -> Claim {
@@ -402,13 +404,15 @@ async fn a_waiter_is_told_when_the_lease_is_gone_or_has_another_holder() {
 
 #[tokio::test]
 async fn a_blob_whose_name_is_no_lock_name_does_not_break_a_listing() {
-    let names = ["pre/fix/a", "pre/fix/", "pre/fix/b//c", "pre/fix/\u{202e}", "pre/fix/d"];
+    let names = ["pre/fix/a", "pre/fix/", "pre/fix/b//c", "pre/fix/\u{202e}", "pre/fix/d%5Ce"];
     let blobs: String = names.iter().map(|name| format!("<Blob><Name>{name}</Name></Blob>")).collect();
     let listing = format!("<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>");
     let server = Server::always(answer("200 OK", HEADERS, &listing)).await;
     let (store, _) = store(&server);
     let names: Vec<LockName> = store.list("").try_collect().await.unwrap();
-    assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "d"]);
+    assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "d\\e"]);
+    store.inspect(&names[1]).await.ok();
+    assert_eq!(server.requests()[1].line, "HEAD /acct1/locks/pre/fix/d%255Ce");
 }
 
 #[tokio::test]

@@ -41,6 +41,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The time limit of operations that have no limit from their caller.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A backslash in the name of a blob.
+const BACKSLASH: &str = "%5C";
+
 /// The leases of the blobs below one prefix.
 #[derive(Debug)]
 pub(super) struct AzureLeases {
@@ -76,7 +79,7 @@ impl AzureLeases {
     }
 
     fn blob(&self, name: &LockName) -> String {
-        self.blobs.keys.object(name.as_str())
+        self.blobs.keys.object(&key(name.as_str()))
     }
 
     fn budget(&self, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
@@ -143,7 +146,7 @@ impl AzureLeases {
     /// Creates the blob of `name`, unless there is one.
     async fn create(&self, name: &LockName) -> Result<(), StoreError> {
         let body = Body { bytes: Bytes::new(), metadata: Metadata::default() };
-        match self.blobs.write(name.as_str(), Precondition::Absent, body).await? {
+        match self.blobs.write(&key(name.as_str()), Precondition::Absent, body).await? {
             Write::Committed(_) | Write::Conflict => Ok(()),
         }
     }
@@ -231,6 +234,11 @@ impl Seen {
             metadata: metadata.unwrap_or_default(),
         }
     }
+}
+
+/// The key of the blob of a lock, or their prefix. Azure would take a backslash for a slash.
+fn key(name: &str) -> String {
+    name.replace('\\', BACKSLASH)
 }
 
 /// How many seconds the lease of `claim` lasts.
@@ -375,8 +383,8 @@ impl LeaseStore for AzureLeases {
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         // Other programs have blobs whose names are no lock names.
-        let names = self.blobs.list(prefix).filter_map(async |key| match key {
-            Ok(key) => LockName::new(key).ok().map(Ok),
+        let names = self.blobs.list(&key(prefix)).filter_map(async |key| match key {
+            Ok(key) => LockName::new(key.replace(BACKSLASH, "\\")).ok().map(Ok),
             Err(error) => Some(Err(error)),
         });
         names.boxed()
@@ -438,7 +446,8 @@ impl Diagnose for AzureLeases {
     }
 
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        let Some(head) = self.blobs.head(name.as_str()).await? else { return Ok(true) };
-        Ok(self.blobs.delete(name.as_str(), &head.version).await? == Deleted::Deleted)
+        let key = key(name.as_str());
+        let Some(head) = self.blobs.head(&key).await? else { return Ok(true) };
+        Ok(self.blobs.delete(&key, &head.version).await? == Deleted::Deleted)
     }
 }
