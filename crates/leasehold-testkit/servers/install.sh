@@ -10,6 +10,7 @@ readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
 readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
 readonly REDIS_PY=redis-8.1.0                 # the client, not the server
+readonly STORAGE_BLOB_PY=azure-storage-blob-12.31.1
 readonly S3S_FS=s3s-fs-0.14.1                 # checks preconditions, and not atomically
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
@@ -45,7 +46,7 @@ install_all() {
     printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
-        install_go_peers install_client_go_peer install_s3s_fs install_python_peer install_node_peer install_azurite
+        install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite
         install_kube_apiserver "install_unpacked nginx prometheus" install_guide_python install_guide_node
     )
     for program in "${GO_PROGRAMS[@]}"; do
@@ -207,16 +208,17 @@ install_venv() {
     python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" && touch "$venv/complete"
 }
 
-# The program imports the package from the virtual environment.
+# install_python_peer NAME PACKAGE-VERSION: the program imports the package from the virtual environment.
 install_python_peer() {
     local target
-    target=$(python_peer)
+    target=$(python_peer "$@")
     [[ -x $target ]] && return 0
-    install_python "$REDIS_PY" && mkdir -p "${target%/*}" && cp "$PEER_SOURCES"/python/*.py "${target%/*}" || return 1
-    launcher "$target" "'$CACHE/$REDIS_PY/bin/python' '${target%/*}/redis_peer.py'"
+    install_python "$2" && mkdir -p "${target%/*}" && cp "$PEER_SOURCES"/python/*.py "${target%/*}" || return 1
+    launcher "$target" "'$CACHE/$2/bin/python' '${target%/*}/$1_peer.py'"
 }
 
-python_peer() { printf '%s/peers-python-%s-%s/redis' "$CACHE" "$REDIS_PY" "$(digest "$PEER_SOURCES"/python/*.py)"; }
+# python_peer NAME PACKAGE-VERSION: its path.
+python_peer() { printf '%s/peers-python-%s-%s/%s' "$CACHE" "$2" "$(digest "$PEER_SOURCES"/python/*.py)" "$1"; }
 
 # launcher TARGET COMMAND: makes the program TARGET, which runs COMMAND with its own arguments.
 launcher() {

@@ -59,7 +59,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use leasehold::LockName;
-use leasehold::lease::LeaseStore;
+use leasehold::lease::{LeaseStore, Ttl};
 
 pub use self::election::*;
 pub use self::eviction::*;
@@ -93,6 +93,11 @@ pub trait Harness: Send + Sync {
     /// The ttl of leases that must lapse or be renewed during a case. Defaults to two seconds.
     fn ttl(&self) -> Duration {
         Duration::from_secs(2)
+    }
+
+    /// The longest ttl that the store has. Defaults to [`Ttl::MAX`].
+    fn longest_ttl(&self) -> Duration {
+        Ttl::MAX
     }
 
     /// How long anything that must happen may take before the case fails. Must also suffice for the cases with many

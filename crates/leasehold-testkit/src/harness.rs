@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold::lease::{LeaseStore, StoreOptions};
+use leasehold::lease::{LeaseStore, StoreOptions, Ttl};
 use leasehold::register::{Deleted, Register};
 use leasehold::stores::STORES;
 use leasehold::url::StoreUrl;
@@ -19,8 +19,7 @@ use crate::test_store::{Kind, Reaper, Storage, TestStore};
 /// Fresh storage at a store URL. Its files are deleted when it is dropped.
 pub struct Fresh {
     store: &'static dyn TestStore,
-    server: Option<Server>,
-    kind: Kind,
+    storage: Storage,
     url: String,
     folder: TempDir,
 }
@@ -39,7 +38,7 @@ impl Fresh {
     pub fn on(store: &'static dyn TestStore, storage: &Storage) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let url = store.fresh_url(storage, folder.path());
-        Self { store, server: storage.server, kind: storage.kind, url, folder }
+        Self { store, storage: *storage, url, folder }
     }
 
     /// The same storage at another URL.
@@ -57,7 +56,7 @@ impl Fresh {
     /// # Panics
     /// When the storage has no server.
     pub fn server(&self) -> Server {
-        self.server.expect("storage on a server")
+        self.storage.server.expect("storage on a server")
     }
 
     /// The store URL.
@@ -100,8 +99,20 @@ impl Harness for Fresh {
     }
 
     fn ttl(&self) -> Duration {
-        // Requests queue at a server that handles one at a time.
-        if self.kind == Kind::Serial { Duration::from_secs(5) } else { Duration::from_secs(2) }
+        match (self.storage.ttls, self.storage.kind) {
+            (Some((shortest, _)), _) => shortest,
+            // Requests queue at a server that handles one at a time.
+            (None, Kind::Serial) => Duration::from_secs(5),
+            (None, _) => Duration::from_secs(2),
+        }
+    }
+
+    fn longest_ttl(&self) -> Duration {
+        self.storage.ttls.map_or(Ttl::MAX, |(_, longest)| longest)
+    }
+
+    fn limit(&self) -> Duration {
+        Duration::from_secs(60).max(self.ttl() * 8)
     }
 
     fn rounds(&self) -> usize {
@@ -121,6 +132,10 @@ impl Harness for Box<dyn Harness> {
 
     fn ttl(&self) -> Duration {
         (**self).ttl()
+    }
+
+    fn longest_ttl(&self) -> Duration {
+        (**self).longest_ttl()
     }
 
     fn limit(&self) -> Duration {

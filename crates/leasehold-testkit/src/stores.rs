@@ -69,7 +69,7 @@ stores! {
     #[cfg(feature = "gcs")]
     gcs::Gcs { gcs: http, gcs_existence: alone }
     #[cfg(feature = "azure")]
-    azure::Azure { azure: http }
+    azure::Azure { azure: http, azure_lease: alone }
     #[cfg(feature = "etcd")]
     etcd::Etcd { etcd: shared }
     #[cfg(feature = "kubernetes")]

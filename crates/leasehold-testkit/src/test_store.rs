@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
@@ -73,17 +74,25 @@ pub struct Storage {
     pub options: &'static str,
     /// The suites that it supports.
     pub kind: Kind,
+    /// The shortest and the longest ttl, if it does not have all.
+    pub ttls: Option<(Duration, Duration)>,
 }
 
 impl Storage {
     /// The storage of `server`, without options.
     pub const fn at(name: &'static str, server: Server, kind: Kind) -> Self {
-        Self { name, server: Some(server), options: "", kind }
+        Self { name, server: Some(server), options: "", kind, ttls: None }
     }
 
     /// A file or the memory of this process.
     pub const fn local(name: &'static str, kind: Kind) -> Self {
-        Self { name, server: None, options: "", kind }
+        Self { name, server: None, options: "", kind, ttls: None }
+    }
+
+    /// The same with no other ttls than these.
+    #[must_use]
+    pub const fn with_ttls(self, shortest: Duration, longest: Duration) -> Self {
+        Self { ttls: Some((shortest, longest)), ..self }
     }
 
     /// The same with the `options` of its store URL.

@@ -43,6 +43,8 @@ mod fake;
 mod faults_real;
 #[cfg(feature = "etcd")]
 mod frozen_etcd;
+#[cfg(feature = "azure")]
+mod interop_azure;
 #[cfg(feature = "dynamodb")]
 mod interop_dynamodb;
 #[cfg(feature = "etcd")]

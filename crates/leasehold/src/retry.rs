@@ -22,11 +22,21 @@ const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Repeats a request that is safe to repeat after transient errors, like throttling or a lost answer.
-pub(crate) async fn retry<T, F>(env: &Env, mut ask: impl FnMut() -> F) -> Result<T, StoreError>
+pub(crate) async fn retry<T, F>(env: &Env, ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let mut budget = RetryBudget::of_question(env);
+    repeated(&mut RetryBudget::of_question(env), ask).await
+}
+
+/// The same within `budget`.
+pub(crate) async fn repeated<T, F>(
+    budget: &mut RetryBudget<'_>,
+    mut ask: impl FnMut() -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
     loop {
         match budget.request(ask()).await {
             Ok(answer) => return Ok(answer),

@@ -424,6 +424,7 @@ mod tests {
             ("dynamodb://Table", "dynamodb://table"),
             ("dynamodb://t?region=a", "dynamodb://t?region=b"),
             ("s3://b?protocol=existence", "s3://b"),
+            ("azblob://a/c?protocol=lease", "azblob://a/c"),
             ("gs://b?endpoint=https://evil", "gs://b"),
             ("gs://b?endpoint=https://evil", "gs://b?endpoint=https://h"),
             ("etcd://h/x", "etcd://h/y"),

@@ -183,7 +183,8 @@ impl StoreUrl {
         let options = self.options.iter().filter_map(|(key, value)| {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
-                ("protocol", "lease") => return None, // The default.
+                // The default, except where it means the leases of the store itself.
+                ("protocol", "lease") if self.scheme != "azblob" => return None,
                 ("table", "leasehold" | "public.leasehold") => return None, // The default.
                 ("table", value) => value.strip_prefix("public.").unwrap_or(value),
                 ("context" | "master" | "prefix" | "protocol" | "region", value) => value,

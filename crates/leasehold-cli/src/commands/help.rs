@@ -165,7 +165,8 @@ Options of every store, after `?`:
 An unknown option is an error.
 
 On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
-cooldowns, and on s3 no fencing tokens.
+cooldowns, and on s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that use Azure's leases of
+blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldowns and order.
 
 `update` and `put` need an object on s3, gs or azblob, for example s3://bucket/path/counter.json?region=eu-west-1.
 

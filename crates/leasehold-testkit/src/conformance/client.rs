@@ -10,8 +10,8 @@ use leasehold::{ErrorKind, Guard, Holder, HolderInfo, LockName, Loss, LossReason
 
 use super::Harness;
 
-/// A ttl for cases in which no lease lapses.
-pub(super) const LONG: Duration = Duration::from_secs(120);
+/// A ttl for cases in which no lease lapses. No longer than the longest of any store.
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A client of the storage under test. Its methods fail the case if the store does not answer as expected.
 #[derive(Clone)]

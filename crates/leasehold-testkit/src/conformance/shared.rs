@@ -65,7 +65,8 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
 pub async fn the_loss_of_one_part_is_the_loss_of_an_exclusive_hold(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
-    let guard = one.within("the hold", here.rw_lock("x").ttl(harness.ttl() * 5).exclusive()).await.unwrap();
+    let guard =
+        one.within("the hold", here.rw_lock("x").ttl(LONG.min(harness.ttl() * 5)).exclusive()).await.unwrap();
     let part = name("x/shared-3");
     let token = two.inspect(&part).await.token.unwrap();
     assert_eq!(two.evict(&part, token).await, Evicted::Evicted);

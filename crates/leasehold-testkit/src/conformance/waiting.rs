@@ -11,7 +11,7 @@ use super::client::{Client, LONG, name};
 pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
-    let mut grant = one.granted(&lock, Ttl::MAX).await;
+    let mut grant = one.granted(&lock, harness.longest_ttl()).await;
     let seen = two.refused(&lock).await;
     let woken = async {
         two.store.changed(&lock, &seen).await.unwrap();
@@ -30,7 +30,7 @@ pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
 pub async fn a_waiter_that_comes_after_the_release_is_not_left_waiting(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
-    let mut grant = one.granted(&lock, Ttl::MAX).await;
+    let mut grant = one.granted(&lock, harness.longest_ttl()).await;
     let seen = two.refused(&lock).await;
     one.release(&mut grant).await;
     two.within("waking up", two.store.changed(&lock, &seen)).await.unwrap();
@@ -41,7 +41,7 @@ pub async fn a_waiter_that_comes_after_the_release_is_not_left_waiting(harness: 
 pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
-    let grant = one.granted(&lock, Ttl::MAX).await;
+    let grant = one.granted(&lock, harness.longest_ttl()).await;
     two.refused(&lock).await;
     let evicted = async {
         one.env().sleep(harness.ttl() / 4).await;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
@@ -15,13 +16,37 @@ use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
 use crate::conformance::Harness;
 use crate::harness::{Fresh, delete_record};
 use crate::http;
-use crate::launch::{Launch, STORE, measured, program};
+use crate::launch::{Launch, STORE, measured, options, program};
+use crate::peers::Program;
 use crate::servers::{Server, below, endpoint, parsed};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
     /// Azurite, Microsoft's emulator of Azure Storage.
     pub const AZURITE: Self = Self { variable: "LEASEHOLD_TEST_AZURE" };
+}
+
+impl Program {
+    /// A peer: the leases of azure-storage-blob.
+    pub const AZURE_PY: Self = Self::peer("LEASEHOLD_TEST_PEER_AZURE_PY", container);
+}
+
+/// The peer's name for the container of a store URL.
+fn container(url: &str) -> Vec<String> {
+    let url = format!("http://{}/{ACCOUNT}/{}", Server::AZURITE.address(), location(url).0);
+    options(&[("--container", &url)])
+}
+
+/// The container and the prefix in a store URL.
+fn location(url: &str) -> (String, String) {
+    let url = parsed(url);
+    let (container, prefix) = url.path().trim_start_matches('/').split_once('/').unwrap_or_default();
+    (container.to_owned(), prefix.to_owned())
+}
+
+/// The name of the blob of a lock that is a lease, in its container.
+pub fn leased_blob(url: &str, name: &str) -> String {
+    format!("{}/{name}", location(url).1)
 }
 
 /// Azure Blob Storage.
@@ -45,7 +70,13 @@ impl TestStore for Azure {
     }
 
     fn storages(&self) -> &'static [Storage] {
-        const { &[Storage::at("azure", Server::AZURITE, Kind::Http)] }
+        const {
+            let leases = Storage::at("azure_lease", Server::AZURITE, Kind::Alone).with("protocol=lease");
+            &[
+                Storage::at("azure", Server::AZURITE, Kind::Http),
+                leases.with_ttls(Duration::from_secs(15), Duration::from_secs(60)),
+            ]
+        }
     }
 
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
@@ -53,10 +84,21 @@ impl TestStore for Azure {
     }
 
     async fn delete_record(&self, url: &str, name: &LockName) {
-        delete_record(&register(url), &object(url, name)).await;
+        if !is_by_lease(url) {
+            return delete_record(&register(url), &object(url, name)).await;
+        }
+        // Azure deletes no blob that is leased.
+        let path = format!("/{ACCOUNT}{}/{name}?comp=lease&{SAS}", parsed(url).path());
+        let break_now = "x-ms-lease-action: break\r\nx-ms-lease-break-period: 0\r\n";
+        let broken = http::exchange(&Server::AZURITE.address(), "PUT", &path, break_now, b"").await.unwrap();
+        assert_eq!(broken.0, 202, "{broken:?}");
+        delete_record(&register(url), name.as_str()).await;
     }
 
     async fn vouch_for(&self, url: &str) {
+        if is_by_lease(url) {
+            return;
+        }
         vouch(&register(url), true, "\"0x1\"").await;
     }
 
@@ -92,6 +134,11 @@ impl TestStore for Azure {
             server: Some(|folder| measured(&Azurite, folder)),
         }
     }
+}
+
+/// Whether locks at `url` are leases of blobs.
+fn is_by_lease(url: &str) -> bool {
+    url.contains("protocol=lease")
 }
 
 /// Azurite, with its data in memory.

@@ -1,5 +1,7 @@
 //! Azure Blob Storage: a register of block blobs, with preconditions on entity tags.
 //!
+//! With `?protocol=lease`, locks are Azure's own leases of blobs (`leases`).
+//!
 //! `docs/stores/azure.md` has the layout, the roles and the limits.
 
 mod config;
@@ -8,7 +10,11 @@ mod errors;
 mod examine;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
+#[cfg(test)]
+mod lease_tests;
+mod leases;
 mod sign;
+mod signature;
 mod wire;
 #[cfg(test)]
 mod wire_tests;
@@ -24,7 +30,8 @@ use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue};
 
 use self::config::{Access, Location};
 use self::credentials::{Credentials, Proof};
-use self::errors::{Place, meaning};
+use self::errors::{Place, Requested, meaning};
+use self::leases::AzureLeases;
 use self::wire::Request;
 use super::answer::Trouble;
 use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
@@ -51,7 +58,7 @@ const METADATA_BYTES: usize = 8_192;
 const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
 
 /// Opens leases on the container and prefix that `url` names:
-/// `azblob://account/container/prefix?endpoint=&credentials=&key_file=&sas_file=&proxy=&ca=&store_clock=&margin=`.
+/// `azblob://account/container/prefix?protocol=&endpoint=&credentials=&key_file=&sas_file=&proxy=&ca=&store_clock=&margin=`.
 ///
 /// Sends no request. Credentials are loaded with the first request.
 ///
@@ -71,9 +78,12 @@ const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
 /// certificates.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
-    let keys = Keys::below(&location.prefix);
+    let (keys, by_lease) = (location.keys(), location.by_lease);
     let register = AzureRegister::new(location.access, keys, Contents::Records, options.env.clone())?;
-    Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
+    Ok(match by_lease {
+        true => Arc::new(AzureLeases::new(register)),
+        false => Arc::new(RegisterLeases::new(Arc::new(register), options)),
+    })
 }
 
 /// Opens the folder of the blob that `url` names, and returns the blob's key in it:
@@ -116,7 +126,7 @@ impl AzureRegister {
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
-        let keys = Keys::below(&location.prefix);
+        let keys = location.keys();
         Self::new(location.access, keys, Contents::Objects, options.env)
     }
 
@@ -222,11 +232,12 @@ impl AzureRegister {
     /// Sends one request. Returns the headers and the body of the response. Explains every failure.
     async fn ask(
         &self,
-        operation: Operation,
+        requested: impl Into<Requested>,
         blob: &str,
         request: Request,
     ) -> Result<(HeaderMap, Bytes), Meaning> {
-        let explain = |trouble| meaning(operation, blob, &self.place, trouble);
+        let requested = requested.into();
+        let explain = |trouble| meaning(requested, blob, &self.place, trouble);
         let signed =
             self.credentials.proof().await.map_err(|error| {
                 explain(Trouble::Credentials { detail: error.detail, before: error.before })
@@ -258,8 +269,8 @@ impl AzureRegister {
                 && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
             Err(explain(Trouble::Answered(answer)))
         };
-        let expected = match operation {
-            Operation::Read => Expected::Contents(self.contents, blob),
+        let expected = match requested {
+            Requested::Object(Operation::Read) => Expected::Contents(self.contents, blob),
             _ => Expected::Answer(MOST_ANSWER_BYTES),
         };
         https::exchange(&self.env, uploaded, answer, expected, explain).await

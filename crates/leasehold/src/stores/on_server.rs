@@ -30,7 +30,7 @@ use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Released, Renewal,
     Status, Swept, Token, Ttl, Watch, attempt_limit,
 };
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 /// The time limit of operations that have no limit from their caller.
@@ -160,22 +160,6 @@ fn copy(grant: &Grant) -> Grant {
 
 fn budget<L: ServerLeases>(leases: &L, limit: Duration, ttl: Ttl) -> RetryBudget<'_> {
     RetryBudget::new(leases.env(), limit, attempt_limit(ttl))
-}
-
-/// Sends a request that may be repeated, with retries.
-pub(super) async fn repeated<T, F>(
-    budget: &mut RetryBudget<'_>,
-    mut ask: impl FnMut() -> F,
-) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    loop {
-        match budget.request(ask()).await {
-            Ok(answer) => return Ok(answer),
-            Err(error) => budget.pause_after(error).await?,
-        }
-    }
 }
 
 #[async_trait]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::objects::{checked_object, checked_prefix};
+use crate::stores::objects::{Keys, checked_object, checked_prefix};
 use crate::stores::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
@@ -78,9 +78,20 @@ pub(super) struct Location {
     pub(super) access: Access,
     /// Without `/` at either end; may be empty.
     pub(super) prefix: String,
+    /// Whether locks are Azure's own leases of blobs, and not records.
+    pub(super) by_lease: bool,
 }
 
 impl Location {
+    /// The keys of the locks.
+    pub(super) fn keys(&self) -> Keys {
+        match self.by_lease {
+            false => Keys::below(&self.prefix),
+            // Other programs do not know leasehold's encoding.
+            true => Keys::verbatim(&self.prefix),
+        }
+    }
+
     /// Parses `url`, and its settings for `options`. `environment` returns variables.
     pub(super) fn from_url(
         mut url: StoreUrl,
@@ -89,9 +100,19 @@ impl Location {
     ) -> Result<Self, Error> {
         let (access, path) = Access::take(&mut url, environment)?;
         let prefix = checked_prefix(&path, "azblob://account/container/team/locks")?;
+        let by_lease = match url.take("protocol").as_deref() {
+            None => false,
+            Some("lease") => true,
+            Some(other) => {
+                return Err(Error::invalid(format!("there is no protocol {other:?}")).with_help(
+                    "without the option, locks are records of leasehold; `protocol=lease` shares locks with programs that \
+                     use Azure's leases of blobs",
+                ));
+            }
+        };
         url.take_common(options)?;
         url.finish()?;
-        Ok(Self { access, prefix })
+        Ok(Self { access, prefix, by_lease })
     }
 
     /// Parses `url` as that of an object. Returns its location, and its key there.
@@ -102,7 +123,7 @@ impl Location {
         let (access, path) = Access::take(&mut url, environment)?;
         let (prefix, key) = checked_object(&path, "azblob://account/container/path/counter.json")?;
         url.finish()?;
-        Ok((Self { access, prefix }, key))
+        Ok((Self { access, prefix, by_lease: false }, key))
     }
 }
 
@@ -342,6 +363,7 @@ mod tests {
             ("azblob://acct1/locks?key_file=/k&sas_file=/s", "several"),
             ("azblob://acct1/locks?credentials=x", "credentials"),
             ("azblob://acct1/locks?regoin=x", "regoin"),
+            ("azblob://acct1/locks?protocol=existence", "existence"),
         ] {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");

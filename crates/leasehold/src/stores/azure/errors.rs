@@ -29,19 +29,65 @@ impl Place {
     }
 }
 
-/// Returns the meaning of `trouble` for `operation` on the blob `key`.
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place };
+/// What was requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Requested {
+    Object(Operation),
+    /// A lease of a blob.
+    Lease,
+    /// To renew or end a lease, or a write under it.
+    KeepLease,
+}
+
+impl From<Operation> for Requested {
+    fn from(operation: Operation) -> Self {
+        Self::Object(operation)
+    }
+}
+
+impl Requested {
+    fn changes(self) -> bool {
+        match self {
+            Self::Object(operation) => operation.changes(),
+            Self::Lease | Self::KeepLease => true,
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Object(operation) => operation.verb(),
+            Self::Lease | Self::KeepLease => "lease",
+        }
+    }
+}
+
+/// Returns the meaning of `trouble` for what was `requested` of the blob `key`.
+pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: Trouble) -> Meaning {
+    let case = Case { requested, key, place };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
     let code = answer.code.as_deref().unwrap_or("");
-    match (operation, answer.status, code) {
-        (Operation::Read | Operation::Head, 404, "BlobNotFound") => Meaning::Absent,
-        (Operation::Replace | Operation::Delete, 404, "BlobNotFound")
-        | (Operation::Create, 409, "BlobAlreadyExists")
-        | (Operation::Create | Operation::Replace | Operation::Delete, 412, "ConditionNotMet") => {
+    match (requested, answer.status, code) {
+        (Requested::Object(Operation::Read | Operation::Head), 404, "BlobNotFound")
+        | (Requested::Lease | Requested::KeepLease, 404, "BlobNotFound")
+        // Without its container, a lease has ended too.
+        | (Requested::KeepLease, 404, "ContainerNotFound") => Meaning::Absent,
+        (Requested::Object(Operation::Replace | Operation::Delete), 404, "BlobNotFound")
+        | (Requested::Object(Operation::Create), 409, "BlobAlreadyExists")
+        | (
+            Requested::Object(Operation::Create | Operation::Replace | Operation::Delete),
+            412,
+            "ConditionNotMet",
+        )
+        | (
+            Requested::Object(Operation::Head),
+            412,
+            "LeaseIdMismatchWithBlobOperation" | "LeaseNotPresentWithBlobOperation" | "LeaseLost",
+        ) => Meaning::Conflict,
+        // The lease is another program's, or there is none.
+        (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
             Meaning::Conflict
         }
         _ => case.answered(&answer),
@@ -49,7 +95,7 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
 }
 
 struct Case<'a> {
-    operation: Operation,
+    requested: Requested,
     key: &'a str,
     place: &'a Place,
 }
@@ -57,7 +103,7 @@ struct Case<'a> {
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Place { account, container, .. } = self.place;
-        write!(f, "cannot {} azblob://{account}/{container}/{}", self.operation.verb(), self.key)
+        write!(f, "cannot {} azblob://{account}/{container}/{}", self.requested.verb(), self.key)
     }
 }
 
@@ -73,7 +119,7 @@ impl Case<'_> {
     }
 
     fn asked(&self) -> Asked<'_> {
-        let changes = self.operation.changes();
+        let changes = self.requested.changes();
         Asked { what: self, endpoint: &self.place.base, changes, sign_in: SIGN_IN }
     }
 
@@ -242,9 +288,37 @@ mod tests {
             (301, "", same("not invalid")),
         ] {
             for (operation, expected) in ALL.into_iter().zip(expected) {
-                let meaning = meaning(operation, "x.lock", &place(), answered(status, code));
+                let meaning = meaning(operation.into(), "x.lock", &place(), answered(status, code));
                 assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
             }
+        }
+    }
+
+    #[test]
+    fn every_answer_has_a_meaning_for_leases() {
+        let head = Requested::Object(Operation::Head);
+        for (requested, status, code, expected) in [
+            (Requested::Lease, 404, "BlobNotFound", "absent"),
+            (Requested::Lease, 404, "ContainerNotFound", "not invalid"),
+            (Requested::Lease, 409, "LeaseAlreadyPresent", "conflict"),
+            (Requested::Lease, 409, "LeaseIsBreakingAndCannotBeAcquired", "conflict"),
+            (Requested::Lease, 409, "BlobBeingRehydrated", "not invalid"),
+            (Requested::KeepLease, 404, "BlobNotFound", "absent"),
+            (Requested::KeepLease, 404, "ContainerNotFound", "absent"),
+            (Requested::KeepLease, 409, "LeaseIdMismatchWithLeaseOperation", "conflict"),
+            (Requested::KeepLease, 409, "LeaseNotPresentWithLeaseOperation", "conflict"),
+            (Requested::KeepLease, 409, "LeaseIsBrokenAndCannotBeRenewed", "conflict"),
+            (Requested::KeepLease, 412, "LeaseLost", "conflict"),
+            (Requested::KeepLease, 412, "LeaseIdMismatchWithBlobOperation", "conflict"),
+            (Requested::KeepLease, 503, "ServerBusy", "not unavailable"),
+            (Requested::KeepLease, 500, "OperationTimedOut", "maybe unavailable"),
+            (Requested::Lease, 500, "InternalError", "maybe unavailable"),
+            (head, 412, "LeaseIdMismatchWithBlobOperation", "conflict"),
+            (head, 412, "LeaseNotPresentWithBlobOperation", "conflict"),
+            (head, 412, "LeaseLost", "conflict"),
+        ] {
+            let meaning = meaning(requested, "x", &place(), answered(status, code));
+            assert_eq!(meaning.short(), expected, "{status} {code} {requested:?}");
         }
     }
 
@@ -260,7 +334,8 @@ mod tests {
             (400, "X", "endpoint"),
             (204, "", "endpoint"),
         ] {
-            let fault = meaning(Operation::Replace, "x.lock", &place(), answered(status, code)).fault();
+            let fault =
+                meaning(Operation::Replace.into(), "x.lock", &place(), answered(status, code)).fault();
             assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
             assert!(fault.message.contains("azblob://acct1/locks/x.lock"), "{fault:?}");
         }
@@ -271,7 +346,7 @@ mod tests {
         let of = |code: &str, change: fn(&mut Answer)| {
             let mut answer = Answer { status: 403, code: Some(code.to_owned()), ..Answer::default() };
             change(&mut answer);
-            meaning(Operation::Replace, "x", &place(), Trouble::Answered(answer)).short()
+            meaning(Operation::Replace.into(), "x", &place(), Trouble::Answered(answer)).short()
         };
         assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
         assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");

@@ -17,7 +17,7 @@ impl AzureRegister {
         examined
     }
 
-    async fn container(&self) -> Finding {
+    pub(super) async fn container(&self) -> Finding {
         const CHECK: &str = "container";
         match self.ask(Operation::Head, "", wire::container(&self.place)).await {
             Ok((headers, _)) => retention(&headers),

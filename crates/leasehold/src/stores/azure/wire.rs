@@ -1,5 +1,7 @@
 //! Requests and responses of Azure's REST API, without their meaning.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{
@@ -109,6 +111,69 @@ pub(super) fn delete(place: &Place, blob: &str, version: &str) -> Result<Request
     Ok(request)
 }
 
+/// What to do with the lease of a blob.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lease {
+    /// Requests it, or renews it if it is held by the same id.
+    Acquire {
+        seconds: u64,
+    },
+    Renew,
+    Release,
+}
+
+const LEASE_ID: &str = "x-ms-lease-id";
+
+/// Acquires, renews or ends the lease `id`.
+pub(super) fn lease(place: &Place, blob: &str, action: Lease, id: &HeaderValue) -> Request {
+    let mut request = Request::of(Method::PUT, blob_path(place, blob)).with("comp", "lease");
+    let headers = &mut request.headers;
+    let (name, id_header) = match action {
+        Lease::Acquire { seconds } => {
+            headers.insert("x-ms-lease-duration", HeaderValue::from(seconds));
+            ("acquire", "x-ms-proposed-lease-id")
+        }
+        Lease::Renew => ("renew", LEASE_ID),
+        Lease::Release => ("release", LEASE_ID),
+    };
+    headers.insert("x-ms-lease-action", HeaderValue::from_static(name));
+    headers.insert(id_header, id.clone());
+    request.content = Some(Bytes::new());
+    request
+}
+
+/// As [`head`], if the blob is leased with `id`.
+pub(super) fn head_leased(place: &Place, blob: &str, id: &HeaderValue) -> Request {
+    let mut request = head(place, blob);
+    request.headers.insert(LEASE_ID, id.clone());
+    request
+}
+
+/// Replaces the metadata of a blob that is leased with `id`.
+pub(super) fn sign(
+    place: &Place,
+    blob: &str,
+    id: &HeaderValue,
+    user: BTreeMap<String, String>,
+) -> Result<Request, Fault> {
+    let mut request = Request::of(Method::PUT, blob_path(place, blob)).with("comp", "metadata");
+    request.headers.insert(LEASE_ID, id.clone());
+    write_user_metadata(&mut request.headers, user)?;
+    request.content = Some(Bytes::new());
+    Ok(request)
+}
+
+/// Whether a response is about the lease `id`.
+pub(super) fn is_lease(headers: &HeaderMap, id: &HeaderValue) -> bool {
+    headers.get(LEASE_ID).is_some_and(|answered| answered.as_bytes().eq_ignore_ascii_case(id.as_bytes()))
+}
+
+/// Returns the state of the blob's lease, like `leased`, and its kind, like `infinite`.
+pub(super) fn lease_state(headers: &HeaderMap) -> (Option<&str>, Option<&str>) {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    (text("x-ms-lease-state"), text("x-ms-lease-duration"))
+}
+
 /// Lists a page of the names that start with `prefix`.
 pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
     let request = Request::of(Method::GET, container_path(place)).with("restype", "container");
@@ -177,7 +242,11 @@ fn write_metadata(headers: &mut HeaderMap, metadata: Metadata) -> Result<(), Fau
             headers.insert(*name, header_value(name, &value)?);
         }
     }
-    for (name, value) in metadata.user {
+    write_user_metadata(headers, metadata.user)
+}
+
+fn write_user_metadata(headers: &mut HeaderMap, user: BTreeMap<String, String>) -> Result<(), Fault> {
+    for (name, value) in user {
         let header = HeaderName::try_from(format!("{META}{}", stored_name(&name)));
         let header = header.map_err(|_| {
             Fault::new(ErrorKind::Invalid, format!("{name:?} is no name for metadata of a blob"))

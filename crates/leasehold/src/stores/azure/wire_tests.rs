@@ -8,21 +8,26 @@ use crate::clock::micros;
 use crate::stores::scripted::{Reply, Seen, Server, answer};
 use crate::stores::transport::Transport;
 
-const HEADERS: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-request-id: r\r\nETag: \"0x8DB\"\r\n";
+pub(super) const HEADERS: &str =
+    "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-request-id: r\r\nETag: \"0x8DB\"\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
 
 fn register_with(server: &Server, source: Source) -> AzureRegister {
+    register_in(server, source, Env::system())
+}
+
+pub(super) fn register_in(server: &Server, source: Source, env: Env) -> AzureRegister {
     let place =
         Place { account: "acct1".into(), container: "locks".into(), base: format!("{}/acct1", server.url) };
     let access = Access { place, transport: Transport::default(), source };
-    AzureRegister::new(access, Keys::below("pre/fix"), Contents::Records, Env::system()).unwrap()
+    AzureRegister::new(access, Keys::below("pre/fix"), Contents::Records, env).unwrap()
 }
 
 fn register(server: &Server) -> AzureRegister {
     register_with(server, Source::Anonymous)
 }
 
-fn refused(status: &str, code: &str) -> String {
+pub(super) fn refused(status: &str, code: &str) -> String {
     let body = format!(
         "\u{feff}<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m\nRequestId:1</Message></Error>"
     );

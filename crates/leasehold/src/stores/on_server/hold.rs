@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::record::State;
-use super::{Changed, ReleaseAsked, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use super::{Changed, ReleaseAsked, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::{Deadline, Moment};
 use crate::error::StoreError;
 use crate::lease::{
     Evicted, Grant, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit, deadline,
 };
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
 
 pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> Result<Renewal, StoreError> {

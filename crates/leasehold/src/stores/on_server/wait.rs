@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, repeated, rules};
+use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::timeout;
 use crate::error::StoreError;
 use crate::lease::{self, Claim, HolderInfo, Id, Ttl};
+use crate::retry::repeated;
 use crate::runtime::pacing::{Pacing, expected};
 use crate::types::LockName;
 

@@ -19,12 +19,10 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
-use crate::retry::RetryBudget;
+use crate::retry::{RetryBudget, repeated};
 use crate::stores::on_server::calls::Calls;
 use crate::stores::on_server::record::Record;
-use crate::stores::on_server::{
-    Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until, repeated,
-};
+use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;
 
 /// The number of names that are read at a time.

@@ -1,0 +1,89 @@
+//! On one blob with azure-storage-blob, Microsoft's client for Python, as processes. `./test` installs it.
+
+use std::path::Path;
+
+use leasehold::{ErrorKind, Locker};
+use leasehold_testkit::harness::Fresh;
+use leasehold_testkit::peers::Program;
+use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::stores;
+use leasehold_testkit::stores::azure::leased_blob;
+
+use crate::workers::Worker;
+
+fn peer(fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -> Process {
+    let blob = leased_blob(fresh.url(), "lock");
+    Program::AZURE_PY.start(verb, fresh.url(), &blob, &[&["--ttl", ttl], more].concat())
+}
+
+fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
+    (vec![word.to_owned()], Some(code))
+}
+
+#[tokio::test]
+async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+    let fresh = stores::fresh("azure_lease");
+    let locker = Locker::open(fresh.url()).await.unwrap();
+    let lock = locker.lock("lock");
+    for (ttl, shown) in [("60", "by another program"), ("-1", "without an end")] {
+        let mut theirs = peer(&fresh, "hold", ttl, &[]);
+        theirs.says("granted").await;
+        let error = lock.try_acquire().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Held && error.to_string().contains(shown), "{error:?}");
+        assert_eq!(theirs.end().await, says("released", 0));
+        let guard = within("a grant", lock.acquire()).await.unwrap();
+        assert_eq!(peer(&fresh, "try", "60", &[]).end().await, says("held", 1));
+        guard.release().await.unwrap();
+    }
+    assert_eq!(peer(&fresh, "try", "60", &[]).end().await, says("granted", 0));
+}
+
+/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
+#[tokio::test]
+async fn each_succeeds_the_other_when_it_has_died() {
+    let fresh = stores::fresh("azure_lease");
+    let mut theirs = peer(&fresh, "hold", "15", &[]);
+    theirs.says("granted").await;
+    theirs.kill().await;
+    let mut dying = Worker::start("hold", fresh.url(), "lock", &["--ttl", "15"]);
+    dying.granted().await;
+    dying.kill().await;
+    let mut next = peer(&fresh, "hold", "60", &[]);
+    next.says("granted").await;
+    assert_eq!(next.end().await, says("released", 0));
+}
+
+#[tokio::test]
+async fn two_of_ours_and_two_of_theirs_count_exactly() {
+    const ADD: usize = 5;
+    let fresh = stores::fresh("azure_lease");
+    let file = fresh.folder().join("counter");
+    std::fs::write(&file, "0").unwrap();
+    let times = ADD.to_string();
+    let more = ["--file", file.to_str().unwrap(), "--times", &times];
+    let theirs: Vec<_> = (0..2).map(|_| peer(&fresh, "increment", "60", &more)).collect();
+    let options = [&["--ttl", "60"], &more[..]].concat();
+    let ours: Vec<_> = (0..2).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
+    let mut held = Vec::new();
+    for worker in ours {
+        let (said, code) = worker.end().await;
+        assert_eq!(code, Some(0), "one of ours failed");
+        held.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[1], numbers[2])));
+    }
+    for peer in theirs {
+        let (said, code) = peer.end().await;
+        assert_eq!(code, Some(0), "one of theirs failed");
+        held.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
+    }
+    assert_eq!(read(&file), (4 * ADD).to_string());
+    held.sort_unstable();
+    assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {held:?}");
+}
+
+fn numbers(line: &str) -> Vec<u128> {
+    line.split(' ').map(|number| number.parse().unwrap()).collect()
+}
+
+fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap().trim().to_owned()
+}

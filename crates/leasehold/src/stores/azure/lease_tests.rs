@@ -1,0 +1,446 @@
+//! Leases against a scripted server: the requests that are sent, and what each answer means.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::TryStreamExt;
+
+use super::config::Source;
+use super::signature::lease_id;
+use super::wire_tests::{HEADERS, refused, register_in};
+use super::*;
+use crate::clock::TestClock;
+use crate::diagnosis::{Diagnose, Examination};
+use crate::lease::{
+    AcquireOutcome, Claim, Evicted, Grant, Holder, Id, LossReason, Released, Renewal, State, Ttl, Watch,
+    deadline,
+};
+use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::types::LockName;
+
+const ID: &str = "0123456789abcdef0123456789abcdef";
+const GUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
+
+/// A store, and its clock.
+fn store(server: &Server) -> (AzureLeases, Arc<TestClock>) {
+    let clock = Arc::new(TestClock::default());
+    let env = Env::seeded(clock.clone(), 1);
+    let mut blobs = register_in(server, Source::Anonymous, env);
+    blobs.keys = Keys::verbatim("pre/fix");
+    (AzureLeases::new(blobs), clock)
+}
+
+fn claim(store: &AzureLeases, seconds: u64) -> Claim {
+    let ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
+    let holder = Holder { name: "ann".into(), host: "h".into(), pid: 7, note: None, value: None };
+    let mut claim = Claim::new(store.env(), LockName::new("x").unwrap(), ttl, holder);
+    claim.id = ID.parse().unwrap();
+    claim
+}
+
+fn grant(store: &AzureLeases) -> Grant {
+    let Claim { name, id, ttl, .. } = claim(store, 30);
+    let deadline = deadline(ttl, store.env().now());
+    Grant { name, token: signature::number(id), after: None, id, ttl, deadline, memo: None }
+}
+
+/// Which step a request is.
+fn step(seen: &Seen) -> &'static str {
+    let action = |name: &str| seen.has(&format!("x-ms-lease-action: {name}"));
+    match seen.line.split(' ').next() {
+        Some("PUT") if action("acquire") => "acquire",
+        Some("PUT") if action("renew") => "renew",
+        Some("PUT") if action("release") => "release",
+        Some("PUT") if seen.line.ends_with("?comp=metadata") => "sign",
+        Some("PUT") => "create",
+        Some("HEAD") if seen.head.contains("x-ms-lease-id") => "verify",
+        Some("HEAD") => "look",
+        _ => "other",
+    }
+}
+
+fn steps(server: &Server) -> Vec<&'static str> {
+    server.requests().iter().map(step).collect()
+}
+
+fn leased(id: &str) -> String {
+    answer("201 Created", &format!("{HEADERS}x-ms-lease-id: {id}\r\n"), "")
+}
+
+/// The answer to a HEAD request. The length is that of the blob.
+fn blob(state: &str, more: &str) -> String {
+    answer("200 OK", &format!("{HEADERS}x-ms-lease-state: {state}\r\n{more}"), "")
+}
+
+fn signed_by(id: &str, name: &str) -> String {
+    let json = format!(r#"{{"id":"{id}","holder":{{"name":"{name}","host":"h","pid":7}}}}"#);
+    format!("x-ms-meta-leasehold_holder: {json}\r\n")
+}
+
+/// Answers as Azure does for a blob that has no lease but ours.
+fn ours(seen: &Seen) -> Reply {
+    Reply::Answer(match step(seen) {
+        "acquire" | "renew" => leased(GUID),
+        "release" | "sign" => answer("200 OK", HEADERS, ""),
+        "create" => answer("201 Created", HEADERS, ""),
+        _ => blob("leased", &signed_by(ID, "ann")),
+    })
+}
+
+#[tokio::test]
+async fn a_lock_is_a_lease_of_the_blob_with_its_name() {
+    let exists = AtomicUsize::new(0);
+    let server = Server::start(move |seen| match step(seen) {
+        "acquire" if exists.load(Ordering::Relaxed) == 0 => Reply::Answer(refused("404 X", "BlobNotFound")),
+        "create" => {
+            exists.store(1, Ordering::Relaxed);
+            ours(seen)
+        }
+        "verify" => Reply::Answer(blob("leased", "x-ms-meta-other: kept\r\n")),
+        _ => ours(seen),
+    })
+    .await;
+    let (store, _) = store(&server);
+    let mut asked = claim(&store, 20);
+    asked.ttl = Ttl::new(Duration::from_millis(19_001)).unwrap();
+    asked.lock_delay = Duration::from_secs(5);
+    let AcquireOutcome::Granted(mut grant) = store.try_acquire(&asked).await.unwrap() else { panic!() };
+    let requests = server.requests();
+    let [first, create, again, _, sign] = &requests[..] else { panic!("{requests:?}") };
+    assert_eq!(
+        requests.iter().map(step).collect::<Vec<_>>(),
+        ["acquire", "create", "acquire", "verify", "sign"]
+    );
+    assert_eq!(first.line, "PUT /acct1/locks/pre/fix/x?comp=lease");
+    for header in [&format!("x-ms-proposed-lease-id: {GUID}"), "x-ms-lease-duration: 25", "content-length: 0"]
+    {
+        assert!(first.has(header) && again.has(header), "{header}: {first:?} {again:?}");
+    }
+    assert!(create.has("if-none-match: *") && create.body.is_empty(), "{create:?}");
+    assert!(sign.has(&format!("x-ms-lease-id: {GUID}")) && sign.has("x-ms-meta-other: kept"), "{sign:?}");
+    let holder =
+        r#"x-ms-meta-leasehold_holder: {"id":"0123456789abcdef0123456789abcdef","holder":{"name":"ann""#;
+    assert!(sign.head.contains(holder), "{sign:?}");
+    assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
+    assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
+    let [renew, release] = &server.requests()[..] else { panic!() };
+    for (seen, action) in [(renew, "renew"), (release, "release")] {
+        assert_eq!((step(seen), seen.has(&format!("x-ms-lease-id: {GUID}"))), (action, true), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn azure_has_leases_of_15_to_60_seconds_only() {
+    let server = Server::start(ours).await;
+    let (store, _) = store(&server);
+    for (ttl, delay) in [(14, 0), (61, 0), (30, 31), (10, 5)] {
+        let mut claim = claim(&store, ttl);
+        claim.lock_delay = Duration::from_secs(delay);
+        let error = store.try_acquire(&claim).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Invalid, "{ttl} {delay}: {error:?}");
+        assert!(error.to_string().contains("15 s to 60 s"), "{error}");
+    }
+    assert_eq!(steps(&server), [""; 0]);
+    for ttl in [15, 60] {
+        assert!(matches!(store.try_acquire(&claim(&store, ttl)).await.unwrap(), AcquireOutcome::Granted(_)));
+    }
+}
+
+/// A server that ignores the parameters of a lease would answer every client with success.
+#[tokio::test]
+async fn an_answer_without_the_id_of_the_lease_grants_nothing() {
+    for headers in [HEADERS.to_owned(), format!("{HEADERS}x-ms-lease-id: {}\r\n", GUID.replace('0', "f"))] {
+        let server = Server::always(answer("201 Created", &headers, "")).await;
+        let (store, _) = store(&server);
+        let error = store.try_acquire(&claim(&store, 30)).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+        let error = store.renew(&mut grant(&store)).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    }
+}
+
+/// What others are told of the holder of a leased blob.
+#[tokio::test]
+async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
+    let theirs = "f".repeat(32);
+    for (state, verified, holder) in [
+        ("leased", blob("leased", &signed_by(&theirs, "bob")), Some("bob")),
+        ("leased", refused("412 X", "LeaseIdMismatchWithBlobOperation"), None),
+        ("breaking", refused("412 X", "LeaseNotPresentWithBlobOperation"), None),
+    ] {
+        let server = Server::start(move |seen| {
+            Reply::Answer(match step(seen) {
+                "acquire" => refused("409 X", "LeaseAlreadyPresent"),
+                "verify" => verified.clone(),
+                _ => blob(state, &signed_by(&"f".repeat(32), "bob")),
+            })
+        })
+        .await;
+        let (store, _) = store(&server);
+        let AcquireOutcome::Held(held) = store.try_acquire(&claim(&store, 30)).await.unwrap() else {
+            panic!()
+        };
+        assert_eq!(held.holder.as_ref().map(|holder| holder.name.as_str()), holder);
+        assert_eq!(held.foreign.is_none(), holder.is_some());
+        assert_eq!(steps(&server), ["acquire", "look", "verify"]);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_of_another_program_is_held_and_never_ended() {
+    for kind in ["fixed", "infinite"] {
+        let server = Server::start(move |seen| {
+            Reply::Answer(match step(seen) {
+                "acquire" => refused("409 X", "LeaseAlreadyPresent"),
+                _ => blob("leased", &format!("x-ms-lease-duration: {kind}\r\n")),
+            })
+        })
+        .await;
+        let (store, _) = store(&server);
+        let claim = claim(&store, 30);
+        let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+        assert_eq!(held.to_string().contains("without an end"), kind == "infinite", "{held}");
+        assert_eq!(store.evict(&claim.name, signature::number(claim.id)).await.unwrap(), Evicted::Changed);
+        assert_eq!(steps(&server), ["acquire", "look", "look"]);
+    }
+}
+
+/// Its state is another program's: not even its metadata is changed.
+#[tokio::test]
+async fn a_blob_with_contents_is_leased_and_not_written() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match step(seen) {
+            "acquire" => leased(GUID),
+            _ => blob("leased", "").replace("Content-Length: 0", "Content-Length: 7"),
+        })
+    })
+    .await;
+    let (store, _) = store(&server);
+    assert!(matches!(store.try_acquire(&claim(&store, 30)).await.unwrap(), AcquireOutcome::Granted(_)));
+    assert_eq!(steps(&server), ["acquire", "verify"]);
+}
+
+#[tokio::test]
+async fn a_lease_that_has_ended_is_lost() {
+    for (status, code, reason) in [
+        ("409 X", "LeaseIdMismatchWithLeaseOperation", LossReason::Ended),
+        ("409 X", "LeaseNotPresentWithLeaseOperation", LossReason::Ended),
+        ("409 X", "LeaseIsBrokenAndCannotBeRenewed", LossReason::Ended),
+        ("412 X", "LeaseLost", LossReason::Ended),
+        ("404 X", "BlobNotFound", LossReason::Deleted),
+        ("404 X", "ContainerNotFound", LossReason::Deleted),
+    ] {
+        let server = Server::start(move |seen| {
+            Reply::Answer(match step(seen) {
+                "renew" | "release" => refused(status, code),
+                _ => blob("available", ""),
+            })
+        })
+        .await;
+        let (store, _) = store(&server);
+        let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!("{code}") };
+        assert_eq!(loss.reason, reason, "{code}");
+        assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_another_client_has_by_now_was_taken_over() {
+    let server = Server::start(|seen| {
+        Reply::Answer(match step(seen) {
+            "renew" => refused("409 X", "LeaseIdMismatchWithLeaseOperation"),
+            _ => blob("leased", &signed_by(&"f".repeat(32), "bob")),
+        })
+    })
+    .await;
+    let (store, _) = store(&server);
+    let Renewal::Lost(loss) = store.renew(&mut grant(&store)).await.unwrap() else { panic!() };
+    let LossReason::TakenOver { by } = loss.reason else { panic!("{loss:?}") };
+    assert_eq!(by.holder.unwrap().name, "bob");
+}
+
+/// Azure renews a lease that has expired, if no other client has taken it since. Its guard was told that it is lost.
+#[tokio::test]
+async fn only_the_local_deadline_says_how_long_a_grant_is_valid() {
+    let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
+    let server = Server::start({
+        let moved = moved.clone();
+        move |seen| {
+            if let Some(clock) = moved.get() {
+                clock.suspend(Duration::from_secs(30));
+            }
+            ours(seen)
+        }
+    })
+    .await;
+    let (store, clock) = store(&server);
+    let mut over = grant(&store);
+    clock.suspend(Duration::from_secs(30));
+    assert!(matches!(store.renew(&mut over).await.unwrap(), Renewal::Lost(_)));
+    assert_eq!(steps(&server), [""; 0], "the deadline had passed");
+    let mut late = grant(&store);
+    moved.set(clock).unwrap();
+    let Renewal::Lost(loss) = store.renew(&mut late).await.unwrap() else {
+        panic!("the answer came too late")
+    };
+    assert_eq!(loss.reason, LossReason::Expired { last_error: None });
+    assert_eq!(steps(&server), ["renew"]);
+}
+
+/// Azure knows a lease by its id alone. A release that arrives later would end a lease that was acquired again under
+/// this id, so the claim is over.
+#[tokio::test]
+async fn a_late_grant_is_lost_whatever_the_answer_to_its_release() {
+    for released in [Some("200 OK"), Some("409 LeaseNotPresentWithLeaseOperation"), Some("403 Denied"), None]
+    {
+        let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
+        let server = Server::start({
+            let moved = moved.clone();
+            move |seen| match (step(seen), released) {
+                ("acquire", _) => {
+                    moved.get().unwrap().suspend(Duration::from_secs(30));
+                    ours(seen)
+                }
+                ("release", Some("200 OK")) => ours(seen),
+                ("release", Some(status)) => {
+                    let code = status.split_once(' ').unwrap().1;
+                    Reply::Answer(refused(status, code))
+                }
+                ("release", None) => {
+                    // So that the store soon gives up.
+                    moved.get().unwrap().suspend(Duration::from_secs(10));
+                    Reply::Hang
+                }
+                _ => ours(seen),
+            }
+        })
+        .await;
+        let (store, clock) = store(&server);
+        moved.set(clock).unwrap();
+        let AcquireOutcome::Lost(loss) = store.try_acquire(&claim(&store, 30)).await.unwrap() else {
+            panic!("{released:?}")
+        };
+        assert_eq!(loss.reason, LossReason::Expired { last_error: None }, "{released:?}");
+        assert!(steps(&server).contains(&"release"), "{released:?}");
+    }
+}
+
+/// The second request is granted too, under the same id.
+#[tokio::test]
+async fn a_lost_answer_is_resolved_by_asking_again() {
+    let turns = AtomicUsize::new(0);
+    let server = Server::start(move |seen| match turns.fetch_add(1, Ordering::Relaxed) {
+        0 => Reply::Hang,
+        _ => ours(seen),
+    })
+    .await;
+    let (store, _) = store(&server);
+    assert!(matches!(store.try_acquire(&claim(&store, 30)).await.unwrap(), AcquireOutcome::Granted(_)));
+    assert_eq!(steps(&server), ["acquire", "acquire", "verify", "sign"]);
+}
+
+/// The release was applied, and its answer was lost.
+#[tokio::test]
+async fn a_release_whose_answer_was_lost_is_a_release() {
+    let turns = AtomicUsize::new(0);
+    let server = Server::start(move |_| match turns.fetch_add(1, Ordering::Relaxed) {
+        0 => Reply::Hang,
+        _ => Reply::Answer(refused("409 X", "LeaseNotPresentWithLeaseOperation")),
+    })
+    .await;
+    let (store, _) = store(&server);
+    let mut ours = grant(&store);
+    assert_eq!(store.release(&mut ours, None).await.unwrap(), Released::Released);
+    assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost);
+}
+
+/// The eviction ends the lease of the holder that was named, by its id, and not the lease of its successor.
+#[tokio::test]
+async fn an_eviction_ends_the_lease_of_that_holder_only() {
+    for (answered, expected) in
+        [(None, Evicted::Evicted), (Some("LeaseIdMismatchWithLeaseOperation"), Evicted::Changed)]
+    {
+        let server = Server::start(move |seen| match (step(seen), answered) {
+            ("release", Some(code)) => Reply::Answer(refused("409 X", code)),
+            _ => ours(seen),
+        })
+        .await;
+        let (store, _) = store(&server);
+        let (name, id) = (LockName::new("x").unwrap(), ID.parse::<Id>().unwrap());
+        let token = signature::number(id);
+        assert_eq!(store.evict(&name, token).await.unwrap(), expected);
+        let [_, release] = &server.requests()[..] else { panic!() };
+        let header = format!("x-ms-lease-id: {}", lease_id(id).to_str().unwrap());
+        assert!(step(release) == "release" && release.has(&header), "{release:?}");
+        let other = crate::lease::Token::new(token.get() + 1).unwrap();
+        assert_eq!(store.evict(&name, other).await.unwrap(), Evicted::Changed);
+        assert_eq!(steps(&server), ["look"]);
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_when_the_lease_is_gone_or_has_another_holder() {
+    for (first, then) in [
+        ("leased", blob("expired", "")),
+        ("leased", blob("leased", &signed_by(&"e".repeat(32), "eve"))),
+        ("breaking", blob("broken", "")),
+    ] {
+        let turns = AtomicUsize::new(0);
+        let server = Server::start(move |seen| {
+            Reply::Answer(match (step(seen), turns.fetch_add(1, Ordering::Relaxed)) {
+                ("acquire", _) => refused("409 X", "LeaseIsBreakingAndCannotBeAcquired"),
+                (_, 0..4) => blob(first, &signed_by(&"f".repeat(32), "bob")),
+                _ => then.clone(),
+            })
+        })
+        .await;
+        let (store, _) = store(&server);
+        let claim = claim(&store, 30);
+        let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
+        store.turn(&claim, &held).await.unwrap();
+        assert_eq!(steps(&server), ["acquire", "look", "verify", "look", "look"]);
+    }
+}
+
+#[tokio::test]
+async fn a_blob_whose_name_is_no_lock_name_does_not_break_a_listing() {
+    let names = ["pre/fix/a", "pre/fix/", "pre/fix/b//c", "pre/fix/\u{202e}", "pre/fix/d%5Ce"];
+    let blobs: String = names.iter().map(|name| format!("<Blob><Name>{name}</Name></Blob>")).collect();
+    let listing = format!("<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>");
+    let server = Server::always(answer("200 OK", HEADERS, &listing)).await;
+    let (store, _) = store(&server);
+    let names: Vec<LockName> = store.list("").try_collect().await.unwrap();
+    assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "d\\e"]);
+    store.inspect(&names[1]).await.ok();
+    assert_eq!(server.requests()[1].line, "HEAD /acct1/locks/pre/fix/d%255Ce");
+}
+
+#[tokio::test]
+async fn what_a_lease_cannot_do_is_refused() {
+    let server = Server::start(ours).await;
+    let (store, _) = store(&server);
+    let error = store.release(&mut grant(&store), Some(Duration::from_secs(1))).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported);
+    assert_eq!(store.capabilities().to_string(), "");
+    assert_eq!(steps(&server), [""; 0], "nothing was released");
+    let mut examination = Examination::default();
+    let of = async |examination: &Examination| {
+        let examined = store.examine(examination).await;
+        examined.findings.iter().find(|finding| finding.check == "lease-duration").unwrap().verdict
+    };
+    assert_eq!(of(&examination).await, crate::diagnosis::CheckStatus::Passed);
+    examination.ttl = Ttl::new(Duration::from_secs(120)).unwrap();
+    assert_eq!(of(&examination).await, crate::diagnosis::CheckStatus::Failed);
+}
+
+#[tokio::test]
+async fn a_lock_without_a_lease_is_free() {
+    for free in
+        [blob("available", &signed_by(ID, "ann")), blob("expired", ""), refused("404 X", "BlobNotFound")]
+    {
+        let server = Server::always(free).await;
+        let (store, _) = store(&server);
+        let status = store.inspect(&LockName::new("x").unwrap()).await.unwrap();
+        assert_eq!((status.state, status.token), (State::Free, None));
+    }
+}
