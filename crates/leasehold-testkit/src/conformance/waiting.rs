@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, HolderInfo, Token, Ttl, deadline};
+use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, HolderInfo, Token, deadline};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
