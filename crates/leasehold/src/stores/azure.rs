@@ -27,7 +27,8 @@ use self::credentials::{Credentials, Proof};
 use self::errors::{Place, meaning};
 use self::wire::Request;
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
+use super::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::https::{self, date_us, trouble};
 use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -262,7 +263,7 @@ impl AzureRegister {
             Operation::Read => Expected::Contents(self.contents, blob),
             _ => Expected::Answer(MOST_ANSWER_BYTES),
         };
-        https::exchange(&self.env, uploaded, answer, expected, explain).await
+        exchange(&self.env, uploaded, answer, expected, explain).await
     }
 
     /// Returns `request` with its headers and the proof of who sends it.
