@@ -20,7 +20,10 @@
             feature = "kubernetes"
         ))
     ),
-    allow(dead_code, reason = "the fuzz targets send no requests, and the client of a server uses parts of it")
+    allow(
+        dead_code,
+        reason = "the fuzz targets send no requests, and the client of a server uses parts of it"
+    )
 )]
 mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]

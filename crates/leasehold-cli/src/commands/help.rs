@@ -171,7 +171,8 @@ cooldowns, and on s3 no fencing tokens.
 
 To check whether a store is safe and what is missing, run leasehold doctor -s URL.
 
-The cloud stores use the credentials, profiles and variables of their cloud.
+The cloud stores use the credentials, profiles and variables of their cloud. For https and http, LEASEHOLD_HTTP_TOKEN has
+the token of the server.
 ",
     );
     text

@@ -1,4 +1,6 @@
-//! Acquiring, renewing, checking and releasing.
+//! Acquiring, renewing, checking, releasing and withdrawing.
+
+mod bodies;
 
 use std::time::Duration;
 
@@ -9,9 +11,11 @@ use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
 use leasehold::lease::{End, Id, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
+use self::bodies::{
+    AcquireRequest, Checked, Hold, HolderRequest, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest,
+    Renewed, RenewedAll, RenewedOne, TicketRequest, WithdrawRequest, WithdrawnAnswer,
+};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
@@ -30,163 +34,6 @@ const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const MAX_NOTE: usize = 200;
 /// The length of an idempotency key.
 const KEY: std::ops::RangeInclusive<usize> = 16..=128;
-
-/// What to acquire.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct AcquireRequest {
-    /// The lock's name, such as `deploy/prod`.
-    #[schema(min_length = 1, max_length = 256)]
-    lock: String,
-    /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
-    ttl: Option<String>,
-    /// How long to wait for the lock, at most 60s. Not at all if it is missing.
-    wait: Option<String>,
-    /// What the lock is for. Everyone who sees the lock sees it.
-    #[schema(max_length = 200)]
-    note: Option<String>,
-    /// Acquire one of this many permits. The lock then has as many holders at a time.
-    #[schema(minimum = 1, maximum = 64)]
-    permits: Option<usize>,
-    /// Acquire the lock as a reader: at most eight at a time.
-    #[serde(default)]
-    shared: bool,
-    /// The id of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. A secret: anyone who knows
-    /// it can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
-    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
-    claim: Option<String>,
-    /// Who holds the lock, for others to see. The server itself if it is missing.
-    holder: Option<HolderRequest>,
-    /// How much longer others wait after the lease has lapsed, at most 24h.
-    lock_delay: Option<String>,
-    /// Ignore who waits in line.
-    #[serde(default)]
-    barge: bool,
-}
-
-/// A process that wants a lock.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct HolderRequest {
-    /// Its name. With an access file, that of the principal counts instead.
-    #[schema(max_length = 200)]
-    name: String,
-    #[schema(max_length = 200)]
-    host: String,
-    pid: u32,
-    /// What a leader advertises.
-    #[schema(max_length = 1024)]
-    value: Option<String>,
-}
-
-/// A hold. The client renews it.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Hold {
-    /// The right to renew and release the lock. A secret.
-    ticket: String,
-    /// The lock's name; for a permit or a reader, with its number.
-    lock: String,
-    /// The fencing token; null if the store has none.
-    token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
-    valid_ms: u64,
-    /// Renew when a third of this has passed.
-    ttl_ms: u64,
-    /// How long this request waited.
-    waited_ms: u64,
-}
-
-/// A hold that was renewed.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Renewed {
-    lock: String,
-    token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
-    valid_ms: u64,
-    ttl_ms: u64,
-}
-
-/// One ticket.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct TicketRequest {
-    ticket: String,
-}
-
-/// What to release.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ReleaseRequest {
-    ticket: String,
-    /// For how long the lock is not granted to anyone.
-    cooldown: Option<String>,
-}
-
-/// Which acquisition to withdraw.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WithdrawRequest {
-    #[schema(min_length = 1, max_length = 256)]
-    lock: String,
-    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
-    claim: String,
-}
-
-/// One ticket, or up to 100.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RenewRequest {
-    ticket: Option<String>,
-    #[schema(max_items = 100)]
-    tickets: Option<Vec<String>>,
-}
-
-/// The answers for several tickets, in their order.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct RenewedAll {
-    results: Vec<RenewedOne>,
-}
-
-/// The answer for one of several tickets.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum RenewedOne {
-    Renewed(Renewed),
-    Failed(Problem),
-}
-
-/// The answer to a renewal: of one ticket, or of several.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum RenewAnswer {
-    One(Renewed),
-    All(RenewedAll),
-}
-
-/// The state of a hold.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Checked {
-    lock: String,
-    token: Option<u64>,
-    /// Until when the store keeps the lock for this ticket at most, unless it is renewed. The holder's own time is
-    /// shorter: see `valid_ms`.
-    lapses_within_ms: Option<u64>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ReleasedAnswer {
-    lock: String,
-    released: bool,
-    /// Whether an earlier request had released it.
-    before: bool,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct WithdrawnAnswer {
-    lock: String,
-    /// Whether the acquisition held the lock until now.
-    released: bool,
-}
 
 /// Acquires a lock.
 ///

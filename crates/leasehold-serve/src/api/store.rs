@@ -40,7 +40,8 @@ pub(crate) struct RuleView {
     (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn store(State(app): Shared, arrival: Arrival) -> Json<StoreView> {
     let capabilities = app.locker.capabilities();
-    let rule = |(prefix, allow): &(String, Vec<Right>)| RuleView { prefix: prefix.clone(), allow: allow.clone() };
+    let rule =
+        |(prefix, allow): &(String, Vec<Right>)| RuleView { prefix: prefix.clone(), allow: allow.clone() };
     Json(StoreView {
         version: env!("CARGO_PKG_VERSION"),
         store: capabilities.store,

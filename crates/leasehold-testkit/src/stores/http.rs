@@ -36,8 +36,11 @@ pub fn serve(folder: &Path) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let locker = Locker::open(&store).await.unwrap();
-            let settings =
-                Settings::new(([127, 0, 0, 1], 0).into(), Access::local(TOKEN), b"a secret for tests".to_vec());
+            let settings = Settings::new(
+                ([127, 0, 0, 1], 0).into(),
+                Access::local(TOKEN),
+                b"a secret for tests".to_vec(),
+            );
             let server = Server::bind(locker, settings).await.unwrap();
             told.send(server.address()).unwrap();
             server.run(std::future::pending()).await.unwrap();

@@ -29,8 +29,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, LeaseStore, PollInterval, Released, Renewal,
-    Status, StoreOptions, Token,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, LeaseStore, PollInterval, Released,
+    Renewal, Status, StoreOptions, Token,
 };
 use crate::retry::retry;
 use crate::types::LockName;
@@ -81,7 +81,9 @@ impl HttpLeases {
             let server = &client.config.base;
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("the store of {server} keeps no history, so a repeated request could not be recognised"),
+                format!(
+                    "the store of {server} keeps no history, so a repeated request could not be recognised"
+                ),
             )
             .with_help("open that store itself, or let the server use another one"));
         }

@@ -294,7 +294,9 @@ mod tests {
 
     #[test]
     fn a_cooldown_names_the_holder_before() {
-        let text = HELD.replace("\"in_cooldown\":false", "\"in_cooldown\":true").replace("\"held\",", "\"cooldown\",");
+        let text = HELD
+            .replace("\"in_cooldown\":false", "\"in_cooldown\":true")
+            .replace("\"held\",", "\"cooldown\",");
         let status = serde_json::from_str::<Shown>(&text).unwrap().status(&name()).unwrap();
         let State::Held(held) = status.state else { panic!("{status:?}") };
         assert!(held.in_cooldown && held.holder.is_none());

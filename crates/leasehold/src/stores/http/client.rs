@@ -179,7 +179,8 @@ impl Client {
 
     /// The error of an answer that does not fit its request.
     pub(super) fn incomprehensible(&self, request: &Request, why: &str) -> StoreError {
-        let message = format!("{}: the answer of {} cannot be trusted: {why}", request.what, self.config.base);
+        let message =
+            format!("{}: the answer of {} cannot be trusted: {why}", request.what, self.config.base);
         let help = "check that the URL is that of a `leasehold serve`, and that no proxy changes its answers";
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
     }
@@ -200,7 +201,9 @@ impl Client {
             Trouble::NoAnswer { detail } => {
                 request.unknown(Fault::unavailable(format!("{what}: {base} gave no answer: {detail}")))
             }
-            _ => Fault::new(ErrorKind::Invalid, format!("{what}: the request could not be made")).not_applied(),
+            _ => {
+                Fault::new(ErrorKind::Invalid, format!("{what}: the request could not be made")).not_applied()
+            }
         }
     }
 

@@ -69,8 +69,10 @@ fn base(url: &StoreUrl) -> Result<String, Error> {
     let base = format!("{}://{host}{}", url.scheme(), url.path());
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
     if !url.path().bytes().all(plain) || url.path().split('/').any(|part| part == "." || part == "..") {
-        return Err(Error::invalid(format!("{base:?} has a path with characters that are not allowed there"))
-            .with_help("a path has letters, digits and -._~"));
+        return Err(Error::invalid(format!(
+            "{base:?} has a path with characters that are not allowed there"
+        ))
+        .with_help("a path has letters, digits and -._~"));
     }
     checked_url(&base, "the server").map_err(|error| error.with_help(like))
 }
@@ -98,8 +100,9 @@ fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
     if (1..=MOST_TOKEN).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(BearerToken(token.to_owned()));
     }
-    Err(Error::invalid(format!("{source} has no token: one word of visible ASCII characters"))
-        .with_help("it is the token whose SHA-256 is in the server's access file, or what `leasehold serve` printed"))
+    Err(Error::invalid(format!("{source} has no token: one word of visible ASCII characters")).with_help(
+        "it is the token whose SHA-256 is in the server's access file, or what `leasehold serve` printed",
+    ))
 }
 
 impl BearerToken {
@@ -170,11 +173,20 @@ mod tests {
     fn a_token_is_one_word_from_the_variable_or_the_file() {
         assert!(token_of(None).unwrap().is_none() && token_of(Some(String::new())).unwrap().is_none());
         let token = token_of(Some("hunter2".to_owned())).unwrap().unwrap();
-        assert_eq!((token.header().as_str(), format!("{token:?}").as_str()), ("Bearer hunter2", "BearerToken"));
+        assert_eq!(
+            (token.header().as_str(), format!("{token:?}").as_str()),
+            ("Bearer hunter2", "BearerToken")
+        );
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         let path = file.to_str().unwrap();
-        for (text, is_good) in [("hunter2\n", true), ("hunter2\r\n", true), ("hunter2 x", false), ("\n", false), ("hunté2", false)] {
+        for (text, is_good) in [
+            ("hunter2\n", true),
+            ("hunter2\r\n", true),
+            ("hunter2 x", false),
+            ("\n", false),
+            ("hunté2", false),
+        ] {
             std::fs::write(&file, text).unwrap();
             let token = token_in_file(path);
             assert_eq!(token.is_ok(), is_good, "{text:?}");

@@ -26,7 +26,9 @@ impl HttpLeases {
             Ok(finding) => finding,
             Err(error) => Finding::stopped("readiness", &error),
         });
-        examined.least_permissions.push("[[rule]] with allow = [\"read\", \"acquire\"]; \"evict\" to evict".to_owned());
+        examined
+            .least_permissions
+            .push("[[rule]] with allow = [\"read\", \"acquire\"]; \"evict\" to evict".to_owned());
         examined
     }
 
@@ -45,12 +47,14 @@ impl HttpLeases {
     async fn readiness(&self) -> Result<Finding, StoreError> {
         let request = Request::get("/readyz".to_owned(), "the server is not ready".to_owned());
         let headers = self.client.done(&request).await?;
-        let apart = date_us(&headers).map(|us| Duration::from_micros(us.abs_diff(self.client.env.now().wall_us())));
+        let apart =
+            date_us(&headers).map(|us| Duration::from_micros(us.abs_diff(self.client.env.now().wall_us())));
         Ok(match apart {
-            Some(apart) if apart > APART => {
-                Finding::warning("readiness", format!("the server is ready, and its clock differs by {apart:.0?}"))
-                    .with_help("correct the clocks: locks are safe, but times in listings and logs do not fit")
-            }
+            Some(apart) if apart > APART => Finding::warning(
+                "readiness",
+                format!("the server is ready, and its clock differs by {apart:.0?}"),
+            )
+            .with_help("correct the clocks: locks are safe, but times in listings and logs do not fit"),
             _ => Finding::passed("readiness", "the server and its store are ready"),
         })
     }
@@ -58,20 +62,21 @@ impl HttpLeases {
 
 /// What the caller may do.
 fn rights(described: &Described) -> Finding {
-    let who = described.principal.as_deref().map_or_else(|| "a caller without a token".to_owned(), |principal| {
-        crate::lease::printable(principal, 100)
-    });
+    let who = described.principal.as_deref().map_or_else(
+        || "a caller without a token".to_owned(),
+        |principal| crate::lease::printable(principal, 100),
+    );
     let rule = |rule: &super::answers::Rule| {
         let prefix = if rule.prefix.is_empty() { "all locks" } else { &rule.prefix };
         format!("{} on {}", rule.allow.join(", "), prefix)
     };
     let rules: Vec<String> = described.rules.iter().map(rule).collect();
     let seen = format!("{who} may: {}", crate::lease::printable(&rules.join("; "), 300));
-    let may = |right: &str| {
-        described.rules.iter().any(|rule| rule.allow.iter().any(|allowed| allowed == right))
-    };
+    let may =
+        |right: &str| described.rules.iter().any(|rule| rule.allow.iter().any(|allowed| allowed == right));
     if may("acquire") && may("read") {
         return Finding::passed("rights", seen);
     }
-    Finding::failed("rights", seen).with_help("ask the operator of the server for a rule with \"read\" and \"acquire\"")
+    Finding::failed("rights", seen)
+        .with_help("ask the operator of the server for a rule with \"read\" and \"acquire\"")
 }

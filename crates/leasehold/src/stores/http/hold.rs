@@ -41,7 +41,8 @@ pub(super) enum Acquired {
 impl HttpLeases {
     pub(super) async fn acquired(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let limit = attempt_limit(claim.ttl);
-        let mut budget = RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
+        let mut budget =
+            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
         // Whether an earlier request may have been granted. The claim's id then finds its grant.
         let mut unknown = false;
         loop {
@@ -269,7 +270,9 @@ impl HttpLeases {
                 Ok(Answer::Changed) if unknown => return self.was_evicted(name, token).await,
                 Ok(Answer::Changed) => return Ok(Evicted::Changed),
                 Ok(_) => {
-                    return Err(self.client.incomprehensible(&request, "the answer does not fit the request"));
+                    return Err(self
+                        .client
+                        .incomprehensible(&request, "the answer does not fit the request"));
                 }
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));

@@ -23,7 +23,8 @@ impl HttpLeases {
                 let target =
                     format!("/v1/locks?prefix={}&cursor={}&limit={PAGE}", query(&prefix), query(&after));
                 let request = Request::get(target, "cannot list the locks".to_owned());
-                let page: Page = retry(&self.client.env, || async { Ok(self.client.ask(&request).await?.1) }).await?;
+                let page: Page =
+                    retry(&self.client.env, || async { Ok(self.client.ask(&request).await?.1) }).await?;
                 let rises = |next: &String| *next > after;
                 if !page.next.as_ref().is_none_or(rises) {
                     return Err(self.client.incomprehensible(&request, "its pages have no end"));
@@ -31,10 +32,13 @@ impl HttpLeases {
                 let names: Option<Vec<_>> = page
                     .locks
                     .into_iter()
-                    .map(|named| LockName::new(named.lock).ok().filter(|name| name.as_str().starts_with(&prefix)))
+                    .map(|named| {
+                        LockName::new(named.lock).ok().filter(|name| name.as_str().starts_with(&prefix))
+                    })
                     .collect();
-                let names =
-                    names.ok_or_else(|| self.client.incomprehensible(&request, "it has a name that does not fit"))?;
+                let names = names.ok_or_else(|| {
+                    self.client.incomprehensible(&request, "it has a name that does not fit")
+                })?;
                 Ok(Some((names, page.next)))
             }
         });

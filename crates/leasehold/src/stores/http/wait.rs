@@ -11,6 +11,7 @@ use super::hold::Acquired;
 use crate::clock::{Moment, timeout};
 use crate::error::{Fault, StoreError};
 use crate::lease::{Claim, HolderInfo, State, Watch};
+use crate::retry::retry;
 use crate::types::LockName;
 
 /// How long the server waits at most. Less than the minute after which many proxies give up.
@@ -38,16 +39,13 @@ impl Watch for HttpLeases {
                 self.pace(sent, LEAST_PAUSE).await;
                 Ok(())
             }
-            Err(error) => {
-                self.pace(sent, error.fault().retry_after.unwrap_or(LEAST_PAUSE)).await;
-                Err(error)
-            }
+            Err(error) => self.asked_to_pause(sent, error).await,
         }
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let sent = self.client.env.now();
-        let (status, tag) = self.limited(Duration::ZERO, self.client.shown(name)).await?;
+        let (status, tag) = retry(&self.client.env, || self.client.shown(name)).await?;
         let State::Held(held) = status.state else { return Ok(()) };
         if (held.token, held.in_cooldown) != (seen.token, seen.in_cooldown) {
             return Ok(());
@@ -59,14 +57,15 @@ impl Watch for HttpLeases {
         // The store may not tell that a lease has lapsed.
         let wait = held.lapses_within.map_or(WAIT, |left| left.min(WAIT));
         let target = format!("{}?wait={}", lock_path(name), duration(wait));
-        let request =
-            Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
+        let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
         let sent = self.client.env.now();
-        let waited = self.limited(wait, self.client.send(&request)).await;
-        self.pace(sent, LEAST_PAUSE.min(wait)).await;
-        match waited? {
-            Answer::Done(..) | Answer::Same => Ok(()),
-            _ => Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+        match self.limited(wait, self.client.send(&request)).await {
+            Ok(Answer::Done(..) | Answer::Same) => {
+                self.pace(sent, LEAST_PAUSE.min(wait)).await;
+                Ok(())
+            }
+            Ok(_) => Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+            Err(error) => self.asked_to_pause(sent, error).await,
         }
     }
 }
@@ -83,6 +82,13 @@ impl HttpLeases {
             Some(answer) => answer,
             None => Err(Fault::unavailable(format!("no answer within {limit:?}")).maybe_applied()),
         }
+    }
+
+    /// After `error`: waits for as long as the server asked for. Fails if it did not answer.
+    async fn asked_to_pause(&self, sent: Moment, error: StoreError) -> Result<(), StoreError> {
+        let asked = error.fault().retry_after.filter(|_| error.is_transient());
+        self.pace(sent, asked.unwrap_or(LEAST_PAUSE)).await;
+        asked.map(|_| ()).ok_or(error)
     }
 
     /// Waits until `pause` has passed since `sent`: a server that does not wait must not be asked again and again.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::answers::Described;
 use super::config::BearerToken;
 use super::*;
-use crate::clock::TestClock;
 use crate::lease::{Holder, HolderInfo, Id, LossReason, State, Ttl, Watch};
 use crate::stores::answer::tests::short;
 use crate::stores::scripted::{Reply, Seen, Server, answer};
@@ -22,14 +21,10 @@ fn described() -> Described {
     serde_json::from_str(text).unwrap()
 }
 
-fn store_on(server: &Server, env: Env) -> HttpLeases {
+fn store(server: &Server) -> HttpLeases {
     let token = Some(BearerToken::for_tests("hunter2"));
     let config = Config { base: server.url.clone(), transport: Transport::default(), token };
-    HttpLeases::new(Client::new(config, env).unwrap(), described()).unwrap()
-}
-
-fn store(server: &Server) -> HttpLeases {
-    store_on(server, Env::system())
+    HttpLeases::new(Client::new(config, Env::system()).unwrap(), described()).unwrap()
 }
 
 fn name() -> LockName {
@@ -70,7 +65,8 @@ fn ok(body: &Value) -> Reply {
 }
 
 fn refused(status: &str, word: &str, more: &Value) -> String {
-    let mut problem = json!({ "type": format!("urn:leasehold:{word}"), "detail": "why", "help": ["do this"] });
+    let mut problem =
+        json!({ "type": format!("urn:leasehold:{word}"), "detail": "why", "help": ["do this"] });
     problem.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     answer(status, HEADERS, &problem.to_string())
 }
@@ -94,7 +90,9 @@ fn hold(seen: &Seen, number: u64) -> Value {
     })
 }
 
-async fn acquired(answered: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> (Claim, Result<AcquireOutcome, StoreError>) {
+async fn acquired(
+    answered: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+) -> (Claim, Result<AcquireOutcome, StoreError>) {
     let server = Server::start(answered).await;
     let store = store(&server);
     let claim = claim(&store);
@@ -107,10 +105,16 @@ async fn every_operation_is_one_request() {
     let server = Server::start(|seen| {
         ok(&match seen.line.as_str() {
             "POST /v1/holds" => hold(seen, 7),
-            "POST /v1/holds/renew" => json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 }),
+            "POST /v1/holds/renew" => {
+                json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 })
+            }
             "POST /v1/evict" => json!({ "lock": name(), "token": 7, "evicted": true }),
-            line if line.starts_with("GET /v1/locks?") => json!({ "locks": [{ "lock": name() }], "next": null }),
-            line if line.starts_with("GET /v1/locks/") => json!({ "lock": name(), "state": "free", "token": null }),
+            line if line.starts_with("GET /v1/locks?") => {
+                json!({ "locks": [{ "lock": name() }], "next": null })
+            }
+            line if line.starts_with("GET /v1/locks/") => {
+                json!({ "lock": name(), "state": "free", "token": null })
+            }
             _ => json!({ "lock": name(), "released": true, "before": false }),
         })
     })
@@ -204,8 +208,7 @@ async fn a_token_that_falls_is_refused() {
     }
 }
 
-/// On paused time, no time passes between the request and its answer.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_lease_lasts_no_longer_than_the_server_says_and_than_its_ttl() {
     for (valid_ms, most) in [(12_345, 12_345), (29_550, 29_550), (86_400_000, 29_550), (0, 0)] {
         let server = Server::start(move |seen| {
@@ -217,7 +220,7 @@ async fn a_lease_lasts_no_longer_than_the_server_says_and_than_its_ttl() {
             ok(&hold)
         })
         .await;
-        let store = store_on(&server, Env::seeded(Arc::new(TestClock::default()), 1));
+        let store = store(&server);
         let asked = store.env().now();
         let left = match store.try_acquire(&claim(&store)).await.unwrap() {
             AcquireOutcome::Granted(grant) => grant.deadline.remaining(asked),
@@ -300,7 +303,9 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_claim() {
     let server = Server::unsteady(refused("503 Unavailable", "unavailable", &json!({})), |seen| {
         ok(&match seen.line.as_str() {
             "POST /v1/holds" => hold(seen, 7),
-            "POST /v1/holds/renew" => json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 }),
+            "POST /v1/holds/renew" => {
+                json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 })
+            }
             // An earlier request had released it: the one that was not answered.
             _ => json!({ "lock": name(), "released": true, "before": true }),
         })
@@ -396,7 +401,7 @@ async fn a_renewal_reports_how_the_lock_was_lost_and_believes_no_other_hold() {
 }
 
 /// A server that does not wait is asked at most twice in a second.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_wait_that_returns_at_once_is_paced() {
     let server = Server::start(|seen| match seen.line.as_str() {
         "POST /v1/holds" => Reply::Answer(refused("423 Locked", "held", &json!({ "held": null }))),
@@ -408,15 +413,13 @@ async fn a_wait_that_returns_at_once_is_paced() {
         )),
     })
     .await;
-    let store = store_on(&server, Env::seeded(Arc::new(TestClock::default()), 1));
+    let store = store(&server);
     let claim = Claim { waits: true, ..claim(&store) };
     let seen = HolderInfo { token: Some(token(7)), ..HolderInfo::default() };
-    for _ in 0..3 {
-        let began = store.env().now();
-        store.turn(&claim, &seen).await.unwrap();
-        store.changed(&name(), &seen).await.unwrap();
-        assert!(store.env().now().longest_since(began) >= Duration::from_millis(900));
-    }
+    let began = store.env().now();
+    store.turn(&claim, &seen).await.unwrap();
+    store.changed(&name(), &seen).await.unwrap();
+    assert!(store.env().now().longest_since(began) >= Duration::from_millis(900));
     let requests = server.requests();
     assert!(requests.iter().any(|seen| seen.has("if-none-match: \"v\"")));
     let waits = requests.iter().filter(|seen| seen.line == "POST /v1/holds");
