@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use leasehold::env::Env;
 use leasehold::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl,
-    Watch as _, deadline,
+    AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, deadline,
 };
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Token};
