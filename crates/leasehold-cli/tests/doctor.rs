@@ -112,6 +112,17 @@ fn the_doctor_passes_kubernetes() {
 }
 
 #[test]
+#[cfg(feature = "http")]
+fn the_doctor_passes_a_server_and_names_its_rights() {
+    let diagnosis = examined(stores::fresh("http_sqlite").url());
+    diagnosis.passes();
+    let passed = diagnosis.checks("passed");
+    for check in ["server", "rights", "readiness", "stale-holder"] {
+        assert!(passed.contains(&check), "{check}: {:#}", diagnosis.report);
+    }
+}
+
+#[test]
 fn the_doctor_passes_azurite() {
     a_good_store(Server::AZURITE, OBJECTS);
 }

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use leasehold::LockName;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use utoipa::ToSchema;
 
 pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
@@ -18,7 +19,7 @@ use crate::problem::Problem;
 use crate::tls::CertificateNames;
 
 /// What a caller wants to do with a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
     /// See it.
@@ -67,6 +68,8 @@ pub struct Access {
     rules: Vec<Rule>,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
+    /// Whether callers choose the name of the holder that others see. Otherwise it is that of the principal.
+    free_names: bool,
 }
 
 /// A caller whose token was checked.
@@ -74,6 +77,8 @@ pub struct Access {
 pub(crate) struct Caller {
     /// `None` for a caller without a token.
     pub(crate) principal: Option<String>,
+    /// Whether it chooses the name of the holder that others see.
+    pub(crate) names_holders: bool,
     rights: Vec<(String, Vec<Right>)>,
 }
 
@@ -90,6 +95,7 @@ impl Access {
             certificates: HashMap::new(),
             rules: vec![Rule { principal: OPERATOR.to_owned(), prefix: String::new(), rights: all }],
             anonymous: vec![Right::Read, Right::Acquire],
+            free_names: true,
         }
     }
 
@@ -121,7 +127,11 @@ impl Access {
 
     /// The rights of a caller without a token.
     fn anyone(&self) -> Caller {
-        Caller { principal: None, rights: vec![(String::new(), self.anonymous.clone())] }
+        Caller {
+            principal: None,
+            names_holders: self.free_names,
+            rights: vec![(String::new(), self.anonymous.clone())],
+        }
     }
 
     /// The caller of a request with these `headers`, on a connection with this client `certificate`. A token counts
@@ -158,6 +168,7 @@ impl Access {
         let rules = self.rules.iter().filter(|rule| rule.principal == *principal);
         Caller {
             principal: Some(principal.to_owned()),
+            names_holders: self.free_names,
             rights: rules.map(|rule| (rule.prefix.clone(), rule.rights.clone())).collect(),
         }
     }
@@ -192,6 +203,11 @@ impl Caller {
         self.rights
             .iter()
             .any(|(prefix, rights)| name.starts_with(prefix.as_str()) && rights.contains(&right))
+    }
+
+    /// Its rights: the prefixes of names, and what it may do with such locks.
+    pub(crate) fn rights(&self) -> &[(String, Vec<Right>)] {
+        &self.rights
     }
 
     /// Whether the caller may do nothing.

@@ -6,6 +6,7 @@ mod fence;
 mod health;
 mod holds;
 mod locks;
+mod store;
 
 use std::sync::Arc;
 
@@ -29,11 +30,13 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
         .route("/v1/holds/renew", post(holds::renew).layer(DefaultBodyLimit::max(holds::MAX_RENEWAL_BODY)))
         .route("/v1/holds/release", post(holds::release))
         .route("/v1/holds/check", post(holds::check))
+        .route("/v1/holds/withdraw", post(holds::withdraw))
         .route("/v1/locks", get(locks::list))
         .route("/v1/locks/{*name}", get(locks::show))
         .route("/v1/evict", post(evict::evict))
         .route("/v1/fence/{*name}", get(fence::fence))
         .route("/v1/events", get(events::events))
+        .route("/v1/store", get(store::store))
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/openapi.json", get(openapi))
@@ -70,11 +73,13 @@ async fn metrics(State(app): Shared) -> impl IntoResponse {
         holds::renew,
         holds::release,
         holds::check,
+        holds::withdraw,
         locks::list,
         locks::show,
         evict::evict,
         fence::fence,
         events::events,
+        store::store,
         health::healthz,
         health::readyz,
     )

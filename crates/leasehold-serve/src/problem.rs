@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::{Error, ErrorKind, LossReason};
+use leasehold::{Error, ErrorKind, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -25,13 +25,13 @@ pub(crate) struct Problem {
     /// What to do about it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     help: Vec<String>,
-    /// For `held`: who has the lock.
+    /// For `held`: who has the lock. For `lost` by `taken_over`: likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Box<HolderView>>,
-    /// For `lost`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
+    /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<&'static str>,
-    /// For `changed`: the current token; null if the lock is not held.
+    reason: Option<&'static str>,
+    /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<Option<u64>>,
     #[serde(skip)]
@@ -82,6 +82,16 @@ impl Problem {
         problem
     }
 
+    /// Says what was lost, and how.
+    pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
+        self.reason = Some(reason(&loss.reason));
+        self.token = Some(Some(loss.token.get()));
+        if let LossReason::TakenOver { by } = &loss.reason {
+            self.held = Some(Box::new(HolderView::of(by)));
+        }
+        self
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -120,7 +130,9 @@ impl From<Error> for Problem {
             let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
             problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
         }
-        problem.reason = error.loss().map(|loss| reason(&loss.reason));
+        if let Some(loss) = error.loss() {
+            problem = problem.with_loss(loss);
+        }
         if error.kind() == ErrorKind::Unavailable {
             problem = problem.retry_after(Duration::from_secs(1));
         }

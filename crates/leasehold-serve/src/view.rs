@@ -59,6 +59,10 @@ pub(crate) struct HolderView {
     pub(crate) held_ms: Option<u64>,
     /// How long the lease can still last unless it is renewed. Then the lock may be taken over.
     pub(crate) lapses_within_ms: Option<u64>,
+    /// Whether the lock was released, and is not granted yet. `holder` is then the previous one.
+    pub(crate) in_cooldown: bool,
+    /// Whether the lock is free, but reserved for `holder`, who waits first in line.
+    pub(crate) reserved: bool,
     /// What was found instead of a record of leasehold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) foreign: Option<String>,
@@ -73,6 +77,9 @@ pub(crate) struct Person {
     pub(crate) pid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
+    /// What a leader advertises.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -85,6 +92,8 @@ pub(crate) struct WaiterView {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct PastView {
     pub(crate) token: u64,
+    /// The claim that was granted. It is of no use any more.
+    pub(crate) claim: String,
     pub(crate) holder: Person,
     /// Microseconds since the Unix epoch, on the store's clock.
     pub(crate) from_us: Option<u64>,
@@ -107,6 +116,8 @@ impl HolderView {
             token: held.token.map(|token| token.get()),
             held_ms: held.held_for.map(ms),
             lapses_within_ms: held.lapses_within.map(ms),
+            in_cooldown: held.in_cooldown,
+            reserved: held.reserved,
             foreign: held.foreign.clone(),
         }
     }
@@ -119,6 +130,7 @@ impl Person {
             host: holder.host.clone(),
             pid: holder.pid,
             note: holder.note.clone(),
+            value: holder.value.clone(),
         }
     }
 }
@@ -181,6 +193,7 @@ impl PastView {
     fn of(past: &PastGrant) -> Self {
         Self {
             token: past.token.get(),
+            claim: past.grant.to_string(),
             holder: Person::of(&past.holder),
             from_us: past.from_us,
             until_us: past.until_us,

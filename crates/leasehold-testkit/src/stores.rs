@@ -20,6 +20,8 @@ pub mod dynamodb;
 pub mod etcd;
 #[cfg(feature = "gcs")]
 pub mod gcs;
+#[cfg(feature = "http")]
+pub mod http;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
@@ -76,6 +78,8 @@ stores! {
     kubernetes::Kubernetes { kubernetes: http }
     #[cfg(feature = "sqlite")]
     sqlite::Sqlite { sqlite: shared }
+    #[cfg(feature = "http")]
+    http::Http { http_sqlite: alone }
     #[cfg(feature = "postgres")]
     postgres::Postgres { postgres: shared, postgres_pgbouncer: alone }
     #[cfg(feature = "redis")]

@@ -61,6 +61,8 @@ mod interop_redis;
 mod items_dynamodb;
 #[cfg(feature = "postgres")]
 mod line_postgres;
+#[cfg(feature = "http")]
+mod lost_answers_http;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod notified;
 #[cfg(all(feature = "azure", feature = "gcs", feature = "s3"))]

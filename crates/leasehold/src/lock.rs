@@ -51,6 +51,8 @@ pub struct Lock {
     hands_on: bool,
     /// Whether acquisitions ignore the line of waiters.
     barges: bool,
+    /// Whether the lock is for a process that leasehold does not see here.
+    for_another: bool,
     /// The queue of this lock, if it is one of several permits.
     permit_queue: Option<PermitQueue>,
     /// Why the store does not answer the current acquisition.
@@ -69,6 +71,7 @@ impl Lock {
             on_wait: None,
             hands_on: true,
             barges: false,
+            for_another: false,
             permit_queue: None,
             locker,
         }
@@ -124,6 +127,21 @@ impl Lock {
     #[must_use]
     pub fn for_ticket(mut self) -> Self {
         self.holder.pid = 0;
+        self
+    }
+
+    /// Acquires the lock for another process, as a server does for its clients: other processes see `holder`, and a store
+    /// that notices the death of processes ignores the end of this one. At most 200 characters of each text are kept,
+    /// other than of the value.
+    #[must_use]
+    pub fn on_behalf_of(mut self, holder: Holder) -> Self {
+        self.holder = Holder {
+            name: kept(&holder.name),
+            host: kept(&holder.host),
+            note: holder.note.as_deref().map(kept),
+            ..holder
+        };
+        self.for_another = true;
         self
     }
 
@@ -357,7 +375,7 @@ impl Lock {
         claim.lock_delay = self.lock_delay;
         claim.store_timeout = store_timeout(self.store_timeout, false);
         claim.trouble = self.trouble.clone();
-        claim.detached = self.holder.pid == 0;
+        claim.detached = self.for_another || self.holder.pid == 0;
         claim.barges = self.barges;
         claim.queue = self.permit_queue.clone();
         Ok(claim)

@@ -10,8 +10,8 @@ use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
-    Capabilities, Evicted, Eviction, Holder, HolderInfo, LeaseStore, Released, Renewal, State, Status,
-    StoreOptions, Swept, Token,
+    Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, Id, LeaseStore, Released, Renewal, State,
+    Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::{Hold, Opened};
@@ -198,6 +198,38 @@ impl Locker {
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
+        Ok(self.store().release(&mut grant, None).await?)
+    }
+
+    /// As [`release`](Self::release), and the lock is not granted for `cooldown`.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has
+    ///   [no cooldowns](Capabilities::cooldowns).
+    /// - Otherwise as [`release`](Self::release).
+    pub async fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
+        self.check(ticket)?;
+        let mut grant = ticket.grant(self.store().env().now());
+        Ok(self.store().release(&mut grant, Some(cooldown)).await?)
+    }
+
+    /// Withdraws the acquisition of `name` that was started with this `id`
+    /// ([`Lock::acquire_ticket`](crate::Lock::acquire_ticket)): ends the hold that it may have received unnoticed, and gives
+    /// up its place in the line. A request that arrives at the store later may still be granted, and then lapses.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
+        let (ttl, now) = (Ttl::DEFAULT, self.store().env().now());
+        let mut grant = Grant {
+            name: name.clone(),
+            token: Token::default(),
+            after: None,
+            id,
+            ttl,
+            deadline: deadline(ttl, now),
+            memo: None,
+        };
         Ok(self.store().release(&mut grant, None).await?)
     }
 

@@ -5,10 +5,26 @@
     feature = "s3",
     feature = "dynamodb",
     feature = "gcs",
+    feature = "http",
     feature = "kubernetes",
     fuzzing
 ))]
-#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets send no requests"))]
+#[cfg_attr(
+    any(
+        fuzzing,
+        not(any(
+            feature = "azure",
+            feature = "s3",
+            feature = "dynamodb",
+            feature = "gcs",
+            feature = "kubernetes"
+        ))
+    ),
+    allow(
+        dead_code,
+        reason = "the fuzz targets send no requests, and the client of a server uses parts of it"
+    )
+)]
 mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
@@ -18,6 +34,8 @@ pub mod azure;
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes"))]
+mod exchange;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
@@ -25,7 +43,9 @@ pub mod gcs;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod hosts;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes"))]
+#[cfg(feature = "http")]
+pub mod http;
+#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
 mod https;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
@@ -50,13 +70,20 @@ pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 #[cfg(test)]
-#[cfg(any(feature = "azure", feature = "dynamodb", feature = "gcs", feature = "kubernetes", feature = "s3"))]
+#[cfg(any(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "gcs",
+    feature = "http",
+    feature = "kubernetes",
+    feature = "s3"
+))]
 mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod tls;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", fuzzing))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod transport;
 #[cfg(all(
@@ -251,6 +278,28 @@ pub const STORES: &[StoreKind] = &[
         feature: Some("redis"),
         location: Location::Hosts { port: 6379 },
         open: with_feature!("redis", redis::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "https",
+        name: "leasehold serve, which has the store",
+        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        example: "https://locks.example.com",
+        feature: Some("http"),
+        location: Location::Hosts { port: 443 },
+        open: with_feature!("http", http::open),
+        keeps_objects: false,
+        open_object: None,
+    },
+    StoreKind {
+        scheme: "http",
+        name: "leasehold serve on this machine",
+        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        example: "http://127.0.0.1:7420",
+        feature: Some("http"),
+        location: Location::Hosts { port: 80 },
+        open: with_feature!("http", http::open),
         keeps_objects: false,
         open_object: None,
     },

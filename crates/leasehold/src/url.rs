@@ -341,7 +341,7 @@ fn is_secret(key: &str, value: &str) -> bool {
     // Where credentials are, how they are sent, or the name of a key. These values are needed to parse the URL again.
     let is_plain = match key {
         "credentials" => value == "anonymous" || value.starts_with('/'),
-        "password_file" | "sentinel_password_file" => value.starts_with('/'),
+        "password_file" | "sentinel_password_file" | "token_file" => value.starts_with('/'),
         "password_env" | "sentinel_password_env" => is_variable(value),
         "allow_plaintext_credentials" | "kms_key" | "partition_key" => true,
         _ => false,

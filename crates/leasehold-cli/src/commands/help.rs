@@ -172,7 +172,8 @@ blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldown
 
 To check whether a store is safe and what is missing, run leasehold doctor -s URL.
 
-The cloud stores use the credentials, profiles and variables of their cloud.
+The cloud stores use the credentials, profiles and variables of their cloud. For https and http, LEASEHOLD_HTTP_TOKEN has
+the token of the server.
 ",
     );
     text

@@ -18,7 +18,7 @@ fn digest(token: &str) -> String {
 }
 
 /// A server with the tokens `token-of-ci` and `token-of-ops`.
-fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
+pub(super) fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
     let text = format!(
         r#"
         [[token]]

@@ -2,6 +2,7 @@
 
 mod access;
 mod bad_input;
+mod claims;
 mod dashboard;
 mod holds;
 mod records;

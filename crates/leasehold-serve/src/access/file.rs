@@ -99,6 +99,7 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
         certificates,
         rules: file.rule.into_iter().map(rule).collect(),
         anonymous: Vec::new(),
+        free_names: false,
     })
 }
 

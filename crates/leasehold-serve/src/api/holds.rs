@@ -1,4 +1,6 @@
-//! Acquiring, renewing, checking and releasing.
+//! Acquiring, renewing, checking, releasing and withdrawing.
+
+mod bodies;
 
 use std::time::Duration;
 
@@ -7,11 +9,13 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
-use leasehold::lease::{End, Ttl};
-use leasehold::{ErrorKind, Guard, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use leasehold::lease::{End, Id, Ttl};
+use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 
+use self::bodies::{
+    AcquireRequest, Checked, Hold, HolderRequest, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest,
+    Renewed, RenewedAll, RenewedOne, TicketRequest, WithdrawRequest, WithdrawnAnswer,
+};
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
@@ -24,120 +28,20 @@ const MOST_WAIT: Duration = Duration::from_secs(60);
 /// How many tickets one request may renew, and how long its body may be.
 const MOST_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
+/// The longest cooldown.
+const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The longest note.
 const MAX_NOTE: usize = 200;
 /// The length of an idempotency key.
 const KEY: std::ops::RangeInclusive<usize> = 16..=128;
 
-/// What to acquire.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct AcquireRequest {
-    /// The lock's name, such as `deploy/prod`.
-    #[schema(min_length = 1, max_length = 256)]
-    lock: String,
-    /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
-    ttl: Option<String>,
-    /// How long to wait for the lock, at most 60s. Not at all if it is missing.
-    wait: Option<String>,
-    /// What the lock is for. Everyone who sees the lock sees it.
-    #[schema(max_length = 200)]
-    note: Option<String>,
-    /// Acquire one of this many permits. The lock then has as many holders at a time.
-    #[schema(minimum = 1, maximum = 64)]
-    permits: Option<usize>,
-    /// Acquire the lock as a reader: at most eight at a time.
-    #[serde(default)]
-    shared: bool,
-}
-
-/// A hold. The client renews it.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Hold {
-    /// The right to renew and release the lock. A secret.
-    ticket: String,
-    /// The lock's name; for a permit or a reader, with its number.
-    lock: String,
-    /// The fencing token; null if the store has none.
-    token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
-    valid_ms: u64,
-    /// Renew when a third of this has passed.
-    ttl_ms: u64,
-    /// How long this request waited.
-    waited_ms: u64,
-}
-
-/// A hold that was renewed.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Renewed {
-    lock: String,
-    token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
-    valid_ms: u64,
-    ttl_ms: u64,
-}
-
-/// One ticket.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct TicketRequest {
-    ticket: String,
-}
-
-/// One ticket, or up to 100.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RenewRequest {
-    ticket: Option<String>,
-    #[schema(max_items = 100)]
-    tickets: Option<Vec<String>>,
-}
-
-/// The answers for several tickets, in their order.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct RenewedAll {
-    results: Vec<RenewedOne>,
-}
-
-/// The answer for one of several tickets.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum RenewedOne {
-    Renewed(Renewed),
-    Failed(Problem),
-}
-
-/// The answer to a renewal: of one ticket, or of several.
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum RenewAnswer {
-    One(Renewed),
-    All(RenewedAll),
-}
-
-/// The state of a hold.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Checked {
-    lock: String,
-    token: Option<u64>,
-    /// Until when the store keeps the lock for this ticket at most, unless it is renewed. The holder's own time is
-    /// shorter: see `valid_ms`.
-    lapses_within_ms: Option<u64>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ReleasedAnswer {
-    lock: String,
-    released: bool,
-}
-
 /// Acquires a lock.
 ///
 /// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. A request that was
-/// not answered is repeated with the same key, and gets the same hold. Once that hold has ended, the key is spent.
+/// not answered is repeated with the same key, and gets the same hold. Once that hold has ended, the key is spent. The field
+/// `claim` does the same.
 #[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
-    params(("Idempotency-Key" = String, Header, description = "16 to 128 visible characters, new for each acquisition", min_length = 16, max_length = 128)),
+    params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
     responses(
         (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The key is spent", body = Problem, content_type = "application/problem+json"),
@@ -163,7 +67,10 @@ async fn granted(
 ) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
-    let key = idempotency_key(headers)?;
+    let id = match &request.claim {
+        Some(claim) => Claim::Given(claim_id(claim)?),
+        None => Claim::Key(idempotency_key(headers)?),
+    };
     let wait =
         request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
     let ttl = ttl(request)?;
@@ -173,7 +80,7 @@ async fn granted(
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
-        held = hold(app, arrival, lock, request, key, ttl, wait) => held?,
+        held = hold(app, arrival, lock, request, id, ttl, wait) => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
@@ -199,13 +106,26 @@ fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
 /// The lock, with the settings of `request` other than its ttl.
 fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
+    if let Some(holder) = &request.holder {
+        let HolderRequest { name, host, pid, value } = holder;
+        let (name, host, value) = (name.clone(), host.clone(), value.clone());
+        lock = lock.on_behalf_of(Holder { name, host, pid: *pid, value, note: None });
+    }
+    if let Some(delay) = &request.lock_delay {
+        lock = lock.lock_delay(duration("lock_delay", delay, Ttl::MAX)?);
+    }
+    if request.barge {
+        lock = lock.barge();
+    }
     if let Some(note) = &request.note {
         if note.chars().count() > MAX_NOTE {
             return Err(Problem::invalid(format!("`note` is longer than {MAX_NOTE} characters")));
         }
         lock = lock.note(note.clone());
     }
-    if let Some(principal) = &arrival.caller.principal {
+    if let Some(principal) = &arrival.caller.principal
+        && (request.holder.is_none() || !arrival.caller.names_holders)
+    {
         lock = lock.owner(principal.clone());
     }
     let most = leasehold::Semaphore::MAX_PERMITS;
@@ -218,28 +138,46 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
     }
 }
 
+/// What names an acquisition.
+#[derive(Clone, Copy)]
+enum Claim<'a> {
+    /// The id itself.
+    Given(Id),
+    /// The key that the id is derived from.
+    Key(&'a str),
+}
+
+fn claim_id(text: &str) -> Result<Id, Problem> {
+    // The text is a secret.
+    text.parse().map_err(|_| Problem::invalid("`claim` is not 32 lower-case hexadecimal digits"))
+}
+
 /// Acquires the lock as `request` says.
 async fn hold(
     app: &App,
     arrival: &Arrival,
     lock: Lock,
     request: &AcquireRequest,
-    key: &str,
+    claim: Claim<'_>,
     ttl: Duration,
     wait: Duration,
 ) -> Result<(Ticket, Deadline), Problem> {
     let plain = request.permits.is_none() && !request.shared;
-    if plain && app.locker.capabilities().history {
-        let name = lock_name(&request.lock)?;
-        let id = app.claim_id(&arrival.caller, &name, key, ttl)?;
-        let held = lock.acquire_ticket(id, wait).await.map_err(|error| match error.kind() {
-            ErrorKind::Lost => Problem::new(
-                StatusCode::CONFLICT,
-                "key-spent",
-                format!("the hold of this key has ended: {error}"),
-            )
-            .with_help("use a new Idempotency-Key for each acquisition"),
-            _ => error.into(),
+    let is_given = matches!(claim, Claim::Given(_));
+    if is_given && !plain {
+        return Err(Problem::invalid("`claim` excludes `permits` and `shared`"));
+    }
+    if is_given || (plain && app.locker.capabilities().history) {
+        let id = match claim {
+            Claim::Given(id) => id,
+            Claim::Key(key) => app.claim_id(&arrival.caller, &lock_name(&request.lock)?, key, ttl)?,
+        };
+        let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
+            let Some(loss) = error.loss() else { return error.into() };
+            let detail = format!("the hold of this key has ended: {error}");
+            Problem::new(StatusCode::CONFLICT, "key-spent", detail)
+                .with_loss(loss)
+                .with_help("use a new Idempotency-Key for each acquisition")
         })?;
         return Ok((held.ticket().clone(), held.deadline()));
     }
@@ -320,17 +258,23 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Pr
 }
 
 /// Releases a hold.
-#[utoipa::path(post, path = "/v1/holds/release", request_body = TicketRequest, responses(
-    (status = 200, body = ReleasedAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+#[utoipa::path(post, path = "/v1/holds/release", request_body = ReleaseRequest, responses(
+    (status = 200, body = ReleasedAnswer), (status = 501, description = "The store has no cooldowns", body = Problem, content_type = "application/problem+json"), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock had already been lost", body = Problem, content_type = "application/problem+json"),
     (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn release(
     State(app): Shared,
     arrival: Arrival,
-    Payload(request): Payload<TicketRequest>,
+    Payload(request): Payload<ReleaseRequest>,
 ) -> Result<Json<ReleasedAnswer>, Problem> {
     let ticket = ticket(&arrival, &request.ticket)?;
-    let released = app.locker.release(&ticket).await?;
+    let released = match &request.cooldown {
+        Some(cooldown) => {
+            let cooldown = duration("cooldown", cooldown, MOST_COOLDOWN)?;
+            app.locker.release_with_cooldown(&ticket, cooldown).await?
+        }
+        None => app.locker.release(&ticket).await?,
+    };
     if released == Released::AlreadyLost && !was_released(&app, &ticket).await? {
         let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
         tell_loss(&app, &arrival, &loss);
@@ -340,7 +284,30 @@ pub(crate) async fn release(
         let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
         app.tell(FeedEvent { token, by, ..FeedEvent::new("released", ticket.name()) }, &arrival);
     }
-    Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true }))
+    let before = released == Released::AlreadyLost;
+    Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before }))
+}
+
+/// Withdraws an acquisition.
+///
+/// Ends the hold that the acquisition with this `claim` may have received although its answer was lost, and gives up its
+/// place among the waiters. A request for it that arrives later may still be granted, and then lapses.
+#[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
+    (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
+    (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub(crate) async fn withdraw(
+    State(app): Shared,
+    arrival: Arrival,
+    Payload(request): Payload<WithdrawRequest>,
+) -> Result<Json<WithdrawnAnswer>, Problem> {
+    let name = lock_name(&request.lock)?;
+    arrival.must(Right::Acquire, &name)?;
+    let released = app.locker.withdraw(&name, claim_id(&request.claim)?).await? == Released::Released;
+    if released {
+        let by = arrival.caller.principal.clone();
+        app.tell(FeedEvent { by, ..FeedEvent::new("released", &name) }, &arrival);
+    }
+    Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
 
 /// Whether an earlier request, whose answer was lost, released the hold.
@@ -387,9 +354,7 @@ fn ticket(arrival: &Arrival, text: &str) -> Result<Ticket, Problem> {
 
 fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
     let loss = Loss::new(ticket.name().clone(), ticket.token(), reason);
-    let mut problem = Problem::new(StatusCode::GONE, "lost", loss.to_string());
-    problem.reason = Some(crate::problem::reason(&loss.reason));
-    problem
+    Problem::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(&loss)
 }
 
 fn tell_loss(app: &App, arrival: &Arrival, loss: &Loss) {

@@ -50,7 +50,8 @@ impl Lock {
     /// # }).unwrap();
     /// ```
     pub async fn acquire_ticket(&self, id: Id, limit: Duration) -> Result<HeldTicket> {
-        let lock = self.clone().for_ticket().with_own_trouble();
+        let lock = if self.for_another { self.clone() } else { self.clone().for_ticket() };
+        let lock = lock.with_own_trouble();
         let claim = Claim { id, repeatable: true, ..lock.claim()? };
         let capabilities = lock.locker.store().capabilities();
         if !capabilities.history {

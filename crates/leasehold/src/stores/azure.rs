@@ -34,7 +34,8 @@ use self::errors::{Place, Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
+use super::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::https::{self, date_us, trouble};
 use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -273,7 +274,7 @@ impl AzureRegister {
             Requested::Object(Operation::Read) => Expected::Contents(self.contents, blob),
             _ => Expected::Answer(MOST_ANSWER_BYTES),
         };
-        https::exchange(&self.env, uploaded, answer, expected, explain).await
+        exchange(&self.env, uploaded, answer, expected, explain).await
     }
 
     /// Returns `request` with its headers and the proof of who sends it.

@@ -26,7 +26,8 @@ use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{Place, is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, Expected, trouble};
+use super::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::https::{self, trouble};
 use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -322,7 +323,7 @@ impl GcsRegister {
             Operation::Read => Expected::Contents(self.contents, object),
             _ => Expected::Answer(MOST_ANSWER_BYTES),
         };
-        let (headers, body) = https::exchange(&self.env, uploaded, answer, expected, explain).await?;
+        let (headers, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
         Ok((wire::generation(&headers).map(str::to_owned), body))
     }
 

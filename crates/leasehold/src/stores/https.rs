@@ -9,17 +9,8 @@ use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Response, redirect};
 
 use super::answer::Trouble;
-use super::objects::{Contents, Meaning, request_limit};
 use super::transport::{Proxy, Transport};
-use crate::clock;
-use crate::env::Env;
-use crate::error::{Error, ErrorKind, Fault};
-
-/// A `Date` header is rounded down to whole seconds.
-pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
-
-/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
-const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+use crate::error::{Error, ErrorKind};
 
 /// A lost SYN is sent again after one second and after three.
 const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
@@ -29,7 +20,7 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
-#[cfg(any(feature = "azure", feature = "gcs"))]
+#[cfg(any(feature = "azure", feature = "gcs", feature = "http"))]
 pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     built(builder(transport)?)
 }
@@ -98,67 +89,6 @@ pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
     let date =
         jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(headers.get(DATE)?.to_str().ok()?).ok()?;
     u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
-}
-
-/// One exchange with an object store: awaits `answer`, the response to a request of `uploaded` bytes, and reads its body.
-/// Each has a limit by its size. `explain` returns the meaning of a failure.
-pub(super) async fn exchange(
-    env: &Env,
-    uploaded: usize,
-    answer: impl Future<Output = Result<Response, Meaning>>,
-    expected: Expected<'_>,
-    explain: impl Fn(Trouble) -> Meaning,
-) -> Result<(HeaderMap, Bytes), Meaning> {
-    let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
-    let limit = request_limit(REQUEST_LIMIT, uploaded);
-    let sent = env.now();
-    let response = clock::timeout(&*env.clock, limit, answer).await.ok_or_else(|| late(limit))??;
-    let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
-    let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
-    let left = limit.saturating_sub(env.now().longest_since(sent));
-    let headers = response.headers().clone();
-    let body = clock::timeout(&*env.clock, left, expected.read(response, announced, &explain)).await;
-    Ok((headers, body.ok_or_else(|| late(limit))??))
-}
-
-/// What the body of a response is.
-pub(super) enum Expected<'a> {
-    /// The contents of this object.
-    #[cfg_attr(
-        not(any(feature = "azure", feature = "gcs")),
-        allow(dead_code, reason = "Kubernetes keeps no objects")
-    )]
-    Contents(Contents, &'a str),
-    /// Something that the store says, of at most this many bytes.
-    Answer(usize),
-}
-
-impl Expected<'_> {
-    async fn read(
-        &self,
-        response: Response,
-        announced: Option<usize>,
-        explain: impl Fn(Trouble) -> Meaning,
-    ) -> Result<Bytes, Meaning> {
-        let most = match self {
-            Self::Contents(contents, _) => contents.most_bytes(),
-            Self::Answer(most) => *most,
-        };
-        if let Self::Contents(contents, object) = self
-            && announced.is_some_and(|length| length > most)
-        {
-            return Err(Meaning::Failed(contents.too_large(object, announced)));
-        }
-        let read = body(response, most).await.map_err(|error| explain(trouble(error)))?;
-        read.ok_or_else(|| {
-            Meaning::Failed(match self {
-                Self::Contents(contents, object) => contents.too_large(object, None),
-                Self::Answer(_) => {
-                    Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied()
-                }
-            })
-        })
-    }
 }
 
 /// Reads the body of a response, up to `most` bytes. `None` if it is longer.

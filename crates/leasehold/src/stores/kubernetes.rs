@@ -33,7 +33,8 @@ use self::errors::{Place, meaning};
 use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::answer::Trouble;
-use super::https::{self, DATE_RESOLUTION, Expected, date_us, trouble};
+use super::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::https::{self, date_us, trouble};
 use super::objects::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
@@ -377,7 +378,7 @@ impl Kubernetes {
             Err(explain(Trouble::Answered(answer)))
         };
         let expected = Expected::Answer(MOST_ANSWER_BYTES);
-        let (_, body) = https::exchange(&self.env, uploaded, answer, expected, explain).await?;
+        let (_, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
         Ok(body)
     }
 

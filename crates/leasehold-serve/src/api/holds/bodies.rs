@@ -1,0 +1,163 @@
+//! The bodies of requests about holds, and of their answers.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::problem::Problem;
+
+/// What to acquire.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AcquireRequest {
+    /// The lock's name, such as `deploy/prod`.
+    #[schema(min_length = 1, max_length = 256)]
+    pub(super) lock: String,
+    /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
+    pub(super) ttl: Option<String>,
+    /// How long to wait for the lock, at most 60s. Not at all if it is missing.
+    pub(super) wait: Option<String>,
+    /// What the lock is for. Everyone who sees the lock sees it.
+    #[schema(max_length = 200)]
+    pub(super) note: Option<String>,
+    /// Acquire one of this many permits. The lock then has as many holders at a time.
+    #[schema(minimum = 1, maximum = 64)]
+    pub(super) permits: Option<usize>,
+    /// Acquire the lock as a reader: at most eight at a time.
+    #[serde(default)]
+    pub(super) shared: bool,
+    /// The id of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. A secret: anyone who knows
+    /// it can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
+    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
+    pub(super) claim: Option<String>,
+    /// Who holds the lock, for others to see. The server itself if it is missing.
+    pub(super) holder: Option<HolderRequest>,
+    /// How much longer others wait after the lease has lapsed, at most 24h.
+    pub(super) lock_delay: Option<String>,
+    /// Ignore who waits in line.
+    #[serde(default)]
+    pub(super) barge: bool,
+}
+
+/// A process that wants a lock.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HolderRequest {
+    /// Its name. With an access file, that of the principal counts instead.
+    #[schema(max_length = 200)]
+    pub(super) name: String,
+    #[schema(max_length = 200)]
+    pub(super) host: String,
+    pub(super) pid: u32,
+    /// What a leader advertises.
+    #[schema(max_length = 1024)]
+    pub(super) value: Option<String>,
+}
+
+/// A hold. The client renews it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Hold {
+    /// The right to renew and release the lock. A secret.
+    pub(super) ticket: String,
+    /// The lock's name; for a permit or a reader, with its number.
+    pub(super) lock: String,
+    /// The fencing token; null if the store has none.
+    pub(super) token: Option<u64>,
+    /// For how long the lock is held, counted from any moment before the client sent this request.
+    pub(super) valid_ms: u64,
+    /// Renew when a third of this has passed.
+    pub(super) ttl_ms: u64,
+    /// How long this request waited.
+    pub(super) waited_ms: u64,
+}
+
+/// A hold that was renewed.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Renewed {
+    pub(super) lock: String,
+    pub(super) token: Option<u64>,
+    /// For how long the lock is held, counted from any moment before the client sent this request.
+    pub(super) valid_ms: u64,
+    pub(super) ttl_ms: u64,
+}
+
+/// One ticket.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TicketRequest {
+    pub(super) ticket: String,
+}
+
+/// What to release.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReleaseRequest {
+    pub(super) ticket: String,
+    /// For how long the lock is not granted to anyone.
+    pub(super) cooldown: Option<String>,
+}
+
+/// Which acquisition to withdraw.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WithdrawRequest {
+    #[schema(min_length = 1, max_length = 256)]
+    pub(super) lock: String,
+    #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
+    pub(super) claim: String,
+}
+
+/// One ticket, or up to 100.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RenewRequest {
+    pub(super) ticket: Option<String>,
+    #[schema(max_items = 100)]
+    pub(super) tickets: Option<Vec<String>>,
+}
+
+/// The answers for several tickets, in their order.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RenewedAll {
+    pub(super) results: Vec<RenewedOne>,
+}
+
+/// The answer for one of several tickets.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum RenewedOne {
+    Renewed(Renewed),
+    Failed(Problem),
+}
+
+/// The answer to a renewal: of one ticket, or of several.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum RenewAnswer {
+    One(Renewed),
+    All(RenewedAll),
+}
+
+/// The state of a hold.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Checked {
+    pub(super) lock: String,
+    pub(super) token: Option<u64>,
+    /// Until when the store keeps the lock for this ticket at most, unless it is renewed. The holder's own time is
+    /// shorter: see `valid_ms`.
+    pub(super) lapses_within_ms: Option<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ReleasedAnswer {
+    pub(super) lock: String,
+    pub(super) released: bool,
+    /// Whether an earlier request had released it.
+    pub(super) before: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct WithdrawnAnswer {
+    pub(super) lock: String,
+    /// Whether the acquisition held the lock until now.
+    pub(super) released: bool,
+}

@@ -1,0 +1,54 @@
+//! What the server's store can do, and what the caller may do.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::access::Right;
+use crate::app::{Arrival, Shared};
+use crate::problem::Problem;
+
+/// The store of this server, as a client needs to know it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StoreView {
+    /// The version of leasehold.
+    version: &'static str,
+    /// The kind of store, for people.
+    store: &'static str,
+    /// Whether grants have fencing tokens.
+    tokens: bool,
+    /// Whether a release can have a `cooldown`.
+    cooldowns: bool,
+    /// Whether the store keeps ended grants. Without them, it grants no lock by a `claim`.
+    history: bool,
+    /// Who the caller is; null without a token.
+    principal: Option<String>,
+    /// What it may do.
+    rules: Vec<RuleView>,
+}
+
+/// What the caller may do with the locks whose names begin with a prefix.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RuleView {
+    prefix: String,
+    allow: Vec<Right>,
+}
+
+/// Says what the store can do, and what the caller may do. Asks the store nothing.
+#[utoipa::path(get, path = "/v1/store", responses(
+    (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json")))]
+pub(crate) async fn store(State(app): Shared, arrival: Arrival) -> Json<StoreView> {
+    let capabilities = app.locker.capabilities();
+    let rule =
+        |(prefix, allow): &(String, Vec<Right>)| RuleView { prefix: prefix.clone(), allow: allow.clone() };
+    Json(StoreView {
+        version: env!("CARGO_PKG_VERSION"),
+        store: capabilities.store,
+        tokens: capabilities.tokens,
+        cooldowns: capabilities.cooldowns,
+        history: capabilities.history,
+        principal: arrival.caller.principal.clone(),
+        rules: arrival.caller.rights().iter().map(rule).collect(),
+    })
+}

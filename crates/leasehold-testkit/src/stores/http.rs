@@ -1,0 +1,88 @@
+//! A `leasehold serve` on a SQLite file.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::{LockName, Locker};
+use leasehold_serve::{Access, Server, Settings};
+
+use crate::conformance::Harness;
+use crate::harness::Fresh;
+use crate::servers::parsed;
+use crate::test_store::{Bench, Kind, Storage, TestStore};
+
+/// A `leasehold serve` on a SQLite file.
+#[derive(Debug)]
+pub struct Http;
+
+/// The token with all rights.
+const TOKEN: &str = "a-token-for-tests";
+
+/// The file of its locks, and of the token, in a folder.
+const LOCKS: &str = "locks.db";
+const TOKEN_FILE: &str = "token";
+
+/// Starts a server on the locks in `folder`, in a thread that lasts as long as this process. Returns its store URL.
+///
+/// # Panics
+/// When it does not start.
+pub fn serve(folder: &Path) -> String {
+    let (told, address) = mpsc::channel();
+    let store = format!("sqlite:{}", folder.join(LOCKS).display());
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let locker = Locker::open(&store).await.unwrap();
+            let settings = Settings::new(
+                ([127, 0, 0, 1], 0).into(),
+                Access::local(TOKEN),
+                b"a secret for tests".to_vec(),
+            );
+            let server = Server::bind(locker, settings).await.unwrap();
+            told.send(server.address()).unwrap();
+            server.run(std::future::pending()).await.unwrap();
+        });
+    });
+    let address = address.recv_timeout(Duration::from_secs(60)).expect("a server that listens");
+    let token = folder.join(TOKEN_FILE);
+    std::fs::write(&token, TOKEN).unwrap();
+    format!("http://{address}?token_file={}", token.display())
+}
+
+/// The folder of the server at `url`.
+fn folder(url: &str) -> std::path::PathBuf {
+    let token = parsed(url).take("token_file").expect("a URL of a server for tests");
+    Path::new(&token).parent().unwrap().to_owned()
+}
+
+#[async_trait]
+impl TestStore for Http {
+    fn name(&self) -> &'static str {
+        "http"
+    }
+
+    fn storages(&self) -> &'static [Storage] {
+        const { &[Storage::local("http_sqlite", Kind::Alone)] }
+    }
+
+    fn fresh_url(&self, _storage: &Storage, folder: &Path) -> String {
+        serve(folder)
+    }
+
+    fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
+        Box::new(Fresh::on(self, storage))
+    }
+
+    async fn delete_record(&self, url: &str, name: &LockName) {
+        let database = rusqlite::Connection::open(folder(url).join(LOCKS)).unwrap();
+        database.busy_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
+    }
+
+    fn bench(&self) -> Bench {
+        Bench { title: "leasehold serve (a SQLite file)", scenarios: "abf", server: None }
+    }
+}

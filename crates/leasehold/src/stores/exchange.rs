@@ -1,0 +1,81 @@
+//! One exchange with a store that keeps objects on HTTPS.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::Response;
+use reqwest::header::HeaderMap;
+
+use super::answer::Trouble;
+use super::https::{body, trouble};
+use super::objects::{Contents, Meaning, request_limit};
+use crate::clock;
+use crate::env::Env;
+use crate::error::{ErrorKind, Fault};
+
+/// A `Date` header is rounded down to whole seconds.
+pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
+
+/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// One exchange with an object store: awaits `answer`, the response to a request of `uploaded` bytes, and reads its body.
+/// Each has a limit by its size. `explain` returns the meaning of a failure.
+pub(super) async fn exchange(
+    env: &Env,
+    uploaded: usize,
+    answer: impl Future<Output = Result<Response, Meaning>>,
+    expected: Expected<'_>,
+    explain: impl Fn(Trouble) -> Meaning,
+) -> Result<(HeaderMap, Bytes), Meaning> {
+    let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
+    let limit = request_limit(REQUEST_LIMIT, uploaded);
+    let sent = env.now();
+    let response = clock::timeout(&*env.clock, limit, answer).await.ok_or_else(|| late(limit))??;
+    let announced = response.content_length().and_then(|length| usize::try_from(length).ok());
+    let limit = limit.max(request_limit(REQUEST_LIMIT, announced.unwrap_or(0)));
+    let left = limit.saturating_sub(env.now().longest_since(sent));
+    let headers = response.headers().clone();
+    let body = clock::timeout(&*env.clock, left, expected.read(response, announced, &explain)).await;
+    Ok((headers, body.ok_or_else(|| late(limit))??))
+}
+
+/// What the body of a response is.
+pub(super) enum Expected<'a> {
+    /// The contents of this object.
+    #[cfg_attr(
+        not(any(feature = "azure", feature = "gcs")),
+        allow(dead_code, reason = "Kubernetes keeps no objects")
+    )]
+    Contents(Contents, &'a str),
+    /// Something that the store says, of at most this many bytes.
+    Answer(usize),
+}
+
+impl Expected<'_> {
+    async fn read(
+        &self,
+        response: Response,
+        announced: Option<usize>,
+        explain: impl Fn(Trouble) -> Meaning,
+    ) -> Result<Bytes, Meaning> {
+        let most = match self {
+            Self::Contents(contents, _) => contents.most_bytes(),
+            Self::Answer(most) => *most,
+        };
+        if let Self::Contents(contents, object) = self
+            && announced.is_some_and(|length| length > most)
+        {
+            return Err(Meaning::Failed(contents.too_large(object, announced)));
+        }
+        let read = body(response, most).await.map_err(|error| explain(trouble(error)))?;
+        read.ok_or_else(|| {
+            Meaning::Failed(match self {
+                Self::Contents(contents, object) => contents.too_large(object, None),
+                Self::Answer(_) => {
+                    Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied()
+                }
+            })
+        })
+    }
+}

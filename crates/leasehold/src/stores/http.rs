@@ -1,0 +1,153 @@
+//! A running `leasehold serve`: its locks, without credentials of its store.
+//!
+//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests that were not
+//! answered, counts each lease from before its request, and compares each answer with its request. `docs/stores/http.md`
+//! has the setup and the limits.
+
+mod answers;
+mod client;
+mod config;
+mod examine;
+mod hold;
+mod listing;
+mod wait;
+#[cfg(test)]
+mod wire_tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+
+use self::answers::Described;
+use self::client::Client;
+use self::config::Config;
+use crate::diagnosis::{Diagnose, Examination, Examined};
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, StoreError};
+use crate::lease::{
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, LeaseStore, PollInterval, Released,
+    Renewal, Status, StoreOptions, Token,
+};
+use crate::retry::retry;
+use crate::types::LockName;
+use crate::url::StoreUrl;
+
+/// A waiter lets the server wait, so it polls only where the server does not.
+const POLL_INTERVAL: PollInterval =
+    PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(5) };
+
+/// Opens `https://host` or `http://host:7420`, and asks the server what its store can do.
+///
+/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`. `ca`
+/// names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy. `http:` beyond this machine needs
+/// `insecure=on`. The common options `store_clock` and `margin` have no effect: the server reads its store's clock.
+///
+/// ```no_run
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locker = leasehold::Locker::open("https://locks.example.com").await?;
+/// let guard = locker.lock("deploy/prod").acquire().await?;
+/// guard.release().await?;
+/// # Ok::<_, leasehold::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Errors
+/// Invalid for a URL or a token that cannot be used. Unavailable if the server does not answer. Denied if it does not know
+/// the token. Unsupported if it is no `leasehold serve` that this client can use, or if its store keeps no history.
+pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
+    url.take_common(&mut options)?;
+    let config = Config::from_url(&mut url)?;
+    url.finish()?;
+    let client = Client::new(config, options.env)?;
+    let described = retry(&client.env, || client.described()).await?;
+    Ok(Arc::new(HttpLeases::new(client, described)?))
+}
+
+/// The leases of one server.
+struct HttpLeases {
+    client: Client,
+    capabilities: Capabilities,
+    /// The highest token of each lock that was granted lately.
+    tokens: Mutex<HashMap<LockName, Token>>,
+}
+
+impl HttpLeases {
+    fn new(client: Client, described: Described) -> Result<Self, Error> {
+        if !described.history {
+            let server = &client.config.base;
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the store of {server} keeps no history, so a repeated request could not be recognised"
+                ),
+            )
+            .with_help("open that store itself, or let the server use another one"));
+        }
+        let mut capabilities = Capabilities::new("leasehold serve", POLL_INTERVAL);
+        capabilities.tokens = described.tokens;
+        capabilities.cooldowns = described.cooldowns;
+        capabilities.watches = true;
+        Ok(Self { client, capabilities, tokens: Mutex::default() })
+    }
+}
+
+impl fmt::Debug for HttpLeases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HttpLeases").field(&self.client.config.base).finish()
+    }
+}
+
+#[async_trait]
+impl LeaseStore for HttpLeases {
+    async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        self.acquired(claim).await
+    }
+
+    async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        self.renewed(grant).await
+    }
+
+    async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
+        self.released(grant, cooldown).await
+    }
+
+    /// The server may grant the lock to a claim that waits and whose answer is lost.
+    fn may_have_place(&self, claim: &Claim) -> bool {
+        claim.waits
+    }
+
+    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        self.evict_for(name, token, &Eviction::new("", "no reason was given")).await
+    }
+
+    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
+        self.evicted(name, token, &why.reason).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
+        retry(self.env(), || async { Ok(self.client.shown(name).await?.0) }).await
+    }
+
+    fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
+        self.listed(prefix)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn env(&self) -> &Env {
+        &self.client.env
+    }
+}
+
+#[async_trait]
+impl Diagnose for HttpLeases {
+    async fn examine(&self, _: &Examination) -> Examined {
+        self.examined().await
+    }
+}

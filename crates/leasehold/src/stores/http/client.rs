@@ -1,0 +1,277 @@
+//! Requests to the server, and what each answer means.
+
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Method, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::answers::{Described, Problem, Shown};
+use super::config::Config;
+use crate::env::Env;
+use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::lease::Status;
+use crate::stores::answer::{Trouble, is_untrusted};
+use crate::stores::https;
+use crate::types::{LockName, printable};
+
+/// Characters that stay as they are in a path. `/` separates the segments of a name.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'/');
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'.');
+
+/// The longest answer: a page of a listing, with the waiters of each lock.
+const MOST_ANSWER: usize = 16 << 20;
+
+/// The longest pause that the server can ask for.
+const MOST_RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// The longest text of a problem that an error repeats, in characters.
+const MOST_DETAIL: usize = 300;
+
+/// A server and the connections to it.
+pub(super) struct Client {
+    pub(super) config: Config,
+    pub(super) env: Env,
+    http: reqwest::Client,
+    authorization: Option<HeaderValue>,
+}
+
+/// A request.
+pub(super) struct Request {
+    method: Method,
+    /// The path and the query, encoded.
+    target: String,
+    headers: Vec<(HeaderName, String)>,
+    body: Option<Value>,
+    /// What it is for, for people: `cannot acquire deploy/prod`.
+    what: String,
+    /// Whether it can have an effect.
+    changes: bool,
+}
+
+impl Request {
+    pub(super) fn get(target: String, what: String) -> Self {
+        Self { method: Method::GET, target, headers: Vec::new(), body: None, what, changes: false }
+    }
+
+    pub(super) fn post(target: &str, body: Value, what: String) -> Self {
+        let (method, target) = (Method::POST, target.to_owned());
+        Self { method, target, headers: Vec::new(), body: Some(body), what, changes: true }
+    }
+
+    pub(super) fn with_header(mut self, name: HeaderName, value: String) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+}
+
+/// An answer that is not an error.
+pub(super) enum Answer {
+    /// Success, with a body.
+    Done(HeaderMap, Vec<u8>),
+    /// Nothing has changed since the version that the request named.
+    Same,
+    /// The key of the acquisition is spent.
+    Spent(Problem),
+    /// The lock was lost.
+    Lost(Problem),
+    /// The lock has another token.
+    Changed,
+    /// The lock is held.
+    Held(Problem),
+}
+
+impl Client {
+    pub(super) fn new(config: Config, env: Env) -> Result<Self, Error> {
+        let http = https::client(&config.transport)?;
+        let authorization = config.token.as_ref().map(|token| {
+            let value = HeaderValue::try_from(token.header());
+            value.map_err(|_| Error::invalid("the token cannot be sent in a header")).map(|mut value| {
+                value.set_sensitive(true);
+                value
+            })
+        });
+        Ok(Self { config, env, http, authorization: authorization.transpose()? })
+    }
+
+    /// Sends `request` once. The caller limits its time.
+    pub(super) async fn send(&self, request: &Request) -> Result<Answer, StoreError> {
+        let url = format!("{}{}", self.config.base, request.target);
+        let mut builder = self.http.request(request.method.clone(), url);
+        if let Some(authorization) = &self.authorization {
+            builder = builder.header(AUTHORIZATION, authorization.clone());
+        }
+        for (name, value) in &request.headers {
+            builder = builder.header(name, value);
+        }
+        if let Some(body) = &request.body {
+            builder = builder.header(CONTENT_TYPE, "application/json").body(body.to_string());
+        }
+        let response =
+            builder.send().await.map_err(|error| self.unanswered(request, https::trouble(error)))?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = https::body(response, MOST_ANSWER)
+            .await
+            .map_err(|error| self.unanswered(request, https::trouble(error)))?;
+        let Some(body) = body else {
+            return Err(self.incomprehensible(request, "the answer has no end"));
+        };
+        if matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT) {
+            return Ok(Answer::Done(headers, body.to_vec()));
+        }
+        // A proxy answers with pages of its own.
+        let problem: Problem = serde_json::from_slice(&body).unwrap_or_default();
+        match (status.as_u16(), problem.word()) {
+            (304, _) => Ok(Answer::Same),
+            (409, "key-spent") => Ok(Answer::Spent(problem)),
+            (410, "lost") => Ok(Answer::Lost(problem)),
+            (412, "changed") => Ok(Answer::Changed),
+            (423, "held") => Ok(Answer::Held(problem)),
+            _ => Err(self.refusal(request, status, &headers, problem)),
+        }
+    }
+
+    /// Reads the body of a success.
+    pub(super) fn read<T: DeserializeOwned>(&self, request: &Request, body: &[u8]) -> Result<T, StoreError> {
+        // serde's messages quote values, and the body may have a ticket.
+        serde_json::from_slice(body).map_err(|error| {
+            let place = format!("the body cannot be read (line {}, column {})", error.line(), error.column());
+            self.incomprehensible(request, &place)
+        })
+    }
+
+    /// Sends `request`, of which only a success is expected, and reads the body.
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+    ) -> Result<(HeaderMap, T), StoreError> {
+        match self.send(request).await? {
+            Answer::Done(headers, body) => Ok((headers, self.read(request, &body)?)),
+            _ => Err(self.incomprehensible(request, "the answer does not fit the request")),
+        }
+    }
+
+    /// Sends `request`, of which only a success without a body is expected. Returns the headers.
+    pub(super) async fn done(&self, request: &Request) -> Result<HeaderMap, StoreError> {
+        match self.send(request).await? {
+            Answer::Done(headers, _) => Ok(headers),
+            _ => Err(self.incomprehensible(request, "the answer does not fit the request")),
+        }
+    }
+
+    /// What the store of the server can do, and what the caller may do.
+    pub(super) async fn described(&self) -> Result<Described, StoreError> {
+        let request = Request::get("/v1/store".to_owned(), "cannot ask what the store can do".to_owned());
+        Ok(self.ask(&request).await?.1)
+    }
+
+    /// The status of a lock, and its version.
+    pub(super) async fn shown(&self, name: &LockName) -> Result<(Status, Option<String>), StoreError> {
+        let request = Request::get(lock_path(name), format!("cannot look at {name}"));
+        let (headers, shown): (_, Shown) = self.ask(&request).await?;
+        let status = shown.status(name);
+        let status = status.ok_or_else(|| self.incomprehensible(&request, "it is about another lock"))?;
+        let tag = headers.get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
+        Ok((status, tag))
+    }
+
+    /// The error of an answer that does not fit its request.
+    pub(super) fn incomprehensible(&self, request: &Request, why: &str) -> StoreError {
+        let message =
+            format!("{}: the answer of {} cannot be trusted: {why}", request.what, self.config.base);
+        let help = "check that the URL is that of a `leasehold serve`, and that no proxy changes its answers";
+        request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
+    }
+
+    /// The error of a request without an answer.
+    fn unanswered(&self, request: &Request, trouble: Trouble) -> StoreError {
+        let (what, base) = (&request.what, &self.config.base);
+        match trouble {
+            Trouble::NotConnected { detail } => {
+                let help = if is_untrusted(&detail) {
+                    "the server's certificate is by an authority that is not trusted: name the file of that authority \
+                     with ?ca=/path/to/ca.pem"
+                } else {
+                    "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
+                };
+                Fault::unavailable(format!("no connection to {base}: {detail}")).with_help(help).not_applied()
+            }
+            Trouble::NoAnswer { detail } => {
+                request.unknown(Fault::unavailable(format!("{what}: {base} gave no answer: {detail}")))
+            }
+            _ => {
+                Fault::new(ErrorKind::Invalid, format!("{what}: the request could not be made")).not_applied()
+            }
+        }
+    }
+
+    /// The error of an answer that refuses a request.
+    fn refusal(
+        &self,
+        request: &Request,
+        status: StatusCode,
+        headers: &HeaderMap,
+        problem: Problem,
+    ) -> StoreError {
+        let base = &self.config.base;
+        let mut message = format!("{}: {base} answered {}", request.what, status.as_u16());
+        if let Some(detail) = &problem.detail {
+            message.push_str(": ");
+            message.push_str(&printable(detail, MOST_DETAIL));
+        }
+        let fault = |kind| match problem.help.first() {
+            Some(help) => Fault::new(kind, &message).with_help(printable(help, MOST_DETAIL)),
+            None => Fault::new(kind, &message),
+        };
+        match (status.as_u16(), problem.word()) {
+            (401, _) => Fault::new(ErrorKind::Denied, &message)
+                .with_help("set LEASEHOLD_HTTP_TOKEN to a token of the server's access file, or name its file with ?token_file=/path")
+                .not_applied(),
+            (403, _) => fault(ErrorKind::Denied).not_applied(),
+            (_, "store-denied") => request.unknown(fault(ErrorKind::Denied)),
+            (_, "corrupt") => request.unknown(fault(ErrorKind::Corrupt)),
+            (501, "unsupported") => fault(ErrorKind::Unsupported).not_applied(),
+            (404 | 405, _) => fault(ErrorKind::Unsupported)
+                .with_help("the URL is that of no `leasehold serve`, or of an older one")
+                .not_applied(),
+            (400 | 413 | 415 | 421 | 428, _) => fault(ErrorKind::Invalid).not_applied(),
+            (429, _) => paced(fault(ErrorKind::Unavailable), headers).not_applied(),
+            (408 | 500..=599, _) => request.unknown(paced(fault(ErrorKind::Unavailable), headers)),
+            _ => request.unknown(
+                fault(ErrorKind::Corrupt).with_help("check that the URL is that of a `leasehold serve`"),
+            ),
+        }
+    }
+}
+
+impl Request {
+    /// The error of a request that may have had its effect, if it can have one.
+    fn unknown(&self, fault: Fault) -> StoreError {
+        if self.changes { fault.maybe_applied() } else { fault.not_applied() }
+    }
+}
+
+/// `fault`, with the pause that the server asks for.
+fn paced(fault: Fault, headers: &HeaderMap) -> Fault {
+    match https::retry_after(headers) {
+        Some(pause) => fault.with_retry_after(pause.min(MOST_RETRY_AFTER)),
+        None => fault,
+    }
+}
+
+/// The path of a lock.
+pub(super) fn lock_path(name: &LockName) -> String {
+    format!("/v1/locks/{}", utf8_percent_encode(name.as_str(), PATH))
+}
+
+/// A value in a query.
+pub(super) fn query(value: &str) -> String {
+    utf8_percent_encode(value, QUERY).to_string()
+}
+
+/// A duration as the server reads it.
+pub(super) fn duration(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}

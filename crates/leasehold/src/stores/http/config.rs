@@ -1,0 +1,199 @@
+//! Where the server is, and the token for it.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::stores::transport::{Transport, checked_url};
+use crate::url::StoreUrl;
+
+/// The variable of the bearer token.
+const VARIABLE: &str = "LEASEHOLD_HTTP_TOKEN";
+
+/// The longest token.
+const MOST_TOKEN: usize = 4_096;
+
+/// A server, and how to reach it.
+pub(super) struct Config {
+    /// Its URL, without `/` at the end.
+    pub(super) base: String,
+    pub(super) transport: Transport,
+    pub(super) token: Option<BearerToken>,
+}
+
+/// A bearer token. A secret.
+#[derive(Clone)]
+pub(super) struct BearerToken(String);
+
+impl fmt::Debug for BearerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BearerToken")
+    }
+}
+
+impl Config {
+    /// Takes the options out of `url`. Reads the token.
+    pub(super) fn from_url(url: &mut StoreUrl) -> Result<Self, Error> {
+        let token = match url.take("token_file") {
+            Some(path) => Some(token_in_file(&path)?),
+            None => token_of(std::env::var(VARIABLE).ok())?,
+        };
+        Self::with_token(url, token)
+    }
+
+    fn with_token(url: &mut StoreUrl, token: Option<BearerToken>) -> Result<Self, Error> {
+        if url.user().is_some() {
+            return Err(Error::invalid("the URL of a server contains a login")
+                .with_help(format!("set {VARIABLE} to the token, or name its file with ?token_file=/path")));
+        }
+        let base = base(url)?;
+        let transport = Transport::take(url)?;
+        let insecure = url.take_switch("insecure")?.unwrap_or(false);
+        if !insecure && !transport.keeps_secrets(&base) {
+            return Err(Error::invalid(format!(
+                "{base} is not on this machine, or behind a proxy, and others could read the token and the tickets on \
+                 the way"
+            ))
+            .with_help("write https://; or, if the network is trusted, add the option insecure=on"));
+        }
+        Ok(Self { base, transport, token })
+    }
+}
+
+/// The URL of the server, as requests need it.
+fn base(url: &StoreUrl) -> Result<String, Error> {
+    let like = "the URL of a server is like https://locks.example.com or http://127.0.0.1:7420";
+    let host = url.authority().filter(|host| !host.is_empty() && !host.contains(','));
+    let Some(host) = host else {
+        return Err(Error::invalid("the URL names no server, or several").with_help(like));
+    };
+    let base = format!("{}://{host}{}", url.scheme(), url.path());
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
+    if !url.path().bytes().all(plain) || url.path().split('/').any(|part| part == "." || part == "..") {
+        return Err(Error::invalid(format!(
+            "{base:?} has a path with characters that are not allowed there"
+        ))
+        .with_help("a path has letters, digits and -._~"));
+    }
+    checked_url(&base, "the server").map_err(|error| error.with_help(like))
+}
+
+/// The token in the value of the variable. An empty one counts as none.
+fn token_of(value: Option<String>) -> Result<Option<BearerToken>, Error> {
+    value.filter(|value| !value.is_empty()).map(|value| checked(&value, VARIABLE)).transpose()
+}
+
+fn token_in_file(path: &str) -> Result<BearerToken, Error> {
+    let help = "write token_file=/run/secrets/locks, the absolute path of a file that holds the token and nothing else";
+    if !path.starts_with('/') || path.chars().any(crate::types::is_unprintable) {
+        // The value may be the token itself.
+        return Err(Error::invalid("the option `token_file` is the absolute path of a file").with_help(help));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Error::invalid(format!("the option `token_file` names {path:?}, which cannot be read: {error}"))
+            .with_help(help)
+    })?;
+    checked(text.trim_end_matches(['\r', '\n']), "the file of `token_file`")
+}
+
+/// Checks that the token can be in a header. Does not repeat it.
+fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
+    if (1..=MOST_TOKEN).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Ok(BearerToken(token.to_owned()));
+    }
+    Err(Error::invalid(format!("{source} has no token: one word of visible ASCII characters")).with_help(
+        "it is the token whose SHA-256 is in the server's access file, or what `leasehold serve` printed",
+    ))
+}
+
+impl BearerToken {
+    #[cfg(test)]
+    pub(super) fn for_tests(token: &str) -> Self {
+        Self(token.to_owned())
+    }
+
+    /// The value of the header `Authorization`.
+    pub(super) fn header(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> Result<Config, Error> {
+        let mut url = StoreUrl::parse(url).unwrap();
+        let config = Config::with_token(&mut url, None)?;
+        url.finish()?;
+        Ok(config)
+    }
+
+    #[test]
+    fn plain_http_beyond_this_machine_needs_consent() {
+        for fine in [
+            "https://locks.example.com",
+            "https://locks.example.com:8443/team/?ca=/ca.pem",
+            "http://127.0.0.1:7420",
+            "http://[::1]:7420/",
+            "http://localhost",
+            "http://locks.example.com?insecure=on",
+            "http://localhost?proxy=http://p:1&insecure=true",
+        ] {
+            let base = config(fine).map(|config| config.base).unwrap();
+            assert!(!base.ends_with('/') && fine.starts_with(&base), "{base}");
+        }
+        for refused in
+            ["http://locks.example.com", "http://10.0.0.1:7420", "http://localhost?proxy=http://p:1"]
+        {
+            let error = config(refused).err().unwrap();
+            assert!(error.help()[0].contains("insecure=on"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_url_without_one_server_is_refused_and_no_secret_is_repeated() {
+        for bad in [
+            "https:",
+            "https://",
+            "https://a,b",
+            "https://a/x%20y",
+            "https://a/../b",
+            "https://user:hunter2@a",
+            "https://hunter2@a",
+            "https://a?token=hunter2",
+            "https://a?insecure=hunter3",
+        ] {
+            let error = config(bad).err().unwrap();
+            assert!(!error.help().is_empty() || bad.contains("hunter3"), "{bad}: {error:?}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_one_word_from_the_variable_or_the_file() {
+        assert!(token_of(None).unwrap().is_none() && token_of(Some(String::new())).unwrap().is_none());
+        let token = token_of(Some("hunter2".to_owned())).unwrap().unwrap();
+        assert_eq!(
+            (token.header().as_str(), format!("{token:?}").as_str()),
+            ("Bearer hunter2", "BearerToken")
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let path = file.to_str().unwrap();
+        for (text, is_good) in [
+            ("hunter2\n", true),
+            ("hunter2\r\n", true),
+            ("hunter2 x", false),
+            ("\n", false),
+            ("hunté2", false),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let token = token_in_file(path);
+            assert_eq!(token.is_ok(), is_good, "{text:?}");
+            assert!(!format!("{token:?}").contains("hunt"), "{token:?}");
+        }
+        let relative = token_in_file("hunter2").unwrap_err();
+        assert!(!format!("{relative:?}").contains("hunter2"), "{relative:?}");
+        assert!(token_in_file("/nowhere/token").unwrap_err().to_string().contains("/nowhere/token"));
+    }
+}

@@ -1,0 +1,310 @@
+//! Acquiring, renewing, releasing and evicting.
+
+use std::time::Duration;
+
+use reqwest::header::IF_MATCH;
+use serde_json::json;
+
+use super::HttpLeases;
+use super::answers::{Ended, Gone, Held, Problem, Renewed};
+use super::client::{Answer, Request, duration};
+use crate::clock::{Deadline, Moment};
+use crate::error::{Error, StoreError};
+use crate::lease::{
+    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, Released, Renewal, Token, Ttl,
+    attempt_limit, deadline,
+};
+use crate::retry::RetryBudget;
+use crate::ticket::Ticket;
+use crate::types::LockName;
+
+/// The time limit of a release and of an eviction.
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time limit of one request of them.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Of how many locks the latest tokens are remembered.
+const MOST_TOKENS: usize = 1_000;
+
+/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+#[derive(Debug)]
+struct ReleaseAsked;
+
+/// The answer to an acquisition.
+pub(super) enum Acquired {
+    Granted(Grant),
+    Held(HolderInfo),
+    /// Its claim is spent.
+    Lost(Loss),
+}
+
+impl HttpLeases {
+    pub(super) async fn acquired(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
+        let limit = attempt_limit(claim.ttl);
+        let mut budget =
+            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
+        // Whether an earlier request may have been granted. The claim's id then finds its grant.
+        let mut unknown = false;
+        loop {
+            match budget.request(self.acquire(claim, Duration::ZERO)).await {
+                Ok(Acquired::Granted(grant)) => return Ok(self.in_time(claim, grant).await),
+                Ok(Acquired::Held(held)) => return Ok(AcquireOutcome::Held(held)),
+                Ok(Acquired::Lost(loss)) => {
+                    if matches!(loss.reason, LossReason::Expired { .. }) {
+                        self.give_back(claim).await;
+                    }
+                    return Ok(AcquireOutcome::Lost(loss));
+                }
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    budget.pause_after(error).await.map_err(|error| as_unknown(error, unknown))?;
+                }
+            }
+        }
+    }
+
+    /// Sends one request for the lock, which the server answers after `wait` at the latest.
+    pub(super) async fn acquire(&self, claim: &Claim, wait: Duration) -> Result<Acquired, StoreError> {
+        let holder = &claim.holder;
+        let body = json!({
+            "lock": claim.name, "ttl": duration(claim.ttl.get()), "wait": duration(wait), "claim": claim.id,
+            "holder": { "name": holder.name, "host": holder.host, "pid": holder.pid, "value": holder.value },
+            "note": holder.note, "lock_delay": duration(claim.lock_delay), "barge": claim.barges,
+        });
+        let request = Request::post("/v1/holds", body, format!("cannot acquire {}", claim.name));
+        let sent = self.client.env.now();
+        let held: Held = match self.client.send(&request).await? {
+            Answer::Done(_, body) => self.client.read(&request, &body)?,
+            Answer::Held(problem) => return Ok(Acquired::Held(problem.holder())),
+            Answer::Spent(problem) => return Ok(Acquired::Lost(problem.loss(&claim.name, None))),
+            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+        };
+        let doubt = |why: &str| self.client.incomprehensible(&request, why);
+        let ticket: Ticket = held.ticket.parse().map_err(|_: Error| doubt("it has no ticket"))?;
+        let granted = ticket.grant(sent);
+        if held.lock != claim.name.as_str() || granted.name != claim.name {
+            return Err(doubt("it grants another lock"));
+        }
+        if granted.id != claim.id || granted.ttl != claim.ttl {
+            return Err(doubt("it is for another acquisition"));
+        }
+        // Without tokens, the ticket has a number that only identifies the grant.
+        if self.capabilities.tokens && held.token != Some(granted.token) {
+            return Err(doubt("its tokens differ"));
+        }
+        if granted.token == Token::default() || !self.rises(&claim.name, granted.token) {
+            return Err(doubt("its token is lower than that of an earlier grant"));
+        }
+        let deadline = self.deadline(claim.ttl, sent, held.valid_ms);
+        Ok(Acquired::Granted(Grant { deadline, ..granted }))
+    }
+
+    /// Until when a lease lasts that the server says is valid for `valid_ms`. The request for it was sent at `sent`, and
+    /// its answer arrived now. Never longer than a lease that begins now.
+    fn deadline(&self, ttl: Ttl, sent: Moment, valid_ms: u64) -> Deadline {
+        let valid = Deadline::new(sent, Duration::from_millis(valid_ms));
+        valid.earliest(deadline(ttl, self.client.env.now()))
+    }
+
+    /// Whether `token` is not below that of an earlier grant of the lock. Remembers it.
+    fn rises(&self, name: &LockName, token: Token) -> bool {
+        let mut tokens = self.tokens.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if tokens.len() >= MOST_TOKENS && !tokens.contains_key(name) {
+            tokens.clear();
+        }
+        let latest = tokens.entry(name.clone()).or_insert(token);
+        let rises = *latest <= token || !self.capabilities.tokens;
+        *latest = token.max(*latest);
+        rises
+    }
+
+    /// The grant, unless its deadline passed before it arrived. Then it is given back, and counts as lost whether or not
+    /// the server answers that: the claim is not used again, and the lease lapses.
+    async fn in_time(&self, claim: &Claim, grant: Grant) -> AcquireOutcome {
+        if !grant.deadline.passed(self.client.env.now()) {
+            return AcquireOutcome::Granted(grant);
+        }
+        self.give_back(claim).await;
+        AcquireOutcome::Lost(grant.came_too_late())
+    }
+
+    /// Ends what the server has granted to `claim`, unless a repetition of the claim may have it.
+    async fn give_back(&self, claim: &Claim) {
+        if claim.repeatable {
+            return;
+        }
+        let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
+        if let Err(error) = budget.request(self.withdraw(&claim.name, claim.id)).await {
+            tracing::debug!(lock = %claim.name, %error, "a grant that came too late was not given back; it lapses");
+        }
+    }
+
+    pub(super) async fn renewed(&self, grant: &mut Grant) -> Result<Renewal, StoreError> {
+        let expired = |grant: &Grant, last_error| {
+            Renewal::Lost(Loss::new(grant.name.clone(), grant.token, LossReason::Expired { last_error }))
+        };
+        let env = &self.client.env;
+        let left = grant.deadline.remaining(env.now());
+        if left.is_zero() {
+            return Ok(expired(grant, None));
+        }
+        let mut budget = RetryBudget::new(env, left, attempt_limit(grant.ttl));
+        loop {
+            match budget.request(self.renew_once(grant)).await {
+                Ok(Ok(prolonged)) => {
+                    let now = env.now();
+                    // An answer that arrives after the end of the lease does not prolong it.
+                    if grant.deadline.passed(now) || prolonged.passed(now) {
+                        return Ok(expired(grant, None));
+                    }
+                    grant.deadline = prolonged;
+                    return Ok(Renewal::Renewed);
+                }
+                Ok(Err(loss)) => return Ok(Renewal::Lost(loss)),
+                Err(error) => {
+                    if let Err(error) = budget.pause_after(error).await {
+                        if grant.deadline.passed(env.now()) {
+                            return Ok(expired(grant, Some(error.to_string())));
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends one renewal. Returns the new deadline, or the loss.
+    async fn renew_once(&self, grant: &Grant) -> Result<Result<Deadline, Loss>, StoreError> {
+        let body = json!({ "ticket": ticket(grant) });
+        let request = Request::post("/v1/holds/renew", body, format!("cannot renew {}", grant.name));
+        let sent = self.client.env.now();
+        let renewed: Renewed = match self.client.send(&request).await? {
+            Answer::Done(_, body) => self.client.read(&request, &body)?,
+            Answer::Lost(problem) => return Ok(Err(lost(grant, problem))),
+            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+        };
+        let has_token = !self.capabilities.tokens || renewed.token == Some(grant.token);
+        if renewed.lock != grant.name.as_str() || !has_token {
+            return Err(self.client.incomprehensible(&request, "it renews another hold"));
+        }
+        Ok(Ok(self.deadline(grant.ttl, sent, renewed.valid_ms)))
+    }
+
+    pub(super) async fn released(
+        &self,
+        grant: &mut Grant,
+        cooldown: Option<Duration>,
+    ) -> Result<Released, StoreError> {
+        let withdraws = grant.token == Token::default();
+        let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let mut budget = RetryBudget::new(&self.client.env, STORE_TIMEOUT, ATTEMPT);
+        loop {
+            let answer = if withdraws {
+                budget.request(self.withdraw(&grant.name, grant.id)).await
+            } else {
+                budget.request(self.release_once(grant, cooldown, asked_before)).await
+            };
+            match answer {
+                Ok(released) => return Ok(released),
+                Err(error) => {
+                    asked_before |= matches!(error, StoreError::MaybeApplied(_));
+                    budget.pause_after(error).await.map_err(|error| as_unknown(error, asked_before))?;
+                }
+            }
+        }
+    }
+
+    /// Sends one release. With `asked_before`, an earlier one may have been done.
+    async fn release_once(
+        &self,
+        grant: &Grant,
+        cooldown: Option<Duration>,
+        asked_before: bool,
+    ) -> Result<Released, StoreError> {
+        let body = json!({ "ticket": ticket(grant), "cooldown": cooldown.map(duration) });
+        let request = Request::post("/v1/holds/release", body, format!("cannot release {}", grant.name));
+        let ended = match self.client.send(&request).await? {
+            Answer::Done(_, body) => self.client.read::<Ended>(&request, &body)?,
+            Answer::Lost(_) => return Ok(Released::AlreadyLost),
+            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+        };
+        if ended.lock != grant.name.as_str() {
+            return Err(self.client.incomprehensible(&request, "it releases another lock"));
+        }
+        // Another user of the ticket may have released it.
+        let is_ours = ended.released && (!ended.before || asked_before);
+        Ok(if is_ours { Released::Released } else { Released::AlreadyLost })
+    }
+
+    /// Sends one withdrawal of the acquisition with the claim `id`.
+    async fn withdraw(&self, name: &LockName, id: crate::lease::Id) -> Result<Released, StoreError> {
+        let body = json!({ "lock": name, "claim": id });
+        let request = Request::post("/v1/holds/withdraw", body, format!("cannot withdraw from {name}"));
+        let (_, ended): (_, Ended) = self.client.ask(&request).await?;
+        if ended.lock != name.as_str() {
+            return Err(self.client.incomprehensible(&request, "it is about another lock"));
+        }
+        Ok(if ended.released { Released::Released } else { Released::AlreadyLost })
+    }
+
+    pub(super) async fn evicted(
+        &self,
+        name: &LockName,
+        token: Token,
+        reason: &str,
+    ) -> Result<Evicted, StoreError> {
+        let body = json!({ "lock": name, "reason": reason });
+        let request = Request::post("/v1/evict", body, format!("cannot evict the holder of {name}"))
+            .with_header(IF_MATCH, format!("\"{token}\""));
+        let mut budget = RetryBudget::new(&self.client.env, STORE_TIMEOUT, ATTEMPT);
+        let mut unknown = false;
+        loop {
+            match budget.request(self.client.send(&request)).await {
+                Ok(Answer::Done(_, body)) => {
+                    let gone: Gone = self.client.read(&request, &body)?;
+                    if gone.lock == name.as_str() && gone.token == token {
+                        return Ok(Evicted::Evicted);
+                    }
+                    return Err(self.client.incomprehensible(&request, "it is about another grant"));
+                }
+                Ok(Answer::Changed) if unknown => return self.was_evicted(name, token).await,
+                Ok(Answer::Changed) => return Ok(Evicted::Changed),
+                Ok(_) => {
+                    return Err(self
+                        .client
+                        .incomprehensible(&request, "the answer does not fit the request"));
+                }
+                Err(error) => {
+                    unknown |= matches!(error, StoreError::MaybeApplied(_));
+                    budget.pause_after(error).await.map_err(|error| as_unknown(error, unknown))?;
+                }
+            }
+        }
+    }
+
+    /// Whether an eviction whose answer was lost was done.
+    async fn was_evicted(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+        let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
+        let (status, _) =
+            budget.request(self.client.shown(name)).await.map_err(|error| as_unknown(error, true))?;
+        let evicted = status.history.iter().any(|past| past.token == token && past.end == End::Evicted);
+        Ok(if evicted { Evicted::Evicted } else { Evicted::Changed })
+    }
+}
+
+/// The ticket of a grant, for any URL of the server's store.
+fn ticket(grant: &Grant) -> String {
+    Ticket::new(grant, None).to_string()
+}
+
+fn lost(grant: &Grant, problem: Problem) -> Loss {
+    problem.loss(&grant.name, Some(grant.token))
+}
+
+/// `error`, as one after which an effect is possible if `unknown`.
+fn as_unknown(error: StoreError, unknown: bool) -> StoreError {
+    match error {
+        StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
+        error => error,
+    }
+}

@@ -1,0 +1,102 @@
+//! How a waiter waits: it lets the server wait.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::header::IF_NONE_MATCH;
+
+use super::HttpLeases;
+use super::client::{Answer, Request, duration, lock_path};
+use super::hold::Acquired;
+use crate::clock::{Moment, timeout};
+use crate::error::{Fault, StoreError};
+use crate::lease::{Claim, HolderInfo, State, Watch};
+use crate::retry::retry;
+use crate::types::LockName;
+
+/// How long the server waits at most. Less than the minute after which many proxies give up.
+const WAIT: Duration = Duration::from_secs(50);
+
+/// How much later than it was asked to the server may answer.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// The shortest time between two requests that should have waited.
+const LEAST_PAUSE: Duration = Duration::from_millis(500);
+
+#[async_trait]
+impl Watch for HttpLeases {
+    /// Waits in the server's line. If the lock is granted meanwhile, the next try returns that grant, because the server
+    /// knows its claim.
+    async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
+        if !claim.waits {
+            return self.changed(&claim.name, seen).await;
+        }
+        let sent = self.client.env.now();
+        let waited = self.limited(WAIT, self.acquire(claim, WAIT)).await;
+        match waited {
+            Ok(Acquired::Granted(_) | Acquired::Lost(_)) => Ok(()),
+            Ok(Acquired::Held(_)) => {
+                self.pace(sent, LEAST_PAUSE).await;
+                Ok(())
+            }
+            Err(error) => self.asked_to_pause(sent, error).await,
+        }
+    }
+
+    async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
+        let sent = self.client.env.now();
+        let (status, tag) = retry(&self.client.env, || self.client.shown(name)).await?;
+        let State::Held(held) = status.state else { return Ok(()) };
+        if (held.token, held.in_cooldown) != (seen.token, seen.in_cooldown) {
+            return Ok(());
+        }
+        let Some(tag) = tag else {
+            self.pace(sent, self.capabilities.poll_interval.max).await;
+            return Ok(());
+        };
+        // The store may not tell that a lease has lapsed.
+        let wait = held.lapses_within.map_or(WAIT, |left| left.min(WAIT));
+        let target = format!("{}?wait={}", lock_path(name), duration(wait));
+        let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
+        let sent = self.client.env.now();
+        match self.limited(wait, self.client.send(&request)).await {
+            Ok(Answer::Done(..) | Answer::Same) => {
+                self.pace(sent, LEAST_PAUSE.min(wait)).await;
+                Ok(())
+            }
+            Ok(_) => Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+            Err(error) => self.asked_to_pause(sent, error).await,
+        }
+    }
+}
+
+impl HttpLeases {
+    /// Awaits `answer` for somewhat longer than the `wait` of its request.
+    async fn limited<T>(
+        &self,
+        wait: Duration,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = wait + GRACE;
+        match timeout(&*self.client.env.clock, limit, answer).await {
+            Some(answer) => answer,
+            None => Err(Fault::unavailable(format!("no answer within {limit:?}")).maybe_applied()),
+        }
+    }
+
+    /// After `error`: waits for as long as the server asked for. Fails if it did not answer.
+    async fn asked_to_pause(&self, sent: Moment, error: StoreError) -> Result<(), StoreError> {
+        let asked = error.fault().retry_after.filter(|_| error.is_transient());
+        self.pace(sent, asked.unwrap_or(LEAST_PAUSE)).await;
+        asked.map(|_| ()).ok_or(error)
+    }
+
+    /// Waits until `pause` has passed since `sent`: a server that does not wait must not be asked again and again.
+    async fn pace(&self, sent: Moment, pause: Duration) {
+        let env = &self.client.env;
+        let left = pause.saturating_sub(env.now().shortest_since(sent));
+        if !left.is_zero() {
+            env.sleep(env.random.jittered(left, 0.1)).await;
+        }
+    }
+}
