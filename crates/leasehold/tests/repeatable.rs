@@ -7,7 +7,6 @@ use crate::common::{Client, TTL, World, name};
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::RegisterLeases;
-use leasehold::clock::Clock;
 use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
@@ -251,7 +250,8 @@ async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     let one = world.dated(1);
     let earlier = acquired(&one, 9).await;
     let token = earlier.ticket().token();
-    let claim = Claim { id: id(1), repeatable: true, ..one.claim() };
+    let mut claim = one.claim();
+    (claim.id, claim.repeatable) = (id(1), true);
     let store = Arc::new(ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) });
     let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
     // Another task of this process waits, so the repetition asks first whether its claim has the lock.
