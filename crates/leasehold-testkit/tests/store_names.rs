@@ -28,6 +28,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-cli/src/object.rs", "examples"),
     ("leasehold-cli/src/commands/help.rs", "help pages"),
     ("leasehold-testkit/src/chaos/naive.rs", "locks that are none, in a bucket and in a file"),
+    ("leasehold-testkit/src/launch.rs", "the protocols by which requests are counted"),
     ("leasehold-testkit/src/simulation/world.rs", "the simulated store with its own leases"),
     ("leasehold-bench/src/contender.rs", "the rivals that this program itself is"),
     ("leasehold-bench/src/contender/dynamodb.rs", "a rival"),
@@ -36,6 +37,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("leasehold-bench/src/measure/command.rs", "the commands of rivals"),
     ("leasehold-bench/src/report/targets.rs", "the targets, which are set by store"),
     ("leasehold-bench/src/roster.rs", "the rivals"),
+    ("leasehold-bench/src/wire.rs", "the protocols whose requests are counted"),
+    ("leasehold-bench/src/wire/proxy.rs", "likewise"),
 ];
 
 fn crates() -> PathBuf {

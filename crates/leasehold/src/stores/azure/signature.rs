@@ -95,7 +95,7 @@ mod tests {
         let one = id("0123456789abcdef0123456789abcdef");
         assert_eq!(lease_id(one), "01234567-89ab-cdef-0123-456789abcdef");
         assert!(!format!("{:?}", lease_id(one)).contains("0123"));
-        assert_eq!(number(one).get(), 0x0123_4567_89ab_c);
+        assert_eq!(number(one).get(), 0x1234_5678_9abc);
         assert!(number(id(&"f".repeat(32))).get() < Token::LIMIT);
     }
 
