@@ -174,8 +174,8 @@ impl StoreUrl {
                     hosts.split(',').map(|host| host.strip_suffix(&port).unwrap_or(host)).collect();
                 hosts.sort_unstable();
                 hosts.dedup();
-                // The default of those that have a number here.
-                let path = if self.path == "/0" { "" } else { &self.path };
+                // The default database of Redis.
+                let path = if self.scheme == "redis" && self.path == "/0" { "" } else { &self.path };
                 (Some(hosts.join(",")), without_last_slash(path))
             }
             Location::Name => (authority.map(str::to_owned), without_last_slash(&self.path)),

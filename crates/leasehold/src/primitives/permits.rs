@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{HolderInfo, LossReason, PermitQueue, State};
+use crate::lease::{Holder, HolderInfo, LossReason, PermitQueue, State};
 use crate::lock::Lock;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, Queue, Turn};
@@ -281,7 +281,8 @@ impl Attempt {
             let holder = seen.soonest().unwrap_or_else(|| first.clone());
             // Who holds the queue's lock waits for a permit too, before all in its line.
             let ahead = first.ahead.map(|ahead| ahead + 1);
-            let behind = ahead.and_then(|_| first.behind.clone().or_else(|| first.holder.clone()));
+            let holds = || first.holder.as_ref().map(Holder::of_the_past);
+            let behind = ahead.and_then(|_| first.behind.clone().or_else(holds));
             tells.tell(&HolderInfo { ahead, behind, ..holder });
         });
         let store = self.permits.lock.locker().store().clone();

@@ -289,7 +289,7 @@ impl LeaseStore for AzureLeases {
                     Err(error) => Some(error),
                 },
                 Ok(Answer::NoBlob) => match budget.request(self.create(&claim.name)).await {
-                    Ok(()) => continue,
+                    Ok(()) => None,
                     // Whether it was created shows at the next request.
                     Err(error) => Some(error),
                 },

@@ -62,7 +62,8 @@ impl Config {
 /// The URL of the server, as requests need it.
 fn base(url: &StoreUrl) -> Result<String, Error> {
     let like = "the URL of a server is like https://locks.example.com or http://127.0.0.1:7420";
-    let host = url.authority().filter(|host| !host.is_empty() && !host.contains(','));
+    // After an encoded `@`, another host would be the server.
+    let host = url.authority().filter(|host| !host.is_empty() && !host.contains([',', '@']));
     let Some(host) = host else {
         return Err(Error::invalid("the URL names no server, or several").with_help(like));
     };
@@ -156,6 +157,7 @@ mod tests {
             "https:",
             "https://",
             "https://a,b",
+            "http://localhost:80%40hunter2.example",
             "https://a/x%20y",
             "https://a/../b",
             "https://user:hunter2@a",

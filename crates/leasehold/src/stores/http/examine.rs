@@ -7,6 +7,7 @@ use super::answers::Described;
 use super::client::Request;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
+use crate::retry::retry;
 use crate::stores::https::date_us;
 
 /// By how much the clocks of both machines may differ before people are confused by it.
@@ -15,7 +16,7 @@ const APART: Duration = Duration::from_secs(60);
 impl HttpLeases {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined::default();
-        match self.client.described().await {
+        match retry(&self.client.env, || self.client.described()).await {
             Ok(described) => {
                 examined.push(self.version(&described));
                 examined.push(rights(&described));
@@ -46,7 +47,7 @@ impl HttpLeases {
     /// Whether the server says that its store answers, and what its clock shows. Leases do not depend on that clock.
     async fn readiness(&self) -> Result<Finding, StoreError> {
         let request = Request::get("/readyz".to_owned(), "the server is not ready".to_owned());
-        let headers = self.client.done(&request).await?;
+        let headers = retry(&self.client.env, || self.client.done(&request)).await?;
         let apart =
             date_us(&headers).map(|us| Duration::from_micros(us.abs_diff(self.client.env.now().wall_us())));
         Ok(match apart {

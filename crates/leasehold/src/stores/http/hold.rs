@@ -9,7 +9,7 @@ use super::HttpLeases;
 use super::answers::{Ended, Gone, Held, Problem, Renewed};
 use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
-use crate::error::{Error, StoreError};
+use crate::error::{Error, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, Released, Renewal, Token, Ttl,
     attempt_limit, deadline,
@@ -48,6 +48,11 @@ impl HttpLeases {
         loop {
             match budget.request(self.acquire(claim, Duration::ZERO)).await {
                 Ok(Acquired::Granted(grant)) => return Ok(self.in_time(claim, grant).await),
+                // The server may still be working on the earlier request, so the claim must be withdrawn.
+                Ok(Acquired::Held(_)) if unknown && !claim.waits => {
+                    let message = "a request for the lock was not answered, and may still be granted";
+                    return Err(Fault::unavailable(message).maybe_applied());
+                }
                 Ok(Acquired::Held(held)) => return Ok(AcquireOutcome::Held(held)),
                 Ok(Acquired::Lost(loss)) => {
                     if matches!(loss.reason, LossReason::Expired { .. }) {

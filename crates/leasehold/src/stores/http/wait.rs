@@ -46,8 +46,13 @@ impl Watch for HttpLeases {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let sent = self.client.env.now();
         let (status, tag) = retry(&self.client.env, || self.client.shown(name)).await?;
-        let State::Held(held) = status.state else { return Ok(()) };
+        let State::Held(held) = status.state else {
+            // It may be reserved, which the state does not show: the next request would be refused at once.
+            self.pace(sent, LEAST_PAUSE).await;
+            return Ok(());
+        };
         if (held.token, held.in_cooldown) != (seen.token, seen.in_cooldown) {
+            self.pace(sent, LEAST_PAUSE).await;
             return Ok(());
         }
         let Some(tag) = tag else {
@@ -61,7 +66,7 @@ impl Watch for HttpLeases {
         let sent = self.client.env.now();
         match self.limited(wait, self.client.send(&request)).await {
             Ok(Answer::Done(..) | Answer::Same) => {
-                self.pace(sent, LEAST_PAUSE.min(wait)).await;
+                self.pace(sent, LEAST_PAUSE).await;
                 Ok(())
             }
             Ok(_) => Err(self.client.incomprehensible(&request, "the answer does not fit the request")),

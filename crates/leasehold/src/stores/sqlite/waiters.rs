@@ -239,10 +239,10 @@ pub(super) fn tell_place(
     let mut before = connection
         .prepare_cached("SELECT count(*), holder, max(number) FROM waiter WHERE name = ? AND number < ?")?;
     let (count, last) = before.query_row((claim.name.as_str(), number), |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, Option<String>>(1)?))
+        // A holder that cannot be read is not worth an error.
+        Ok((row.get::<_, i64>(0)?, row.get::<_, Option<String>>(1).unwrap_or_default()))
     })?;
     held.ahead = usize::try_from(count).ok();
-    // A row that cannot be read is not worth an error.
     let last = last.and_then(|last| from_json::<Holder>(&last).ok());
     held.behind = last.map(|last| last.of_the_past());
     Ok(())
