@@ -82,7 +82,7 @@ fn without_the_store_the_command_gets_sigterm_and_its_grace() {
 #[test]
 fn without_the_store_all_processes_die_before_the_next_grant() {
     let sandbox = Sandbox::new();
-    let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
+    let holder = sandbox.hold("run x --ttl 10s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     let store = sandbox.cut_off();
     let mut successor = successor(&sandbox, &processes);
@@ -97,8 +97,9 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
 #[test]
 fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
-    // The command has its own process group, so stopping leasehold does not stop it.
-    let holder = sandbox.hold("run x --ttl 1s", STUBBORN);
+    // The command has its own process group, so stopping leasehold does not stop it. With a longer ttl, the guardian has
+    // more time to get a processor.
+    let holder = sandbox.hold("run x --ttl 10s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);
     wait_until("it is stopped", || is_stopped(holder.pid()));
