@@ -5,6 +5,8 @@ use super::*;
 #[tokio::test]
 async fn a_standby_is_refused_as_not_the_primary() {
     let (mut server, url, folder) = server(&[]).await;
+    // A standby accepts connections once it has replayed all that its last checkpoint needs.
+    psql(&server.url_by(server.address()), "CHECKPOINT").await;
     server.kill().await.unwrap();
     std::fs::write(folder.path().join("postgres/standby.signal"), "").unwrap();
     server.start().await.unwrap();
