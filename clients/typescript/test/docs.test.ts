@@ -11,8 +11,8 @@ import { folder, test } from "./real.js";
 
 const run = promisify(execFile);
 const root = fileURLToPath(new URL("../", import.meta.url));
-// Within the package, so that its name is known.
-const examples = join(root, "build/examples");
+// Within the package, so that its name is known. Several versions of Node may run these tests at once.
+const examples = join(root, `build/examples-${process.version}`);
 
 /** What the examples call, but do not show. */
 const CONTEXT = `

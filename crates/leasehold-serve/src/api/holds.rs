@@ -32,6 +32,9 @@ pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
 const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The longest note.
 const MAX_NOTE: usize = 200;
+/// The header with the idempotency key.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
 /// The length of an idempotency key.
 const KEY: std::ops::RangeInclusive<usize> = 16..=128;
 
@@ -68,7 +71,13 @@ async fn granted(
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
     let id = match &request.claim {
-        Some(claim) => Claim::Given(claim_id(claim)?),
+        Some(claim) => {
+            // The key is not used, but a wrong one is an error.
+            if headers.contains_key(IDEMPOTENCY_KEY) {
+                idempotency_key(headers)?;
+            }
+            Claim::Given(claim_id(claim)?)
+        }
         None => Claim::Key(idempotency_key(headers)?),
     };
     let wait =
@@ -378,7 +387,7 @@ fn stopping() -> Problem {
 
 fn idempotency_key(headers: &HeaderMap) -> Result<&str, Problem> {
     let help = "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
-    let Some(key) = headers.get("idempotency-key") else {
+    let Some(key) = headers.get(IDEMPOTENCY_KEY) else {
         return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(help));
     };
     match key.to_str() {
