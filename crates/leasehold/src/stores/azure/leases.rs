@@ -288,11 +288,8 @@ impl LeaseStore for AzureLeases {
                     Ok(State::Free | State::Lapsed(_)) => None,
                     Err(error) => Some(error),
                 },
-                Ok(Answer::NoBlob) => match budget.request(self.create(&claim.name)).await {
-                    Ok(()) => None,
-                    // Whether it was created shows at the next request.
-                    Err(error) => Some(error),
-                },
+                // Whether it was created shows at the next request.
+                Ok(Answer::NoBlob) => budget.request(self.create(&claim.name)).await.err(),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
                     Some(error)
