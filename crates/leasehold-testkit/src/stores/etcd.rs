@@ -138,7 +138,8 @@ pub async fn etcdctl(endpoint: &str, arguments: &[&str]) -> String {
 
 async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(Program::ETCDCTL.path())
-        .args(["--endpoints", endpoint])
+        // A busy server takes seconds to check a password.
+        .args(["--endpoints", endpoint, "--dial-timeout=30s", "--command-timeout=60s"])
         .args(arguments)
         .stdin(Stdio::null())
         .kill_on_drop(true)
