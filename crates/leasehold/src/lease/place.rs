@@ -113,7 +113,8 @@ impl Place {
     /// Records what the line says of `claim`.
     pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
-        if standing.number.is_some() {
+        // If there is no room, trying soon again would not help.
+        if standing.number.is_some() || standing.before.len() >= MOST_WAITERS {
             known.conflicts = 0;
         }
         known.standing = standing;
@@ -181,6 +182,18 @@ mod tests {
         let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
         assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
         assert_eq!([pause(MOST_WAITERS - 1), pause(MOST_WAITERS)], [LONGEST_PAUSE, OUTSIDE]);
+    }
+
+    #[test]
+    fn a_claim_that_finds_no_room_does_not_try_soon_again() {
+        let (place, claim) = (Place::default(), Id::random(&crate::random::Random::seeded(1)));
+        let before = |count| (1..=count).map(|number| Before { number, polls: POLL }).collect();
+        let standing = |count| Standing { before: before(count), ..Standing::default() };
+        for (count, conflicts) in [(63, 1), (64, 0)] {
+            place.conflicted(claim);
+            place.found(claim, standing(count));
+            assert_eq!(place.conflicts(claim), conflicts);
+        }
     }
 
     #[test]
