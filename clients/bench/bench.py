@@ -76,7 +76,7 @@ def measure(once: Callable[[], None]) -> list[float]:
 
 
 def of_the_rust_library() -> list[float]:
-    """The library in a program of its own, which LEASEHOLD_BENCH names (crates/leasehold-bench/src/contender.rs)."""
+    """The library in a separate program, which LEASEHOLD_BENCH names (crates/leasehold-bench/src/contender.rs)."""
     options = {"lock": "bench-rust", "tasks": 1, "seconds": seconds, "ttl-ms": 30_000, "hold-us": 0, "store": rest[0]}
     command = [os.environ["LEASEHOLD_BENCH"], "contender", "ours", "contend"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]

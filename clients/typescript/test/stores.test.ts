@@ -5,29 +5,21 @@ import { spawnSync } from "node:child_process";
 import { Locker, LockLostError } from "leasehold";
 import { command, store, test as real } from "./real.js";
 
-/** The clients' tests in Python have the same list. */
-const STORES = [
-  "SQLITE",
-  "S3_MINIO",
-  "S3_MOTO",
-  "DYNAMODB_LOCAL",
-  "DYNAMODB_MOTO",
-  "GCS_FAKE",
-  "AZURE",
-  "KUBERNETES",
-  "ETCD",
-  "POSTGRES",
-  "PGBOUNCER",
-  "REDIS",
-  "VALKEY",
-];
+const PREFIX = "LEASEHOLD_TEST_";
+
+/** The URLs that ./test sets, except those of servers that leasehold has to refuse. */
+const SERVERS = new Map(
+  Object.entries(process.env)
+    .filter(([name, value]) => name.startsWith(PREFIX) && value?.includes("://") && !name.startsWith(`${PREFIX}BAD_`))
+    .map(([name, value]) => [name.slice(PREFIX.length), value as string]),
+);
 
 function test(name: string, on: string, body: (locker: Locker, url: string) => Promise<void>): void {
-  const server = process.env[`LEASEHOLD_TEST_${on}`];
+  const server = SERVERS.get(on);
   real(
     name,
     async (t) => {
-      const url = on === "SQLITE" ? store(t) : (server as string);
+      const url = server ?? store(t);
       const locker = await Locker.open(url);
       t.after(() => locker.close());
       await body(locker, url);
@@ -43,7 +35,7 @@ function isGrantedToAnother(url: string, name: string): boolean {
   return status === 0;
 }
 
-for (const on of STORES) {
+for (const on of ["SQLITE", ...SERVERS.keys()]) {
   test(`a lock on ${on}`, on, async (locker, url) => {
     await locker.init();
     const lock = locker.lock(`clients/typescript-${process.pid}`, { ttl: "30s" });

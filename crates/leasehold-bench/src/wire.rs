@@ -6,3 +6,14 @@ mod postgres;
 pub(crate) mod proxy;
 mod redis;
 mod timer;
+
+use std::collections::BTreeMap;
+
+/// Counts the requests in the bytes that one client sends on one connection, however they are split into packets.
+pub(crate) trait Counter: Send {
+    /// Parses more bytes.
+    fn feed(&mut self, bytes: &[u8]);
+
+    /// The complete requests since the last call, by kind.
+    fn take(&mut self) -> BTreeMap<String, u64>;
+}

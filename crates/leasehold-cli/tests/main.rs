@@ -4,45 +4,15 @@
 
 #[cfg(feature = "sqlite")]
 mod cli;
-#[cfg(all(
-    feature = "sqlite",
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3"
-))]
+#[cfg(feature = "all-stores")]
 mod doctor;
 #[cfg(all(feature = "kubernetes", feature = "sqlite"))]
 mod elect_kubernetes;
-#[cfg(all(
-    feature = "sqlite",
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3"
-))]
+#[cfg(feature = "all-stores")]
 mod guides;
 #[cfg(all(feature = "sqlite", feature = "serve"))]
 mod serve;
-#[cfg(all(
-    feature = "sqlite",
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3"
-))]
+#[cfg(feature = "all-stores")]
 mod servers;
 #[cfg(feature = "sqlite")]
 mod support;

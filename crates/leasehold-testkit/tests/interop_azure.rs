@@ -1,7 +1,5 @@
 //! On one blob with azure-storage-blob, Microsoft's client for Python, as processes. `./test` installs it.
 
-use std::path::Path;
-
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::peers::Program;
@@ -9,7 +7,7 @@ use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::azure::leased_blob;
 
-use crate::workers::Worker;
+use crate::workers::{self, Worker};
 
 fn peer(fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -> Process {
     let blob = leased_blob(fresh.url(), "lock");
@@ -64,26 +62,5 @@ async fn two_of_ours_and_two_of_theirs_count_exactly() {
     let theirs: Vec<_> = (0..2).map(|_| peer(&fresh, "increment", "60", &more)).collect();
     let options = [&["--ttl", "60"], &more[..]].concat();
     let ours: Vec<_> = (0..2).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
-    let mut held = Vec::new();
-    for worker in ours {
-        let (said, code) = worker.end().await;
-        assert_eq!(code, Some(0), "one of ours failed");
-        held.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[1], numbers[2])));
-    }
-    for peer in theirs {
-        let (said, code) = peer.end().await;
-        assert_eq!(code, Some(0), "one of theirs failed");
-        held.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
-    }
-    assert_eq!(read(&file), (4 * ADD).to_string());
-    held.sort_unstable();
-    assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {held:?}");
-}
-
-fn numbers(line: &str) -> Vec<u128> {
-    line.split(' ').map(|number| number.parse().unwrap()).collect()
-}
-
-fn read(file: &Path) -> String {
-    std::fs::read_to_string(file).unwrap().trim().to_owned()
+    workers::count_without_tokens_beside(ours, theirs, &file, 4 * ADD).await;
 }

@@ -10,6 +10,7 @@ use leasehold::lease::{
 };
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Token};
+use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::stores::fresh;
 
@@ -17,6 +18,23 @@ const LONG: Duration = Duration::from_secs(600);
 
 async fn open(url: &str) -> Arc<dyn LeaseStore> {
     leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
+}
+
+/// A server, and the store by way of a proxy and directly.
+struct Site {
+    proxy: Proxy,
+    behind: Arc<dyn LeaseStore>,
+    direct: Arc<dyn LeaseStore>,
+    _storage: Fresh,
+}
+
+async fn site() -> Site {
+    let fresh = fresh("http_sqlite");
+    let url = StoreUrl::parse(fresh.url()).unwrap();
+    let server = url.authority().unwrap().to_owned();
+    let proxy = Proxy::start(server.clone()).await;
+    let behind = open(&fresh.url().replace(&server, &proxy.address().to_string())).await;
+    Site { proxy, behind, direct: open(fresh.url()).await, _storage: fresh }
 }
 
 fn claim(name: &LockName) -> Claim {
@@ -27,12 +45,7 @@ fn claim(name: &LockName) -> Claim {
 
 #[tokio::test]
 async fn every_answer_that_was_lost_is_resolved() {
-    let fresh = fresh("http_sqlite");
-    let url = StoreUrl::parse(fresh.url()).unwrap();
-    let server = url.authority().unwrap().to_owned();
-    let proxy = Proxy::start(server.clone()).await;
-    let behind = open(&fresh.url().replace(&server, &proxy.address().to_string())).await;
-    let direct = open(fresh.url()).await;
+    let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     let mut before = None;
     for harm in [Harm::AnswerLost, Harm::Cut, Harm::Status(503), Harm::Twice, Harm::TwiceSecondAnswer] {
@@ -56,13 +69,8 @@ async fn every_answer_that_was_lost_is_resolved() {
 }
 
 #[tokio::test]
-async fn a_grant_to_a_waiter_whose_answer_was_lost_is_found_or_withdrawn() {
-    let fresh = fresh("http_sqlite");
-    let url = StoreUrl::parse(fresh.url()).unwrap();
-    let server = url.authority().unwrap().to_owned();
-    let proxy = Proxy::start(server.clone()).await;
-    let behind = open(&fresh.url().replace(&server, &proxy.address().to_string())).await;
-    let direct = open(fresh.url()).await;
+async fn a_waiters_grant_with_a_lost_answer_is_found_or_withdrawn() {
+    let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     for is_withdrawn in [false, true] {
         let AcquireOutcome::Granted(mut held) = direct.try_acquire(&claim(&name)).await.unwrap() else {

@@ -357,6 +357,22 @@ impl StoreError {
     pub fn is_transient(&self) -> bool {
         self.fault().kind == ErrorKind::Unavailable
     }
+
+    /// This error of the latest request, as that of the whole operation: with `applied`, an earlier request may have been
+    /// applied.
+    #[cfg(any(
+        feature = "azure",
+        feature = "etcd",
+        feature = "http",
+        feature = "postgres",
+        feature = "redis"
+    ))]
+    pub(crate) fn if_maybe(self, applied: bool) -> Self {
+        match self {
+            Self::NotApplied(fault) if applied => fault.maybe_applied(),
+            error => error,
+        }
+    }
 }
 
 impl fmt::Display for StoreError {

@@ -22,7 +22,7 @@ pub(crate) use self::place::{
 };
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
-use crate::clock::Deadline;
+use crate::clock::{Deadline, Moment};
 use crate::diagnosis::Diagnose;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -210,6 +210,12 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// What a release needs to withdraw the claim `id`: a grant without a token, which does not count.
+    pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {
+        let (token, deadline) = (Token::default(), deadline(ttl, now));
+        Self { name, token, after: None, id, ttl, deadline, memo: None }
+    }
+
     /// The loss to return in [`AcquireOutcome::Lost`] if this grant's deadline passed before the grant could be
     /// reported.
     #[must_use]

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{
     Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, Id, LeaseStore, Released, Renewal, State,
-    Status, StoreOptions, Swept, Token, Ttl, deadline,
+    Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::{Hold, Opened};
@@ -196,9 +196,7 @@ impl Locker {
     ///   ([`Ticket::check_store`]).
     /// - Errors of the store.
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
-        self.check(ticket)?;
-        let mut grant = ticket.grant(self.store().env().now());
-        Ok(self.store().release(&mut grant, None).await?)
+        self.end(ticket, None).await
     }
 
     /// As [`release`](Self::release), and the lock is not granted for `cooldown`.
@@ -208,9 +206,13 @@ impl Locker {
     ///   [no cooldowns](Capabilities::cooldowns).
     /// - Otherwise as [`release`](Self::release).
     pub async fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
+        self.end(ticket, Some(cooldown)).await
+    }
+
+    async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>) -> Result<Released> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
-        Ok(self.store().release(&mut grant, Some(cooldown)).await?)
+        Ok(self.store().release(&mut grant, cooldown).await?)
     }
 
     /// Withdraws the acquisition of `name` that was started with this `id`
@@ -220,16 +222,7 @@ impl Locker {
     /// # Errors
     /// Errors of the store.
     pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
-        let (ttl, now) = (Ttl::DEFAULT, self.store().env().now());
-        let mut grant = Grant {
-            name: name.clone(),
-            token: Token::default(),
-            after: None,
-            id,
-            ttl,
-            deadline: deadline(ttl, now),
-            memo: None,
-        };
+        let mut grant = Grant::withdrawn(name.clone(), id, Ttl::DEFAULT, self.store().env().now());
         Ok(self.store().release(&mut grant, None).await?)
     }
 

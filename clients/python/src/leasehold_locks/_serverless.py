@@ -53,7 +53,7 @@ def _release_all() -> list[str]:
     if agent is None:
         return []
     with agent.lock:
-        # Their guards were garbage collected: their release was sent, but nobody has waited for it.
+        # Their guards were garbage collected: their release was sent, but its response was not awaited.
         names = list(agent.collected)
         agent.collected.clear()
         held = [hold for hold in agent.holds() if hold.end()]

@@ -105,7 +105,7 @@ pub(super) async fn measure(
                 note_hand_offs(&mut sample, &events, window);
                 sample.note(OVERTAKEN.name, Some(overtaken(&events, JOINS_WITHIN.as_micros() as u64) as f64));
             }
-            // With turns, nobody waits after the last one.
+            // With turns, there are no waits after the last one.
             let last = events.iter().map(|event| event.released).max().filter(|_| load.turns.is_some());
             sample.note(TOOK.name, last.map(|last| last.saturating_sub(begin) as f64 / 1e6));
             let end = match last {

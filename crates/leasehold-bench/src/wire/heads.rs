@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::Counter;
+
 /// The maximum length of a request's head, and of a line in a chunked body.
 const LONGEST_HEAD: usize = 64 << 10;
 
@@ -33,14 +35,13 @@ enum State {
 /// How a connection that cannot be parsed is counted.
 pub(crate) const UNREADABLE: &str = "unreadable";
 
-impl Heads {
-    /// The requests since the last call whose heads are complete, by method, or by operation if a header names it.
-    pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
+impl Counter for Heads {
+    /// The requests whose heads are complete, by method, or by operation if a header names it.
+    fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
 
-    /// Parses more bytes.
-    pub(crate) fn feed(&mut self, mut bytes: &[u8]) {
+    fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match self.state {
                 State::Unreadable => return,
@@ -60,7 +61,9 @@ impl Heads {
             };
         }
     }
+}
 
+impl Heads {
     /// Collects `bytes` up to `end`, passes what was collected to `then`, and returns the rest.
     fn until<'a>(&mut self, end: &[u8], bytes: &'a [u8], then: fn(&mut Self, &[u8])) -> &'a [u8] {
         // `end` may span two packets.

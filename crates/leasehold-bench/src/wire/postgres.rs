@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::Counter;
+
 /// Requests before the startup message: for TLS and for GSS encryption.
 const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
 
@@ -19,14 +21,13 @@ pub(crate) struct Statements {
     counts: BTreeMap<String, u64>,
 }
 
-impl Statements {
-    /// The statements since the last call, by their first word.
-    pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
+impl Counter for Statements {
+    /// The statements, by their first word.
+    fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
 
-    /// Parses more bytes.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+    fn feed(&mut self, bytes: &[u8]) {
         self.partial.extend_from_slice(bytes);
         let partial = std::mem::take(&mut self.partial);
         let mut rest = partial.as_slice();
@@ -42,7 +43,9 @@ impl Statements {
         }
         self.partial = rest.to_vec();
     }
+}
 
+impl Statements {
     fn message(&mut self, kind: u8, message: &[u8]) {
         let mut texts = message.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let mut text = || texts.next().unwrap_or_default();
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn statements_are_counted_by_their_first_word_however_the_bytes_are_cut() {
+    fn statements_are_counted_by_their_first_word_in_any_packets() {
         let bytes = [
             message(b"", &BEFORE_STARTUP[0].to_be_bytes()),
             message(b"", b"\0\x03\0\0user\0me\0\0"),

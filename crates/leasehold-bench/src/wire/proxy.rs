@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use leasehold_testkit::launch::Protocol;
 
+use super::Counter;
 use super::heads::Heads;
 use super::postgres::Statements;
 use super::redis::Commands;
@@ -26,41 +27,13 @@ const PACKET: usize = 64 << 10;
 /// How many packets may be under way in one direction of a connection.
 const UNDER_WAY: usize = 4_096;
 
-/// Counts the requests in the bytes that a client sends.
-#[derive(Debug)]
-enum Counter {
-    Http(Heads),
-    Postgres(Statements),
-    Redis(Commands),
-}
-
-impl Counter {
-    /// `None` if the server counts the messages of this protocol.
-    fn of(protocol: Protocol) -> Option<Self> {
-        match protocol {
-            Protocol::Http => Some(Self::Http(Heads::default())),
-            Protocol::Postgres => Some(Self::Postgres(Statements::default())),
-            Protocol::Redis => Some(Self::Redis(Commands::default())),
-            Protocol::Other => None,
-        }
-    }
-
-    /// Parses more bytes. Returns the new requests by kind.
-    fn feed(&mut self, bytes: &[u8]) -> BTreeMap<String, u64> {
-        match self {
-            Self::Http(heads) => {
-                heads.feed(bytes);
-                heads.take()
-            }
-            Self::Postgres(statements) => {
-                statements.feed(bytes);
-                statements.take()
-            }
-            Self::Redis(commands) => {
-                commands.feed(bytes);
-                commands.take()
-            }
-        }
+/// `None` if the server counts the messages of this protocol.
+fn counter(protocol: Protocol) -> Option<Box<dyn Counter>> {
+    match protocol {
+        Protocol::Http => Some(Box::new(Heads::default())),
+        Protocol::Postgres => Some(Box::new(Statements::default())),
+        Protocol::Redis => Some(Box::new(Commands::default())),
+        Protocol::Other => None,
     }
 }
 
@@ -149,7 +122,7 @@ async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let asked = carry(from_client, to_server, Counter::of(way.protocol), &way);
+    let asked = carry(from_client, to_server, counter(way.protocol), &way);
     let answered = carry(from_server, to_client, None, &way);
     tokio::try_join!(asked, answered)?;
     Ok(())
@@ -159,7 +132,7 @@ async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
 async fn carry(
     from: OwnedReadHalf,
     to: OwnedWriteHalf,
-    counter: Option<Counter>,
+    counter: Option<Box<dyn Counter>>,
     way: &Way,
 ) -> io::Result<()> {
     if way.half.is_zero() {
@@ -172,7 +145,7 @@ async fn carry(
 async fn carry_at_once(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut counter: Option<Counter>,
+    mut counter: Option<Box<dyn Counter>>,
     way: &Way,
 ) -> io::Result<()> {
     let mut packet = vec![0; PACKET];
@@ -189,7 +162,7 @@ async fn carry_at_once(
 async fn carry_later(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut counter: Option<Counter>,
+    mut counter: Option<Box<dyn Counter>>,
     way: &Way,
 ) -> io::Result<()> {
     let (sent, mut under_way) = mpsc::channel::<(Duration, Vec<u8>)>(UNDER_WAY);
@@ -219,9 +192,10 @@ async fn carry_later(
     Ok(())
 }
 
-fn note(counter: &mut Option<Counter>, bytes: &[u8], way: &Way) {
+fn note(counter: &mut Option<Box<dyn Counter>>, bytes: &[u8], way: &Way) {
     if let Some(counter) = counter {
-        let new = counter.feed(bytes);
+        counter.feed(bytes);
+        let new = counter.take();
         if !new.is_empty() {
             way.counts.add(new);
         }

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use super::Counter;
+
 /// The bytes that one client sends on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
@@ -11,14 +13,13 @@ pub(crate) struct Commands {
     counts: BTreeMap<String, u64>,
 }
 
-impl Commands {
-    /// The commands since the last call, by name.
-    pub(crate) fn take(&mut self) -> BTreeMap<String, u64> {
+impl Counter for Commands {
+    /// The commands, by name.
+    fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
 
-    /// Parses more bytes.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+    fn feed(&mut self, bytes: &[u8]) {
         self.partial.extend_from_slice(bytes);
         let partial = std::mem::take(&mut self.partial);
         let mut rest = partial.as_slice();

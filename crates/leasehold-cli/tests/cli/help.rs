@@ -63,17 +63,7 @@ fn every_subcommand_has_help() {
 
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
-#[cfg(all(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3"
-))] // Or `help stores` says otherwise.
+#[cfg(feature = "all-stores")] // Or `help stores` says otherwise.
 fn every_help_text_is_the_one_that_was_reviewed() {
     const UPDATE: &str = "UPDATE_HELP";
     let sandbox = Sandbox::new();
@@ -100,17 +90,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
 }
 
 /// The lines that differ between two texts.
-#[cfg(all(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis",
-    feature = "s3"
-))]
+#[cfg(feature = "all-stores")]
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     let only = |sign: char, these: &[&str], others: &[&str]| -> String {

@@ -112,7 +112,7 @@ fn a_stopped_run_leaves_no_process_at_the_next_grant() {
 }
 
 #[test]
-fn a_command_that_the_guardian_killed_is_a_loss_even_before_the_lease_ends() {
+fn a_kill_by_the_guardian_before_the_lease_ends_is_a_loss() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x --ttl 8s", "echo $$; exec sleep 1000");
     holder.signal(Signal::STOP);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
 use leasehold::lease::{End, Id, Ttl};
@@ -34,7 +34,8 @@ const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
-
+const KEY_HELP: &str =
+    "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
 /// The length of an idempotency key.
 const KEY: std::ops::RangeInclusive<usize> = 16..=128;
 
@@ -70,35 +71,41 @@ async fn granted(
 ) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
-    let id = match &request.claim {
-        Some(claim) => {
-            // The key is not used, but a wrong one is an error.
-            if headers.contains_key(IDEMPOTENCY_KEY) {
-                idempotency_key(headers)?;
-            }
-            Claim::Given(claim_id(claim)?)
-        }
-        None => Claim::Key(idempotency_key(headers)?),
-    };
+    // Beside a claim it is not used, but a wrong one is an error.
+    let key = headers.get(IDEMPOTENCY_KEY).map(idempotency_key).transpose()?;
+    let claim = request.claim.as_deref().map(claim_id).transpose()?;
     let wait =
         request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
     let ttl = ttl(request)?;
+    let is_plain = request.permits.is_none() && !request.shared;
+    let id = match (claim, key) {
+        (Some(_), _) if !is_plain => {
+            return Err(Problem::invalid("`claim` excludes `permits` and `shared`"));
+        }
+        (Some(claim), _) => Some(claim),
+        (None, None) => {
+            return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(KEY_HELP));
+        }
+        // These consist of several locks, or the store cannot tell whether a key is spent. A repeated request is a new
+        // acquisition, and the first one lapses.
+        (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
+        (None, Some(key)) => Some(app.claim_id(&arrival.caller, &name, key, ttl)?),
+    };
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
-        held = hold(app, arrival, lock, request, id, ttl, wait) => held?,
+        held = hold(app, lock, request, id, wait) => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
     let now = app.now();
-    let (token, by) = (token(app, &ticket), arrival.caller.principal.clone());
-    app.tell(FeedEvent { token, by, ..FeedEvent::new("acquired", ticket.name()) }, arrival);
+    tell(app, arrival, "acquired", ticket.name(), token(app, &ticket));
     Ok(Hold {
         lock: ticket.name().to_string(),
-        token,
+        token: token(app, &ticket),
         valid_ms: ms(arrival.valid(deadline, now)),
         ttl_ms: ms(ticket.ttl()),
         waited_ms: ms(now.shortest_since(arrival.at)),
@@ -147,54 +154,32 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
     }
 }
 
-/// What names an acquisition.
-#[derive(Clone, Copy)]
-enum Claim<'a> {
-    /// The id itself.
-    Given(Id),
-    /// The key that the id is derived from.
-    Key(&'a str),
-}
-
 fn claim_id(text: &str) -> Result<Id, Problem> {
     // The text is a secret.
     text.parse().map_err(|_| Problem::invalid("`claim` is not 32 lower-case hexadecimal digits"))
 }
 
-/// Acquires the lock as `request` says.
+/// Acquires the lock as `request` says: under `id`, if there is one.
 async fn hold(
     app: &App,
-    arrival: &Arrival,
     lock: Lock,
     request: &AcquireRequest,
-    claim: Claim<'_>,
-    ttl: Duration,
+    id: Option<Id>,
     wait: Duration,
 ) -> Result<(Ticket, Deadline), Problem> {
-    let plain = request.permits.is_none() && !request.shared;
-    let is_given = matches!(claim, Claim::Given(_));
-    if is_given && !plain {
-        return Err(Problem::invalid("`claim` excludes `permits` and `shared`"));
-    }
-    if is_given || (plain && app.locker.capabilities().history) {
-        let id = match claim {
-            Claim::Given(id) => id,
-            Claim::Key(key) => app.claim_id(&arrival.caller, &lock_name(&request.lock)?, key, ttl)?,
-        };
-        let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
-            let Some(loss) = error.loss() else { return error.into() };
-            let detail = format!("the hold of this key has ended: {error}");
-            Problem::new(StatusCode::CONFLICT, "key-spent", detail)
-                .with_loss(loss)
-                .with_help("use a new Idempotency-Key for each acquisition")
-        })?;
-        return Ok((held.ticket().clone(), held.deadline()));
-    }
-    // These consist of several locks, or the store cannot tell whether a key is spent. A repeated request is a new
-    // acquisition, and the first one lapses.
-    let guard = guard(lock, request, wait).await?;
-    let (remaining, now) = (guard.remaining(), app.now());
-    Ok((guard.into_ticket().await?, Deadline::new(now, remaining)))
+    let Some(id) = id else {
+        let guard = guard(lock, request, wait).await?;
+        let (remaining, now) = (guard.remaining(), app.now());
+        return Ok((guard.into_ticket().await?, Deadline::new(now, remaining)));
+    };
+    let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
+        let Some(loss) = error.loss() else { return error.into() };
+        let detail = format!("the hold of this key has ended: {error}");
+        Problem::new(StatusCode::CONFLICT, "key-spent", detail)
+            .with_loss(loss)
+            .with_help("use a new Idempotency-Key for each acquisition")
+    })?;
+    Ok((held.ticket().clone(), held.deadline()))
 }
 
 async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehold::Result<Guard> {
@@ -290,8 +275,7 @@ pub(crate) async fn release(
         return Err(lost(&ticket, LossReason::Ended));
     }
     if released == Released::Released {
-        let (token, by) = (token(&app, &ticket), arrival.caller.principal.clone());
-        app.tell(FeedEvent { token, by, ..FeedEvent::new("released", ticket.name()) }, &arrival);
+        tell(&app, &arrival, "released", ticket.name(), token(&app, &ticket));
     }
     let before = released == Released::AlreadyLost;
     Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before }))
@@ -313,8 +297,7 @@ pub(crate) async fn withdraw(
     arrival.must(Right::Acquire, &name)?;
     let released = app.locker.withdraw(&name, claim_id(&request.claim)?).await? == Released::Released;
     if released {
-        let by = arrival.caller.principal.clone();
-        app.tell(FeedEvent { by, ..FeedEvent::new("released", &name) }, &arrival);
+        tell(&app, &arrival, "released", &name, None);
     }
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
@@ -366,6 +349,11 @@ fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
     Problem::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(&loss)
 }
 
+fn tell(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
+    let by = arrival.caller.principal.clone();
+    app.tell(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival);
+}
+
 fn tell_loss(app: &App, arrival: &Arrival, loss: &Loss) {
     let reason = crate::problem::reason(&loss.reason);
     app.metrics.lost(reason);
@@ -385,16 +373,12 @@ fn stopping() -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<&str, Problem> {
-    let help = "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
-    let Some(key) = headers.get(IDEMPOTENCY_KEY) else {
-        return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(help));
-    };
+fn idempotency_key(key: &HeaderValue) -> Result<&str, Problem> {
     match key.to_str() {
         Ok(key) if KEY.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
         _ => {
             Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
-                .with_help(help))
+                .with_help(KEY_HELP))
         }
     }
 }

@@ -53,7 +53,7 @@ pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
 }
 
 /// Waiters of different processes are granted the lock in the order in which they joined the line, without those that gave
-/// up, and each is told who is directly before it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// up, and each learns who is directly before it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 8;
     const GAVE_UP: usize = 2;

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, deadline};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State};
 use crate::runtime::hand_off::Terms;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
@@ -406,17 +406,7 @@ fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo());
     tokio::spawn(async move {
-        let sent = store.env().now();
-        let mut grant = Grant {
-            name: claim.name,
-            // Not used: a release uses the claim's id.
-            token: crate::lease::Token::default(),
-            after: None,
-            id: claim.id,
-            ttl: claim.ttl,
-            deadline: deadline(claim.ttl, sent),
-            memo: None,
-        };
+        let mut grant = Grant::withdrawn(claim.name, claim.id, claim.ttl, store.env().now());
         if let Err(error) = store.release(&mut grant, None).await {
             tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
         }

@@ -82,7 +82,7 @@ impl Pacing {
     }
 
     /// Sets how many waiters are before this one in the line of the lock, if it has a place there. Waiters behind the first
-    /// are not in step, because each multiplies its pauses by another number.
+    /// are not synchronized, because each multiplies its pauses by a different number.
     pub(crate) fn set_place(&mut self, ahead: Option<usize>) {
         self.part = if ahead == Some(0) { PART_OF_NEXT } else { PART };
         self.is_steady = ahead > Some(0);

@@ -1,4 +1,4 @@
-//! What a waiter is told while it waits: how many are before it, and who is directly before it.
+//! What is reported to a waiter: how many waiters are before it, and who is directly before it.
 
 use leasehold::lease::HolderInfo;
 

@@ -41,7 +41,7 @@ impl RegisterLeases {
         self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
-    /// Writes into `held`, which `claim` is told of a lock as it was `seen`, where the claim stands in the line.
+    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was read.
     pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
         if claim.place.is_taken(claim.id, served) {

@@ -159,7 +159,7 @@ async fn an_answer_without_the_id_of_the_lease_grants_nothing() {
     }
 }
 
-/// What others are told of the holder of a leased blob.
+/// What other processes learn about the holder of a leased blob.
 #[tokio::test]
 async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
     let theirs = "f".repeat(32);
@@ -379,7 +379,7 @@ async fn an_eviction_ends_the_lease_of_that_holder_only() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_told_when_the_lease_is_gone_or_has_another_holder() {
+async fn a_waiter_returns_when_the_lease_is_gone_or_changes_hands() {
     for (first, then) in [
         ("leased", blob("expired", "")),
         ("leased", blob("leased", &signed_by(&"e".repeat(32), "eve"))),

@@ -158,7 +158,7 @@ impl AzureLeases {
         if !seen.is_empty {
             return Ok(true);
         }
-        // Nobody else can write: the blob is leased.
+        // No other client can write: the blob is leased.
         let mut metadata = seen.metadata;
         Signature::new(claim.id, &claim.holder).write(&mut metadata);
         let (blob, id) = (self.blob(&claim.name), lease_id(claim.id));
@@ -300,10 +300,7 @@ impl LeaseStore for AzureLeases {
                 None => budget.pause_after_conflict().await,
             };
             // Whatever the latest error was: an earlier request may have been granted.
-            paused.map_err(|error| match error {
-                StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
-                error => error,
-            })?;
+            paused.map_err(|error| error.if_maybe(unknown))?;
         }
     }
 
@@ -314,7 +311,7 @@ impl LeaseStore for AzureLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+        // Ends before the deadline: the renewal task must learn of errors in time. It repeats the renewal at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         loop {
             let sent = env.now();

@@ -1,4 +1,4 @@
-//! The holder of a leased blob, in the blob's metadata: Azure tells nobody who holds a lease.
+//! The holder of a leased blob, in the blob's metadata: Azure does not report it.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use reqwest::header::HeaderValue;
@@ -69,7 +69,7 @@ pub(super) fn lease_id(id: Id) -> HeaderValue {
     let parts: Vec<&str> = parts.iter().filter_map(|(from, to)| hex.get(*from..*to)).collect();
     // Digits and hyphens are always a header.
     let mut value = HeaderValue::from_str(&parts.join("-")).unwrap_or(HeaderValue::from_static(""));
-    // Whoever knows it can end the lease.
+    // Anyone who knows it can end the lease.
     value.set_sensitive(true);
     value
 }

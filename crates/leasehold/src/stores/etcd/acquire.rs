@@ -76,10 +76,7 @@ impl EtcdLeases {
                 }
             }
             // Whatever the latest error was: an earlier request may still be granted, or is in the queue.
-            let outcome = outcome.map_err(|error| match error {
-                StoreError::NotApplied(fault) if contender.unknown || in_line => fault.maybe_applied(),
-                error => error,
-            });
+            let outcome = outcome.map_err(|error| error.if_maybe(contender.unknown || in_line));
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) if held.in_cooldown => {

@@ -1,4 +1,5 @@
-//! What the server answers, and what it means here. Nothing of it is trusted: each answer is compared with its request.
+//! The responses of the server, and what they mean. The server is not trusted: each response is compared with its
+//! request.
 
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// The word of the problem, such as `held`. Empty if the answer is not that of a server of leasehold.
+    /// The type of the problem, such as `held`. Empty if the response is not that of a `leasehold serve`.
     pub(super) fn word(&self) -> &str {
         self.kind.strip_prefix("urn:leasehold:").unwrap_or_default()
     }

@@ -121,7 +121,7 @@ impl Client {
         if matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT) {
             return Ok(Answer::Done(headers, body.to_vec()));
         }
-        // A proxy answers with pages of its own.
+        // A proxy may respond with its own pages.
         let problem: Problem = serde_json::from_slice(&body).unwrap_or_default();
         match (status.as_u16(), problem.word()) {
             (304, _) => Ok(Answer::Same),
@@ -149,7 +149,7 @@ impl Client {
     ) -> Result<(HeaderMap, T), StoreError> {
         match self.send(request).await? {
             Answer::Done(headers, body) => Ok((headers, self.read(request, &body)?)),
-            _ => Err(self.incomprehensible(request, "the answer does not fit the request")),
+            _ => Err(self.unexpected(request)),
         }
     }
 
@@ -157,7 +157,7 @@ impl Client {
     pub(super) async fn done(&self, request: &Request) -> Result<HeaderMap, StoreError> {
         match self.send(request).await? {
             Answer::Done(headers, _) => Ok(headers),
-            _ => Err(self.incomprehensible(request, "the answer does not fit the request")),
+            _ => Err(self.unexpected(request)),
         }
     }
 
@@ -183,6 +183,11 @@ impl Client {
             format!("{}: the answer of {} cannot be trusted: {why}", request.what, self.config.base);
         let help = "check that the URL is that of a `leasehold serve`, and that no proxy changes its answers";
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
+    }
+
+    /// The error of an answer of a kind that the request does not have.
+    pub(super) fn unexpected(&self, request: &Request) -> StoreError {
+        self.incomprehensible(request, "the answer does not fit the request")
     }
 
     /// The error of a request without an answer.

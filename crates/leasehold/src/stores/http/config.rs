@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_without_one_server_is_refused_and_no_secret_is_repeated() {
+    fn a_url_without_one_server_is_refused_without_its_secret() {
         for bad in [
             "https:",
             "https://",

@@ -62,7 +62,7 @@ impl HttpLeases {
                 }
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    budget.pause_after(error).await.map_err(|error| as_unknown(error, unknown))?;
+                    budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
                 }
             }
         }
@@ -82,7 +82,7 @@ impl HttpLeases {
             Answer::Done(_, body) => self.client.read(&request, &body)?,
             Answer::Held(problem) => return Ok(Acquired::Held(problem.holder())),
             Answer::Spent(problem) => return Ok(Acquired::Lost(problem.loss(&claim.name, None))),
-            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+            _ => return Err(self.client.unexpected(&request)),
         };
         let doubt = |why: &str| self.client.incomprehensible(&request, why);
         let ticket: Ticket = held.ticket.parse().map_err(|_: Error| doubt("it has no ticket"))?;
@@ -186,7 +186,7 @@ impl HttpLeases {
         let renewed: Renewed = match self.client.send(&request).await? {
             Answer::Done(_, body) => self.client.read(&request, &body)?,
             Answer::Lost(problem) => return Ok(Err(lost(grant, problem))),
-            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+            _ => return Err(self.client.unexpected(&request)),
         };
         let has_token = !self.capabilities.tokens || renewed.token == Some(grant.token);
         if renewed.lock != grant.name.as_str() || !has_token {
@@ -213,7 +213,7 @@ impl HttpLeases {
                 Ok(released) => return Ok(released),
                 Err(error) => {
                     asked_before |= matches!(error, StoreError::MaybeApplied(_));
-                    budget.pause_after(error).await.map_err(|error| as_unknown(error, asked_before))?;
+                    budget.pause_after(error).await.map_err(|error| error.if_maybe(asked_before))?;
                 }
             }
         }
@@ -231,7 +231,7 @@ impl HttpLeases {
         let ended = match self.client.send(&request).await? {
             Answer::Done(_, body) => self.client.read::<Ended>(&request, &body)?,
             Answer::Lost(_) => return Ok(Released::AlreadyLost),
-            _ => return Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
+            _ => return Err(self.client.unexpected(&request)),
         };
         if ended.lock != grant.name.as_str() {
             return Err(self.client.incomprehensible(&request, "it releases another lock"));
@@ -274,14 +274,10 @@ impl HttpLeases {
                 }
                 Ok(Answer::Changed) if unknown => return self.was_evicted(name, token).await,
                 Ok(Answer::Changed) => return Ok(Evicted::Changed),
-                Ok(_) => {
-                    return Err(self
-                        .client
-                        .incomprehensible(&request, "the answer does not fit the request"));
-                }
+                Ok(_) => return Err(self.client.unexpected(&request)),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    budget.pause_after(error).await.map_err(|error| as_unknown(error, unknown))?;
+                    budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
                 }
             }
         }
@@ -291,7 +287,7 @@ impl HttpLeases {
     async fn was_evicted(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
         let (status, _) =
-            budget.request(self.client.shown(name)).await.map_err(|error| as_unknown(error, true))?;
+            budget.request(self.client.shown(name)).await.map_err(|error| error.if_maybe(true))?;
         let evicted = status.history.iter().any(|past| past.token == token && past.end == End::Evicted);
         Ok(if evicted { Evicted::Evicted } else { Evicted::Changed })
     }
@@ -304,12 +300,4 @@ fn ticket(grant: &Grant) -> String {
 
 fn lost(grant: &Grant, problem: Problem) -> Loss {
     problem.loss(&grant.name, Some(grant.token))
-}
-
-/// `error`, as one after which an effect is possible if `unknown`.
-fn as_unknown(error: StoreError, unknown: bool) -> StoreError {
-    match error {
-        StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
-        error => error,
-    }
 }

@@ -44,38 +44,47 @@ impl Watch for HttpLeases {
     }
 
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
-        let sent = self.client.env.now();
+        let mut sent = self.client.env.now();
         let (status, tag) = retry(&self.client.env, || self.client.shown(name)).await?;
-        let State::Held(held) = status.state else {
-            // It may be reserved, which the state does not show: the next request would be refused at once.
-            self.pace(sent, LEAST_PAUSE).await;
-            return Ok(());
-        };
-        if (held.token, held.in_cooldown) != (seen.token, seen.in_cooldown) {
-            self.pace(sent, LEAST_PAUSE).await;
-            return Ok(());
-        }
-        let Some(tag) = tag else {
-            self.pace(sent, self.capabilities.poll_interval.max).await;
-            return Ok(());
-        };
-        // The store may not tell that a lease has lapsed.
-        let wait = held.lapses_within.map_or(WAIT, |left| left.min(WAIT));
-        let target = format!("{}?wait={}", lock_path(name), duration(wait));
-        let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
-        let sent = self.client.env.now();
-        match self.limited(wait, self.client.send(&request)).await {
-            Ok(Answer::Done(..) | Answer::Same) => {
-                self.pace(sent, LEAST_PAUSE).await;
-                Ok(())
+        let pause = match (status.state, tag) {
+            (State::Held(held), Some(tag)) if is_same(&held, seen) => {
+                sent = self.client.env.now();
+                if let Err(error) = self.until_changed(name, tag, held.lapses_within).await {
+                    return self.asked_to_pause(sent, error).await;
+                }
+                LEAST_PAUSE
             }
-            Ok(_) => Err(self.client.incomprehensible(&request, "the answer does not fit the request")),
-            Err(error) => self.asked_to_pause(sent, error).await,
-        }
+            (State::Held(held), None) if is_same(&held, seen) => self.capabilities.poll_interval.max,
+            // It may be reserved, which its state does not show: the next request would be refused at once.
+            _ => LEAST_PAUSE,
+        };
+        self.pace(sent, pause).await;
+        Ok(())
     }
 }
 
+fn is_same(held: &HolderInfo, seen: &HolderInfo) -> bool {
+    (held.token, held.in_cooldown) == (seen.token, seen.in_cooldown)
+}
+
 impl HttpLeases {
+    /// Lets the server wait until the lock is no longer in the version `tag`, or its lease can have lapsed.
+    async fn until_changed(
+        &self,
+        name: &LockName,
+        tag: String,
+        lapses_within: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        // The store may not tell that a lease has lapsed.
+        let wait = lapses_within.map_or(WAIT, |left| left.min(WAIT));
+        let target = format!("{}?wait={}", lock_path(name), duration(wait));
+        let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
+        match self.limited(wait, self.client.send(&request)).await? {
+            Answer::Done(..) | Answer::Same => Ok(()),
+            _ => Err(self.client.unexpected(&request)),
+        }
+    }
+
     /// Awaits `answer` for somewhat longer than the `wait` of its request.
     async fn limited<T>(
         &self,

@@ -209,7 +209,7 @@ async fn a_token_that_falls_is_refused() {
 }
 
 #[tokio::test]
-async fn a_lease_lasts_no_longer_than_the_server_says_and_than_its_ttl() {
+async fn a_lease_is_no_longer_than_the_server_says_or_its_ttl() {
     for (valid_ms, most) in [(12_345, 12_345), (29_550, 29_550), (86_400_000, 29_550), (0, 0)] {
         let server = Server::start(move |seen| {
             if seen.line != "POST /v1/holds" {
@@ -238,7 +238,7 @@ async fn a_lease_lasts_no_longer_than_the_server_says_and_than_its_ttl() {
 
 /// It counts as lost whatever the server answers: the claim is not used again.
 #[tokio::test]
-async fn a_grant_that_came_too_late_is_lost_even_if_it_cannot_be_given_back() {
+async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
     let (_, outcome) = acquired(|seen| match seen.line.as_str() {
         "POST /v1/holds" => {
             let mut hold = hold(seen, 7);
@@ -341,7 +341,7 @@ async fn an_eviction_whose_answer_was_lost_is_found_in_the_history() {
 
 /// Another user of a ticket released it: the first release of this grant finds it lost.
 #[tokio::test]
-async fn a_release_that_another_did_is_a_loss_unless_it_was_asked_before() {
+async fn a_release_by_another_is_a_loss_unless_it_is_a_repetition() {
     let server = Server::start(|_| ok(&json!({ "lock": name(), "released": true, "before": true }))).await;
     let store = store(&server);
     let mut grant = grant(&store, &claim(&store), 7);
@@ -371,7 +371,7 @@ async fn a_release_that_was_dropped_is_remembered() {
 }
 
 #[tokio::test]
-async fn a_renewal_reports_how_the_lock_was_lost_and_believes_no_other_hold() {
+async fn a_renewal_reports_the_loss_and_accepts_no_other_hold() {
     let by = json!({ "holder": { "name": "bob", "host": "h", "pid": 4 }, "token": 9 });
     for (reason, more) in [("taken_over", by.clone()), ("ended", Value::Null), ("deleted", Value::Null)] {
         let problem = refused("410 Gone", "lost", &json!({ "reason": reason, "held": more, "token": 7 }));

@@ -41,10 +41,7 @@ pub(super) async fn acquire<L: ServerLeases>(
             None => budget.pause_after_conflict().await,
         };
         // Whatever the latest error was: an earlier request may have been granted.
-        paused.map_err(|error| match error {
-            StoreError::NotApplied(fault) if unknown => fault.maybe_applied(),
-            error => error,
-        })?;
+        paused.map_err(|error| error.if_maybe(unknown))?;
     }
 }
 
@@ -77,7 +74,7 @@ async fn granted<L: ServerLeases>(
         // A repetition of the claim may have the same grant by now.
         return Ok(AcquireOutcome::Lost(grant.came_too_late()));
     }
-    // Whatever the answer is: a release that arrives later must not end a grant that the claim was told of.
+    // Lost whatever the response is: a release that arrives later must not end another grant of the same claim.
     let _ = hold::end(leases, &mut grant, None).await;
     Ok(AcquireOutcome::Lost(grant.came_too_late()))
 }

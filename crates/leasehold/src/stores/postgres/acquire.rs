@@ -53,11 +53,8 @@ impl PostgresLeases {
         let grace_left: Option<i64> = cell(row, "grace_left_us")?;
         match is_granted {
             Some(is_granted) => {
-                let record = self.parsed(row, &claim.name).map_err(|error| match error {
-                    // A grant that cannot be read is one all the same.
-                    StoreError::NotApplied(fault) if is_granted => fault.maybe_applied(),
-                    error => error,
-                })?;
+                // A grant that cannot be read is one all the same.
+                let record = self.parsed(row, &claim.name).map_err(|error| error.if_maybe(is_granted))?;
                 // A late request that finds its own live grant has nothing to say about it.
                 let is_own = record.grant() == Some(claim.id) && record.is_live;
                 Ok(match is_granted {

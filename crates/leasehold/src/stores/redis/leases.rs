@@ -142,11 +142,9 @@ impl ServerLeases for RedisLeases {
             .arg(claim.name.as_str());
         let answer = self.asked(&link, &script).await?;
         let is_granted = answer.outcome == "granted";
-        let record = answer.record(&self.record_of(&claim.name)).map_err(|error| match error {
-            // A grant that cannot be read is one all the same.
-            StoreError::NotApplied(fault) if is_granted => fault.maybe_applied(),
-            error => error,
-        })?;
+        // A grant that cannot be read is one all the same.
+        let record =
+            answer.record(&self.record_of(&claim.name)).map_err(|error| error.if_maybe(is_granted))?;
         Ok(match (answer.outcome.as_str(), record) {
             ("granted", Some(record)) => Contended::Granted { record, sent, is_late: false },
             ("refused", Some(record)) => Contended::Refused(record),

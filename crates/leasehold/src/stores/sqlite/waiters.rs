@@ -224,8 +224,8 @@ pub(super) fn kept_for(
     Ok(Some(left))
 }
 
-/// Writes into `held`, which `claim` is told, how many waiters are before it, and the last of them. Nothing if it is not
-/// in the queue.
+/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if the
+/// claim is not in the queue.
 pub(super) fn tell_place(
     connection: &Connection,
     claim: &Claim,
