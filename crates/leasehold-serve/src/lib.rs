@@ -16,6 +16,7 @@ mod api;
 mod app;
 mod audit;
 mod body;
+mod claims;
 mod connections;
 mod feed;
 mod limits;

@@ -47,7 +47,7 @@ install_all() {
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
         install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite
-        install_kube_apiserver "install_unpacked nginx prometheus" install_guide_python install_guide_node
+        install_kube_apiserver install_kubectl "install_unpacked nginx prometheus" install_guide_python install_guide_node
     )
     for program in "${GO_PROGRAMS[@]}"; do
         installs+=("install_go_program $program")
@@ -422,6 +422,11 @@ kube_apiserver() { printf '%s/kube-apiserver-%s/kube-apiserver' "$CACHE" "$(dige
 
 # The largest build of all: about 5 minutes on two idle processors.
 install_kube_apiserver() { install_go_module "$(kube_apiserver)" "$SERVER_FILES/kube-apiserver" .; }
+
+# kubectl: its path.
+kubectl() { printf '%s/kubectl-%s/kubectl' "$CACHE" "$(digest "$SERVER_FILES"/kubectl/*)"; }
+
+install_kubectl() { install_go_module "$(kubectl)" "$SERVER_FILES/kubectl" .; }
 
 # Sets GO to a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
 # an older one (Debian 12 has 1.19) can still download that toolchain, since it is published as a module.

@@ -73,6 +73,14 @@ pub fn program(variable: &str) -> String {
     set_by_test(variable, "program")
 }
 
+/// The path of the command `leasehold`, which Cargo builds beside the program that runs.
+///
+/// # Errors
+/// When the path of that program is unknown.
+pub fn leasehold() -> io::Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name("leasehold"))
+}
+
 /// A running server. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Launched {

@@ -84,9 +84,13 @@ pub fn with_option(url: &str, option: &str) -> String {
     format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
-/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy).
+/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy). In a URL that
+/// begins with `http:`, the host is replaced.
 pub fn through(url: &str, address: impl std::fmt::Display) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
+    if place.starts_with("http:") {
+        return format!("http://{address}");
+    }
     let kept = options.split('&').filter(|option| !option.is_empty() && !option.starts_with("endpoint="));
     let endpoint = endpoint(address);
     let options: Vec<&str> = kept.chain([endpoint.as_str()]).collect();
@@ -108,6 +112,7 @@ mod tests {
         assert_eq!(below(url, "q"), "s3://bucket/p/q?endpoint=http%3A%2F%2F127.0.0.1:1&region=x");
         assert_eq!(below("etcd://h:1/p/", "q"), "etcd://h:1/p/q");
         assert_eq!(through(url, "h:2"), "s3://bucket/p?region=x&endpoint=http%3A%2F%2Fh:2");
+        assert_eq!(through("http://h:1", "h:2"), "http://h:2");
         assert_eq!(with_option(url, "margin=0s"), format!("{url}&margin=0s"));
         assert_eq!(with_option("sqlite:x", "a=b"), "sqlite:x?a=b");
     }

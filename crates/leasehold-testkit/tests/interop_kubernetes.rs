@@ -1,15 +1,20 @@
 //! leasehold beside client-go's leader election, on one Lease; and what Kubernetes' tools show.
 
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, Deadline, SystemClock};
 use leasehold::lease::{State, Ttl};
 use leasehold::{ErrorKind, LockName, Locker, Released};
+use leasehold_testkit::launch::program;
 use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::stores::fresh;
-use leasehold_testkit::stores::kubernetes::{address, ask_with, lease, namespace};
+use leasehold_testkit::stores::kubernetes::{address, lease, namespace};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
 
 use crate::workers::{self, Worker};
 
@@ -34,6 +39,20 @@ impl Shared {
     fn client_go(&self, verb: &str, more: &[&str]) -> Process {
         let more: Vec<&str> = ["--ttl", "3"].into_iter().chain(more.iter().copied()).collect();
         Program::CLIENT_GO.start(verb, &self.url, "job", &more)
+    }
+
+    /// Runs kubectl as an administrator, in the namespace of the lock. Returns what it prints.
+    async fn kubectl(&self, arguments: &[&str], input: &str) -> String {
+        let mut kubectl = Command::new(program("LEASEHOLD_TEST_KUBECTL"));
+        kubectl.arg(format!("--server=http://{}", address(&self.url)));
+        kubectl.arg(format!("--namespace={}", namespace(&self.url))).args(arguments);
+        kubectl.env("HOME", self.folder.path()).env("KUBECONFIG", "/dev/null").kill_on_drop(true);
+        kubectl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = kubectl.spawn().unwrap();
+        process.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
+        let output = within("kubectl", process.wait_with_output()).await.unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     async fn lease(&self) -> Value {
@@ -170,7 +189,6 @@ async fn four_of_theirs_and_four_of_ours_count_exactly() {
     workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
 }
 
-/// As `kubectl get leases` asks for it.
 #[tokio::test]
 async fn kubectl_shows_our_holder() {
     let shared = Shared::new();
@@ -182,12 +200,10 @@ async fn kubectl_shows_our_holder() {
         identity.starts_with("alice@") && identity.contains(&std::process::id().to_string()),
         "{identity}"
     );
-    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", namespace(&shared.url));
-    let accept = "accept: application/json;as=Table;g=meta.k8s.io;v=v1\r\n";
-    let (_, table) = ask_with(&address(&shared.url), "GET", &path, accept, None).await.unwrap();
-    let columns = table["columnDefinitions"].as_array().unwrap();
-    let holder = columns.iter().position(|column| column["name"] == "Holder").unwrap();
-    assert_eq!(table["rows"][0]["cells"][holder], json!(identity));
+    let table = shared.kubectl(&["get", "lease", "job"], "").await;
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "HOLDER", "AGE"]);
+    assert_eq!(rows[1][..2], ["job", &identity]);
     guard.release().await.unwrap();
     let free = shared.lease().await["spec"].clone();
     assert_eq!(free["holderIdentity"], "");
@@ -195,6 +211,20 @@ async fn kubectl_shows_our_holder() {
     lock.acquire().await.unwrap().release().await.unwrap();
     let transitions = shared.lease().await["spec"]["leaseTransitions"].as_u64();
     assert_eq!(transitions, spec["leaseTransitions"].as_u64().map(|before| before + 1));
+}
+
+/// The page of the store shows a Role, a Deployment and a CronJob.
+#[tokio::test]
+async fn the_server_accepts_the_manifests_of_the_docs() {
+    let shared = Shared::new();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/stores/kubernetes.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let blocks = page.split("\n```yaml\n").skip(1).map(|rest| rest.split("\n```").next().unwrap());
+    let manifests = blocks.collect::<Vec<_>>().join("\n---\n");
+    let manifests = manifests.replace("namespace: jobs", &format!("namespace: {}", namespace(&shared.url)));
+    let created = shared.kubectl(&["create", "--dry-run=server", "-f", "-"], &manifests).await;
+    let kinds: Vec<&str> = created.lines().filter_map(|line| line.split(['.', '/']).next()).collect();
+    assert_eq!(kinds, ["role", "deployment", "cronjob"]);
 }
 
 #[tokio::test]

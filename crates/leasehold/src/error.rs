@@ -360,13 +360,7 @@ impl StoreError {
 
     /// This error of the latest request, as that of the whole operation: with `applied`, an earlier request may have been
     /// applied.
-    #[cfg(any(
-        feature = "azure",
-        feature = "etcd",
-        feature = "http",
-        feature = "postgres",
-        feature = "redis"
-    ))]
+    #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn if_maybe(self, applied: bool) -> Self {
         match self {
             Self::NotApplied(fault) if applied => fault.maybe_applied(),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::access::guarded;
-use super::{Server, bearer};
+use super::{Answer, Server, bearer};
 use crate::support::Sandbox;
 
 const CLAIM: &str = "00112233445566778899aabbccddeeff";
@@ -27,6 +27,29 @@ fn a_claim_means_the_same_to_servers_with_different_secrets() {
     assert_eq!(one.post("/v1/holds/withdraw", &[], &withdrawal).expect(200).body["released"], false);
     let spent = one.post("/v1/holds", &[], &request("x")).problem(409, "key-spent");
     assert_eq!((&spent.body["reason"], &spent.body["token"]), (&json!("ended"), &held.body["token"]));
+}
+
+/// Its connection stays open, as behind a proxy that does not report that the client is gone.
+#[test]
+fn a_withdrawal_ends_the_request_that_waits() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server.acquire("x", "a").expect(201);
+    let mut waiting = request("x");
+    waiting["wait"] = json!("60s");
+    let headers = [("Content-Type", "application/json")];
+    let connection = server.send("POST /v1/holds", &headers, &waiting.to_string());
+    while server.waiters("x") == 0 {
+        std::thread::yield_now();
+    }
+    server.post("/v1/holds/withdraw", &[], &json!({ "lock": "x", "claim": CLAIM })).expect(200);
+    let ended = Answer::read(connection).problem(409, "key-spent");
+    assert_eq!(ended.body["reason"], "ended");
+    while server.waiters("x") > 0 {
+        std::thread::yield_now();
+    }
+    server.release(&held.ticket()).expect(200);
+    assert_eq!(server.state("x")["state"], "free");
 }
 
 #[test]

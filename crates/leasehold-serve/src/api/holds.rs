@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
-use leasehold::lease::{End, Id, Ttl};
+use leasehold::lease::{End, Id, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 
 use self::bodies::{
@@ -94,11 +94,19 @@ async fn granted(
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
+    let waiter = id.filter(|_| !wait.is_zero()).map(|id| app.claims.wait(id));
+    let withdrawn = async {
+        match &waiter {
+            Some(waiter) => waiter.withdrawn().await,
+            None => std::future::pending().await,
+        }
+    };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
         held = hold(app, lock, request, id, wait) => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
+        () = withdrawn => return Err(spent(&Loss::new(name, Token::default(), LossReason::Ended), "the acquisition was withdrawn")),
     };
     let (ticket, deadline) = held;
     let now = app.now();
@@ -174,12 +182,15 @@ async fn hold(
     };
     let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
         let Some(loss) = error.loss() else { return error.into() };
-        let detail = format!("the hold of this key has ended: {error}");
-        Problem::new(StatusCode::CONFLICT, "key-spent", detail)
-            .with_loss(loss)
-            .with_help("use a new Idempotency-Key for each acquisition")
+        spent(loss, &format!("the hold of this key has ended: {error}"))
     })?;
     Ok((held.ticket().clone(), held.deadline()))
+}
+
+fn spent(loss: &Loss, detail: &str) -> Problem {
+    Problem::new(StatusCode::CONFLICT, "key-spent", detail)
+        .with_loss(loss)
+        .with_help("use a new Idempotency-Key for each acquisition")
 }
 
 async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehold::Result<Guard> {
@@ -283,8 +294,9 @@ pub(crate) async fn release(
 
 /// Withdraws an acquisition.
 ///
-/// Ends the hold that the acquisition with this `claim` may have received although its answer was lost, and gives up its
-/// place among the waiters. A request for it that arrives later may still be granted, and then lapses.
+/// Ends the hold that the acquisition with this `claim` may have received although its response was lost, gives up its place
+/// among the waiters, and ends its requests that wait at this server. A request for it that arrives later may still be
+/// granted, and then lapses.
 #[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
     (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -295,7 +307,9 @@ pub(crate) async fn withdraw(
 ) -> Result<Json<WithdrawnAnswer>, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
-    let released = app.locker.withdraw(&name, claim_id(&request.claim)?).await? == Released::Released;
+    let id = claim_id(&request.claim)?;
+    app.claims.withdraw(id);
+    let released = app.locker.withdraw(&name, id).await? == Released::Released;
     if released {
         tell(&app, &arrival, "released", &name, None);
     }

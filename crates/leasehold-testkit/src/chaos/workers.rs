@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::fleet::Recipe;
 use super::scenario::Language;
 use super::worker::Orders;
+use crate::launch::leasehold;
 use crate::peers::Program;
 
 /// Whether worker `n` uses a client if the scenario is for one: three of four, so that short runs have grants of theirs.
@@ -47,13 +48,13 @@ pub fn recipe(
             let client = sources.join("../../clients/python/src");
             variables.push(("PYTHONPATH".into(), client.into_os_string()));
             variables.push(("PYTHONDONTWRITEBYTECODE".into(), "1".into()));
-            variables.push(("LEASEHOLD_COMMAND".into(), this.with_file_name("leasehold").into_os_string()));
+            variables.push(("LEASEHOLD_COMMAND".into(), leasehold()?.into_os_string()));
             (Program::GUIDE_PYTHON.path(), script("worker.py"))
         }
         Language::Node => {
             let client = Program::GUIDE_NODE.path().join("leasehold/dist/index.js");
             variables.push(("LEASEHOLD_NODE_CLIENT".into(), client.into_os_string()));
-            variables.push(("LEASEHOLD_COMMAND".into(), this.with_file_name("leasehold").into_os_string()));
+            variables.push(("LEASEHOLD_COMMAND".into(), leasehold()?.into_os_string()));
             ("node".into(), script("worker.mjs"))
         }
     };

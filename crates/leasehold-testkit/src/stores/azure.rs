@@ -12,7 +12,11 @@ use tokio::process::Command;
 
 use super::{object, vouch};
 #[cfg(feature = "chaos")]
-use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http};
+use crate::chaos::{
+    plan::Kind as Fault,
+    scenario::{Scenario, WITHOUT_TOKENS},
+    servers::Http,
+};
 use crate::conformance::Harness;
 use crate::harness::{Fresh, delete_record};
 use crate::http;
@@ -123,7 +127,15 @@ impl TestStore for Azure {
             |folder, workers| Http::start(&Azurite, folder, workers),
             &[Fault::StopServer],
         );
-        const ALL: &[Scenario] = &[AZURE];
+        // Azure has no shorter leases.
+        const LEASES: Scenario = Scenario {
+            name: "azure-lease",
+            options: "protocol=lease",
+            ttl: Duration::from_secs(15),
+            promises: WITHOUT_TOKENS,
+            ..AZURE
+        };
+        const ALL: &[Scenario] = &[AZURE, LEASES];
         ALL
     }
 

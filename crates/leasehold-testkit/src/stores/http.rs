@@ -1,5 +1,6 @@
 //! A `leasehold serve` on a SQLite file.
 
+use std::io;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -8,9 +9,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold::{LockName, Locker};
 use leasehold_serve::{Access, Server, Settings};
+use tokio::process::Command;
 
+#[cfg(feature = "chaos")]
+use crate::chaos::{plan::Kind as Fault, scenario::Scenario, servers::Http as Proxied};
 use crate::conformance::Harness;
 use crate::harness::Fresh;
+use crate::http;
+use crate::launch::{Launch, leasehold, measured, options};
 use crate::servers::parsed;
 use crate::test_store::{Bench, Kind, Storage, TestStore};
 
@@ -82,7 +88,47 @@ impl TestStore for Http {
         assert_eq!(database.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()]).unwrap(), 1);
     }
 
+    #[cfg(feature = "chaos")]
+    fn scenarios(&self) -> &'static [Scenario] {
+        const HTTP: Scenario = Scenario::store(
+            "http",
+            |folder, workers| Proxied::start(&Serve, folder, workers),
+            &[Fault::StopServer, Fault::KillServer],
+        );
+        const ALL: &[Scenario] = &[HTTP];
+        ALL
+    }
+
     fn bench(&self) -> Bench {
-        Bench { title: "leasehold serve (a SQLite file)", scenarios: "abf", server: None }
+        Bench {
+            title: "leasehold serve (a SQLite file)",
+            scenarios: "abf",
+            server: Some(|folder| measured(&Serve, folder)),
+        }
+    }
+}
+
+/// The command `leasehold serve`.
+#[derive(Debug)]
+struct Serve;
+
+#[async_trait]
+impl Launch for Serve {
+    fn command(&self, address: &str, folder: &Path) -> Command {
+        let mut server = Command::new(leasehold().expect("the path of this program"));
+        server.arg("--store").arg(format!("sqlite:{}", folder.join(LOCKS).display()));
+        server.args(["serve", "--listen", address]);
+        server
+    }
+
+    async fn make_store(&self, address: &str) -> io::Result<String> {
+        match http::exchange(address, "GET", "/readyz", "", b"").await? {
+            (200 | 204, _) => Ok(format!("http://{address}")),
+            (status, _) => Err(io::Error::other(format!("the server is not ready: {status}"))),
+        }
+    }
+
+    fn options(&self, address: &str) -> Vec<String> {
+        options(&[("--server", &format!("http://{address}"))])
     }
 }

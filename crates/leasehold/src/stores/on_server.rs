@@ -8,6 +8,8 @@ pub(super) mod calls;
 pub(super) mod grace;
 mod hold;
 pub(super) mod record;
+#[cfg(test)]
+mod refused_tests;
 pub(super) mod rules;
 mod wait;
 

@@ -354,6 +354,26 @@ async fn a_release_whose_answer_was_lost_is_a_release() {
     assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost);
 }
 
+/// The first request may have been applied. So the whole operation may have been.
+#[tokio::test]
+async fn a_refusal_after_a_lost_response_may_be_applied() {
+    let releases = Arc::new(AtomicUsize::new(0));
+    let count = releases.clone();
+    let server = Server::start(move |seen| match step(seen) {
+        "release" if count.fetch_add(1, Ordering::Relaxed) == 0 => Reply::Hang,
+        "release" => Reply::Answer(refused("403 X", "AuthorizationFailure")),
+        _ => ours(seen),
+    })
+    .await;
+    let (store, _) = store(&server);
+    let error = store.release(&mut grant(&store), None).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+    releases.store(0, Ordering::Relaxed);
+    let (name, token) = (LockName::new("x").unwrap(), signature::number(ID.parse().unwrap()));
+    let error = store.evict(&name, token).await.unwrap_err();
+    assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
+}
+
 /// The eviction ends the lease of the holder that was named, by its id, and not the lease of its successor.
 #[tokio::test]
 async fn an_eviction_ends_the_lease_of_that_holder_only() {

@@ -203,7 +203,8 @@ impl AzureLeases {
                     if matches!(error, StoreError::MaybeApplied(_)) {
                         grant.memo = Some(Box::new(ReleaseAsked));
                     }
-                    budget.pause_after(error).await?;
+                    let applied = grant.memo.is_some();
+                    budget.pause_after(error).await.map_err(|error| error.if_maybe(applied))?;
                 }
             }
         }
@@ -360,7 +361,7 @@ impl LeaseStore for AzureLeases {
                 Ok(_) => return Ok(Evicted::Changed),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
-                    budget.pause_after(error).await?;
+                    budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
                 }
             }
         }

@@ -90,7 +90,7 @@ pub(super) async fn end<L: ServerLeases>(
             Err(error) => {
                 in_doubt |= matches!(error, StoreError::MaybeApplied(_));
                 asked_before |= in_doubt;
-                budget.pause_after(error).await?;
+                budget.pause_after(error).await.map_err(|error| error.if_maybe(asked_before))?;
             }
         }
     }
@@ -114,7 +114,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
             Ok(_) => return Ok(Evicted::Changed),
             Err(error) => {
                 unknown |= matches!(error, StoreError::MaybeApplied(_));
-                budget.pause_after(error).await?;
+                budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
             }
         }
     }

@@ -1,0 +1,242 @@
+"""Measures a `leasehold serve` under many clients. Prints one figure per line.
+
+    python3 crates/leasehold-serve/bench/crowd.py target/release/leasehold [--waiters N] [--viewers N] [--store URL]
+
+It starts the server on a new SQLite file, or on the store at URL, and needs Linux and no package. Three questions:
+
+1. How long does an acquisition with its release take, without and with other clients?
+2. How often does the server ask the store while viewers watch its events, and while no client is there?
+3. How much memory do waiting requests need, and does every waiter receive its lock?
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import pathlib
+import resource
+import statistics
+import tempfile
+import time
+import urllib.parse
+import uuid
+
+# The server admits 50 new requests per second of one principal, and 1,000 waiters of one lock.
+PRINCIPALS = 64
+WAITERS_OF_A_LOCK = 500
+
+
+class Client:
+    """One connection that is kept open."""
+
+    def __init__(self, address, principal=0):
+        self.address, self.token = address, f"token-{principal}"
+        self.reader = self.writer = None
+
+    async def __aenter__(self):
+        self.reader, self.writer = await asyncio.open_connection(*self.address)
+        return self
+
+    async def __aexit__(self, *_):
+        self.writer.close()
+
+    async def send(self, method, path, body=None):
+        data = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        )
+        if path == "/v1/holds":
+            head += f"Idempotency-Key: {uuid.uuid4()}\r\n"
+        self.writer.write(head.encode() + b"\r\n" + data)
+        await self.writer.drain()
+
+    async def head(self):
+        status = int((await self.reader.readline()).split()[1])
+        length = 0
+        while (line := await self.reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return status, length
+
+    async def ask(self, method, path, body=None):
+        await self.send(method, path, body)
+        status, length = await self.head()
+        body = await self.reader.readexactly(length)
+        return status, json.loads(body) if body[:1] == b"{" else body.decode()
+
+    async def acquire(self, lock, wait="0s"):
+        return await self.ask("POST", "/v1/holds", {"lock": lock, "ttl": "60s", "wait": wait})
+
+    async def release(self, hold):
+        status, answer = await self.ask("POST", "/v1/holds/release", {"ticket": hold["ticket"]})
+        assert status == 200 and answer["released"], (status, answer)
+
+
+def report(what, figure):
+    print(f"{what}: {figure}", flush=True)
+
+
+async def latencies(address, what, times=400):
+    """Question 1. Each lock is new to the server every time, as in a program that uses many."""
+    took = []
+    async with Client(address) as client:
+        for number in range(times):
+            # Below the limit of one principal.
+            client.token = f"token-{number % PRINCIPALS}"
+            began = time.perf_counter()
+            status, hold = await client.acquire("uncontended")
+            assert status == 201, (status, hold)
+            await client.release(hold)
+            took.append((time.perf_counter() - began) * 1e3)
+    took.sort()
+    report(f"acquire and release, {what}", f"p50 {statistics.median(took):.2f} ms, p99 {took[times * 99 // 100]:.2f} ms")
+
+
+async def store_requests(metrics):
+    async with Client(metrics) as client:
+        _, text = await client.ask("GET", "/metrics")
+    lines = [line for line in text.splitlines() if line.startswith("leasehold_store_requests_total{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+async def per_minute(metrics, seconds):
+    before = await store_requests(metrics)
+    await asyncio.sleep(seconds)
+    return (await store_requests(metrics) - before) * 60 / seconds
+
+
+async def watch(address, principal, opened, events):
+    async with Client(address, principal) as client:
+        await client.send("GET", "/v1/events")
+        status, _ = await client.head()
+        assert status == 200, status
+        opened.release()
+        async for line in client.reader:
+            events[0] += line.startswith(b"data:")
+
+
+async def viewers(address, metrics, count):
+    """Question 2."""
+    holds = []
+    async with Client(address) as client:
+        for number in range(20):
+            status, hold = await client.acquire(f"shown/{number}")
+            assert status == 201, (status, hold)
+            holds.append(hold)
+        report("store requests per minute, no client", f"{await per_minute(metrics, 20):.0f}")
+        opened, events = asyncio.Semaphore(0), [0]
+        tasks = [asyncio.create_task(watch(address, n % PRINCIPALS, opened, events)) for n in range(count)]
+        for _ in tasks:
+            await opened.acquire()
+        report(f"store requests per minute, {count} viewers, 20 locks", f"{await per_minute(metrics, 30):.0f}")
+        await latencies(address, f"{count} viewers")
+        report(f"events received by {count} viewers", events[0])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for hold in holds:
+            await client.release(hold)
+
+
+async def wait_for(address, number, sent, turns):
+    lock = f"crowd/{number // WAITERS_OF_A_LOCK}"
+    async with Client(address, number % PRINCIPALS) as client:
+        sent.release()
+        while True:
+            status, answer = await client.acquire(lock, wait="60s")
+            if status == 201:
+                break
+            if status == 429:
+                await asyncio.sleep(1)
+            elif status != 423:
+                raise AssertionError((status, answer))
+        turns.append(answer["token"])
+        await client.release(answer)
+
+
+def memory(server):
+    status = pathlib.Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+async def waiters(address, metrics, server, count):
+    """Question 3."""
+    before = memory(server)
+    locks = range((count + WAITERS_OF_A_LOCK - 1) // WAITERS_OF_A_LOCK)
+    async with Client(address) as client:
+        holds = []
+        for lock in locks:
+            status, hold = await client.acquire(f"crowd/{lock}")
+            assert status == 201, (status, hold)
+            holds.append(hold)
+        sent, turns = asyncio.Semaphore(0), []
+        tasks = []
+        for number in range(count):
+            tasks.append(asyncio.create_task(wait_for(address, number, sent, turns)))
+            await asyncio.sleep(1 / 1000)
+        for _ in tasks:
+            await sent.acquire()
+        await asyncio.sleep(5)
+        waiting = (memory(server) - before) * 1024 / count
+        report(f"memory, {count} waiters", f"{memory(server):.0f} MiB ({before:.0f} before; {waiting:.1f} KiB each)")
+        report(f"store requests per minute, {count} waiters", f"{await per_minute(metrics, 20):.0f}")
+        await latencies(address, f"{count} waiters")
+        for hold in holds:
+            await client.ask("POST", "/v1/holds/renew", {"ticket": hold["ticket"]})
+        began = time.perf_counter()
+        for hold in holds:
+            await client.release(hold)
+        await asyncio.gather(*tasks)
+        took = time.perf_counter() - began
+        report(f"{count} grants of {len(locks)} locks, one after another", f"{took:.1f} s, {count / took:.0f} per second")
+        report("memory at the end", f"{memory(server):.0f} MiB")
+
+
+async def run(options, folder):
+    tokens = "".join(
+        f'[[token]]\nprincipal = "p{n}"\nsha256 = "{hashlib.sha256(f"token-{n}".encode()).hexdigest()}"\n'
+        f'[[rule]]\nprincipal = "p{n}"\nallow = ["read", "acquire"]\n'
+        for n in range(PRINCIPALS)
+    )
+    (folder / "access.toml").write_text(tokens)
+    store = options.store or f"sqlite:{folder}/locks.db"
+    arguments = ["--json", "--store", store, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    server = await asyncio.create_subprocess_exec(
+        options.leasehold, *arguments, "--access", folder / "access.toml",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        serving = json.loads(await asyncio.wait_for(server.stdout.readline(), 30))
+        address, metrics = (urllib.parse.urlsplit(serving[key]) for key in ("address", "metrics"))
+        address, metrics = (address.hostname, address.port), (metrics.hostname, metrics.port)
+        drain = asyncio.create_task(server.stdout.read())
+        await latencies(address, "no other client")
+        if options.viewers:
+            await viewers(address, metrics, options.viewers)
+        if options.waiters:
+            await waiters(address, metrics, server, options.waiters)
+        server.terminate()
+        await asyncio.wait_for(server.wait(), 60)
+        await drain
+    finally:
+        if server.returncode is None:
+            server.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Measures a `leasehold serve` under many clients.")
+    parser.add_argument("leasehold", help="the command, built with the feature `serve` in release mode")
+    parser.add_argument("--waiters", type=int, default=10_000, help="requests that wait for a lock (10000; 0: none)")
+    parser.add_argument("--viewers", type=int, default=200, help="open event streams (200; 0: none)")
+    parser.add_argument("--store", help="the store URL of the server (a new SQLite file)")
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(options, pathlib.Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
