@@ -126,7 +126,7 @@ export class Agent {
       },
     });
     if (message["protocol"] !== PROTOCOL) {
-      throw new AgentError(`the agent of ${this.#command} does not speak protocol ${PROTOCOL}`, [
+      throw new AgentError(`the agent of ${this.#command} does not support protocol ${PROTOCOL}`, [
         "Use a command and a package of the same version.",
       ]);
     }
