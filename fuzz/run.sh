@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets and runs them, on stable Rust and without cargo-fuzz. See docs/fuzzing.md.
 #
-#   fuzz/run.sh                        each target, over its corpus and for a fixed number of runs
-#   fuzz/run.sh TARGET [OPTION...]     one, with options of libFuzzer, like -max_total_time=300 or the file of a finding
+#   fuzz/run.sh                        runs each target on its corpus, and then for a fixed number of runs
+#   fuzz/run.sh TARGET [OPTION...]     runs one target with options of libFuzzer, such as -max_total_time=300, or on an input file
 #
-# LEASEHOLD_FUZZ_RUNS says how many runs (30000; fewer for the slow ones), LEASEHOLD_FUZZ_SEED with which seed (1; 0 for another each time).
+# LEASEHOLD_FUZZ_RUNS is the number of runs (default: 30000; slow targets run fewer). LEASEHOLD_FUZZ_SEED is the seed (default: 1;
+# with 0, each run has a different seed).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# What cargo-fuzz sets too, but for the address sanitizer, which needs a nightly toolchain: there is no unsafe code to find
-# anything in.
+# The flags that cargo-fuzz sets, except those of the address sanitizer. It needs a nightly toolchain, and would find little,
+# because the code has no unsafe blocks.
 readonly FLAGS="--cfg fuzzing -Cpasses=sancov-module
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With a target named, the flags are not for build scripts and macros.
+# With --target, cargo does not apply the flags to build scripts and macros.
 RUSTFLAGS=$(tr -s ' \n' ' ' <<<"$FLAGS") cargo build --quiet --release --locked --target "$host" --target-dir target
 export RUST_BACKTRACE=${RUST_BACKTRACE:-0}
 readonly built=target/$host/release
@@ -24,7 +25,7 @@ if (($# > 0)); then
     target=$1
     shift
     mkdir -p "artifacts/$target"
-    # What is found on the way is kept beside the corpus, not in it: the corpus stays small.
+    # New inputs are stored outside the corpus in the repository, so that it stays small.
     mkdir -p "target/corpus/$target"
     for option in "$@"; do
         [[ ! -f $option ]] || exec "$built/$target" "$@"
@@ -39,7 +40,7 @@ for source in fuzz_targets/*.rs; do
     target=$(basename "$source" .rs)
     mkdir -p "$scratch/$target" "artifacts/$target"
     runs=${LEASEHOLD_FUZZ_RUNS:-30000}
-    # One of their inputs is hundreds of requests, or dozens of URLs.
+    # One input causes hundreds of requests, or dozens of URLs.
     case $target in
     probe_marker) runs=$((runs / 30)) ;;
     store_url) runs=$((runs / 6)) ;;
@@ -51,7 +52,7 @@ for source in fuzz_targets/*.rs; do
         failed=1
         grep -A 4 -e 'panicked at' -e '^==.*ERROR' "$scratch/log" || true
         tail -n 3 "$scratch/log"
-        printf '%s: FAILED; again with fuzz/run.sh %s FILE (named above)\n' "$target" "$target"
+        printf '%s: FAILED; to repeat: fuzz/run.sh %s FILE (FILE is named above)\n' "$target" "$target"
     fi
 done
 exit $failed

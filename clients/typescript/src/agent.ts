@@ -92,7 +92,7 @@ export class Agent {
   /** Starts an agent, and compares its clocks with those of this process. */
   static async start(command: string, idleMs: number): Promise<Agent> {
     const agent = Agent.#spawn(command, idleMs);
-    const limit = setTimeout(() => agent.#die(`did not answer for ${START_LIMIT_MS / 1000} s`), START_LIMIT_MS);
+    const limit = setTimeout(() => agent.#die(`did not respond for ${START_LIMIT_MS / 1000} s`), START_LIMIT_MS);
     limit.unref();
     try {
       await agent.#hello();
@@ -126,7 +126,7 @@ export class Agent {
       },
     });
     if (message["protocol"] !== PROTOCOL) {
-      throw new AgentError(`the agent of ${this.#command} does not speak protocol ${PROTOCOL}`, [
+      throw new AgentError(`the agent of ${this.#command} does not support protocol ${PROTOCOL}`, [
         "Use a command and a package of the same version.",
       ]);
     }

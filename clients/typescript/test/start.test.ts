@@ -105,7 +105,7 @@ test("an agent with another protocol is refused", async (t) => {
   const agent = await fake.agent();
   const request = await agent.answer("hello", hello({ protocol: 2 }));
   assert.deepEqual([request["protocol"], request["pid"]], [1, process.pid]);
-  await refused(opening, /does not speak protocol 1/);
+  await refused(opening, /does not support protocol 1/);
   await agent.ended;
 });
 

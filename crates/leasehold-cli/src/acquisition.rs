@@ -215,7 +215,7 @@ impl Request {
         let silent = |message| Failure::new(FAILED, "unavailable", message);
         if matches!(self.mode, Mode::Permit(_)) {
             return silent(format!(
-                "lock `{}`: the store did not answer in time, so it is unknown whether a permit is free",
+                "lock `{}`: the store did not respond before the time limit, so it is unknown whether a permit is free",
                 self.name
             ));
         }
@@ -236,7 +236,10 @@ impl Request {
             Some(Err(error)) => Failure { code: FAILED, ..Failure::from(error) },
             Some(Ok(status)) => match &status.state {
                 State::Held(held) => self.held(held, &error, store),
-                _ => silent(format!("lock `{}` is free, but the store did not grant it in time", self.name)),
+                _ => silent(format!(
+                    "lock `{}` is free, but the store did not grant it before the time limit",
+                    self.name
+                )),
             },
         }
     }

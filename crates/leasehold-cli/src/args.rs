@@ -112,8 +112,8 @@ pub(crate) enum Subcommand {
     Put(PutArgs),
     /// Hold locks for a client in another language, over stdin and stdout
     #[command(
-        after_help = "For programs: a client library starts it and speaks JSON lines with it. The protocol is in \
-docs/agent.md. It ends when its stdin is closed."
+        after_help = "For programs: a client library starts the agent and exchanges lines of JSON with it. \
+docs/agent.md describes the protocol. The agent exits when its stdin is closed."
     )]
     Agent,
     /// Serve the locks of the store over HTTP
@@ -185,7 +185,7 @@ pub(crate) struct ClaimArgs {
 // How long a store may take to answer.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TimeoutArgs {
-    /// Exit with 125 if the store does not answer for this long [default: 15s]
+    /// Exit with 125 if the store does not respond for this long [default: 15s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) store_timeout: Option<Duration>,
 }
@@ -293,8 +293,8 @@ pub(crate) struct WaitArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Unsafe while the holder is still running, unless the resource checks tokens: the holder notices the \
-eviction only at its next renewal. If the lock is not held with that token, changes nothing and exits with 1.
+    after_help = "Unsafe while the holder is still running, unless the resource checks tokens: the holder detects the \
+eviction only at its next renewal. If the lock is not held with that token, leasehold changes nothing and exits with 1.
 
 Example:
   leasehold show deploy/prod
@@ -352,7 +352,7 @@ pub(crate) struct ManArgs {
 latency: a few hundred requests in a few seconds. It writes only names that begin with leasehold-doctor-, and does \
 not touch other locks. It prints one line per check, with the result and, if needed, the fix.
 
-Exits with 0 if the store is safe, also with warnings, and with 1 if the store is unsafe or unreachable.
+Exits with 0 if the store is safe, even with warnings, and with 1 if the store is unsafe or unreachable.
 
 Examples:
   leasehold doctor                                                # the default store

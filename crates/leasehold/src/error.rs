@@ -67,7 +67,7 @@ pub enum ErrorKind {
     Held,
     /// The lock was lost. Stop the work that it protected. Acquire the lock again to get a new token.
     Lost,
-    /// The store cannot be reached or does not answer in time. Try again later.
+    /// The store cannot be reached or does not respond before the time limit. Try again later.
     Unavailable,
     /// The store refused the request: credentials or permissions.
     Denied,

@@ -417,7 +417,7 @@ impl fmt::Display for Capabilities {
             (self.tokens, "fencing tokens"),
             (self.cooldowns, "cooldowns"),
             (self.history, "history"),
-            (self.sees_dead_processes, "successor at once when a process dies"),
+            (self.sees_dead_processes, "takeover at once when a process dies"),
             (self.watches, "waiters told of a release"),
             (self.fifo(), "waiters in order of arrival"),
         ];

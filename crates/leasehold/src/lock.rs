@@ -404,7 +404,7 @@ impl Lock {
     /// The error of an acquisition of `name` without an answer from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
         let store = self.locker.opened().shown();
-        let mut message = format!("lock `{name}`: no answer from {store} within {limit:.1?}");
+        let mut message = format!("lock `{name}`: no response from {store} within {limit:.1?}");
         if let Some(cause) = self.trouble.cause() {
             message.push_str(&format!(": {cause}"));
         }

@@ -126,7 +126,7 @@ impl<'a> RetryBudget<'a> {
                 // The last request may have had less time than it needs. The earlier error then explains more.
                 let (message, help) = match &self.cause {
                     Some(cause) if limit < self.attempt_limit => cause.clone(),
-                    _ => (format!("no answer within {limit:.1?}"), None),
+                    _ => (format!("no response within {limit:.1?}"), None),
                 };
                 let mut fault = Fault::unavailable(message);
                 fault.help = help;
@@ -191,7 +191,7 @@ mod tests {
         let silent = budget.request(pending::<Result<(), _>>()).await.unwrap_err();
         assert_eq!(
             (silent.to_string().as_str(), silent.fault().help.as_deref()),
-            ("no answer within 2.0s", None)
+            ("no response within 2.0s", None)
         );
         let cut_short = budget.request(pending::<Result<(), _>>()).await.unwrap_err();
         assert_eq!(cut_short.to_string(), "wrong certificate");

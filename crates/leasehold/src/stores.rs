@@ -185,7 +185,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",
         name: "SQLite file on this machine",
-        can: "fencing tokens, cooldowns, history, successor at once when a process dies, waiters in order of arrival",
+        can: "fencing tokens, cooldowns, history, takeover at once when a process dies, waiters in order of arrival",
         example: "sqlite:/var/lib/myapp/locks.db",
         feature: Some("sqlite"),
         location: Location::File,

@@ -1,4 +1,4 @@
-"""Distributed locks on the storage you already have: SQLite, S3, GCS, Azure, DynamoDB, PostgreSQL, Redis, etcd.
+"""Distributed locks on storage you already have: SQLite, S3, GCS, Azure, DynamoDB, etcd, Kubernetes, PostgreSQL, Redis.
 
 >>> from leasehold_locks import Locker
 >>> locker = Locker("sqlite:locks.db")

@@ -112,7 +112,7 @@ class Agent:
         while b"\n" not in self._unread:
             left = end - time.monotonic()
             if left <= 0:
-                raise AgentError(f"{command} does not answer as an agent", [FIND])
+                raise AgentError(f"{command} does not respond as an agent", [FIND])
             if poll([(self._from, select.POLLIN)], left):
                 chunk = os.read(self._from, 1 << 16)
                 if not chunk:

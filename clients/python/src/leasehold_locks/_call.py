@@ -40,10 +40,10 @@ class Call:
         return True
 
     def next(self, limit: float | None = None) -> Message:
-        """The next message. An agent that does not answer within ``limit`` is ended."""
+        """The next message. An agent that does not respond within ``limit`` is ended."""
         if not self.arrives_within(limit):
-            self.agent.kill("the agent does not answer")
-            raise AgentError("the agent does not answer")
+            self.agent.kill("the agent does not respond")
+            raise AgentError("the agent does not respond")
         self._arrived.acquire()
         outcome = self._outcomes.popleft()
         if isinstance(outcome, LeaseholdError):

@@ -72,7 +72,7 @@ class StoreError(LeaseholdError):
 
 
 class AgentError(StoreError):
-    """The agent (the command ``leasehold agent``) could not be started, has ended, or does not answer."""
+    """The agent (the command ``leasehold agent``) could not be started, has ended, or does not respond."""
 
     def __init__(self, message: str, help: list[str] | None = None) -> None:
         super().__init__(message, "agent", help)

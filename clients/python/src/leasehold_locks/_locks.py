@@ -30,7 +30,7 @@ class Guard(BaseGuard):
     def confirm(self, timeout: Duration | None = None) -> None:
         """Renews the lease now, and waits for the answer. Right even after a pause in which both clocks stood still.
 
-        Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not answered after
+        Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not responded after
         ``timeout``.
         """
         self._hold.check()
@@ -38,7 +38,7 @@ class Guard(BaseGuard):
         request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
         if not request.arrives_within(limit):
             request.pending.abandon()
-            raise StoreError("the store has not answered in time", "unavailable")
+            raise StoreError("the store did not respond before the time limit", "unavailable")
         expect(request.next(), "renewed")
         self._hold.check()
 

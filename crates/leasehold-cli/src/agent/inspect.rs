@@ -191,7 +191,10 @@ async fn wait_free(
         Some(free) => free.map(|()| Reply::Answer(Answer::done())).map_err(Refusal::from),
         None => Err(match last.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(held) => still_held(&lock, held),
-            None => Refusal::new("unavailable", format!("lock `{lock}`: no answer from the store in time")),
+            None => Refusal::new(
+                "unavailable",
+                format!("lock `{lock}`: no response from the store before the time limit"),
+            ),
         }),
     }
 }

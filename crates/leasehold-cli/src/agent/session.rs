@@ -140,10 +140,10 @@ impl Session {
             if protocol != PROTOCOL {
                 return Err(Refusal::new(
                     "unsupported",
-                    format!("this agent does not speak protocol {protocol}"),
+                    format!("this agent does not support protocol {protocol}"),
                 )
                 .with_help(format!(
-                    "it speaks protocol {PROTOCOL}; use a client and a command of one version"
+                    "it supports protocol {PROTOCOL}; use a client and a command of the same version"
                 )));
             }
             let pid = i32::try_from(fields.number("pid")?).ok().and_then(Pid::from_raw);

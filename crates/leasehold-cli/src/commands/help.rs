@@ -84,7 +84,7 @@ update:
 
 All other subcommands:
   0     success
-  1     the answer is no: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
+  1     negative result: the lock of the ticket is lost (renew, release); the lock is not held with that token (break);
         a higher token wrote the object (put); the store is not safe for locks (doctor)
   2     the command line is wrong
   123, 124, 125   as above
@@ -155,8 +155,8 @@ fn stores() -> String {
     }
     text.push_str(
         "
-The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. It locks between
-processes of one machine.
+The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks exclude
+the processes of one machine.
 
 Options of every store, after `?`:
   store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
@@ -166,14 +166,14 @@ An unknown option is an error.
 
 On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
 cooldowns, and on s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that use Azure's leases of
-blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldowns and order.
+blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldowns or order.
 
 `update` and `put` need an object on s3, gs or azblob, for example s3://bucket/path/counter.json?region=eu-west-1.
 
-To check whether a store is safe and what is missing, run leasehold doctor -s URL.
+To check whether a store is safe and how to fix problems, run leasehold doctor -s URL.
 
-The cloud stores use the credentials, profiles and variables of their cloud. For https and http, LEASEHOLD_HTTP_TOKEN has
-the token of the server.
+The cloud stores use the credentials, profiles and variables of their cloud. For https and http, set
+LEASEHOLD_HTTP_TOKEN to an access token of the server.
 ",
     );
     text

@@ -47,8 +47,9 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
         Ui::Rw => Dashboard::ReadWrite,
     };
     // First, so that a signal during the start ends the server as one later does.
-    let mut signals = Signals::ending()
-        .map_err(|error| Failure::new(FAILED, "failed", format!("signals cannot be received: {error}")))?;
+    let mut signals = Signals::ending().map_err(|error| {
+        Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
+    })?;
     let locker = context::open(&store).await?;
     let url = locker.url().unwrap_or_default().to_owned();
     let server = Server::bind(locker, settings).await?;

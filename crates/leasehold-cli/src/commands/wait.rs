@@ -23,7 +23,7 @@ pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failur
         Some(limit) => timeout(&*clock, limit, free).await.ok_or_else(|| {
             if waiting.now().is_none() {
                 let message =
-                    format!("lock `{name}`: the store did not answer within {}", human::span(limit));
+                    format!("lock `{name}`: the store did not respond within {}", human::span(limit));
                 return Failure::new(FAILED, "unavailable", message);
             }
             let message = format!("lock `{name}` did not become free within {}", human::span(limit));

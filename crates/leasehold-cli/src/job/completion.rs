@@ -172,7 +172,7 @@ async fn within_lease(
         biased;
         released = &mut ended => released,
         () = clock.sleep(left) => {
-            Err(Error::new(ErrorKind::Unavailable, "the store did not answer before the lease ended"))
+            Err(Error::new(ErrorKind::Unavailable, "the store did not respond before the lease ended"))
         }
         _ = signals.next_ending() => match timeout(&**clock, CANCEL_TIMEOUT, ended).await {
             Some(released) => released,

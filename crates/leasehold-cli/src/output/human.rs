@@ -58,9 +58,9 @@ fn ordinal(place: usize) -> String {
     }
 }
 
-/// `for deploy/prod: no answer from the store for 3s, giving up in 12s`
+/// `for deploy/prod: no response from the store for 3s, giving up in 12s`
 pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
-    let text = format!("for {name}: no answer from the store for {}", span(passed));
+    let text = format!("for {name}: no response from the store for {}", span(passed));
     match left {
         Duration::ZERO => text,
         left => format!("{text}, giving up in {}", span_up(left)),
@@ -323,8 +323,8 @@ mod tests {
         assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");
         held.reserved = false;
         let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
-        assert_eq!(unanswered(11_900), "for x: no answer from the store for 3s, giving up in 12s");
-        assert_eq!(unanswered(0), "for x: no answer from the store for 3s");
+        assert_eq!(unanswered(11_900), "for x: no response from the store for 3s, giving up in 12s");
+        assert_eq!(unanswered(0), "for x: no response from the store for 3s");
         assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();

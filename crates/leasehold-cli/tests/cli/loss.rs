@@ -154,7 +154,7 @@ fn a_hanging_release_ends_with_the_lease() {
     // The store has a timeout of ten seconds, with another message. The library and the command both stop at the end of
     // the lease: either may be first.
     let ended = holder.end().expect(0);
-    let messages = ["no answer to the release within", "the store did not answer before the lease ended"];
+    let messages = ["no response to the release within", "the store did not respond before the lease ended"];
     let messages = messages
         .map(|reason| format!("the lock was not released and stays held until its lease ends: {reason}"));
     assert!(messages.iter().any(|reason| ended.stderr.contains(reason)), "{ended:?}");

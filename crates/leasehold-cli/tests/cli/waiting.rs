@@ -125,8 +125,10 @@ fn a_silent_store_is_not_reported_as_a_held_lock() {
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
     let late = sandbox.run("run -w 100ms -E 0 --report out.json x -- true").expect(125);
-    let messages =
-        ["the holder of lock `x` is unknown", "lock `x` is free, but the store did not grant it in time"];
+    let messages = [
+        "the holder of lock `x` is unknown",
+        "lock `x` is free, but the store did not grant it before the time limit",
+    ];
     assert!(messages.iter().any(|message| late.stderr.contains(message)), "{late:?}");
     assert!(sandbox.read("out.json").contains("\"outcome\": \"failed\""));
 }
@@ -137,7 +139,7 @@ fn verbose_output_reports_a_silent_store() {
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
     let (second, _stderr, line) = waiting(&sandbox, "run x -v --store-timeout 1h -- true");
-    assert!(line.contains("for x: no answer from the store for 2"), "{line}");
+    assert!(line.contains("for x: no response from the store for 2"), "{line}");
     assert!(line.contains("giving up in 59m"), "{line}");
     crate::support::send(i32::try_from(second.id()).unwrap(), rustix::process::Signal::TERM);
     Outcome::of(second.wait_with_output().unwrap()).expect(143);

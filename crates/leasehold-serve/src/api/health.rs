@@ -30,6 +30,6 @@ pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     match timeout(&*app.locker.store().env().clock, LIMIT, app.locker.inspect(&name)).await {
         Some(Ok(_)) => Ok(StatusCode::NO_CONTENT),
         Some(Err(error)) => Err(unready(error.to_string())),
-        None => Err(unready(format!("the store did not answer within {LIMIT:?}"))),
+        None => Err(unready(format!("the store did not respond within {LIMIT:?}"))),
     }
 }

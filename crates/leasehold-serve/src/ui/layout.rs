@@ -55,7 +55,7 @@ impl Head {
     pub(super) fn problem(self, problem: &Problem) -> Page {
         let status = problem.status();
         let title = match status {
-            StatusCode::SERVICE_UNAVAILABLE => "The store does not answer",
+            StatusCode::SERVICE_UNAVAILABLE => "The store does not respond",
             StatusCode::FORBIDDEN => "Not allowed",
             StatusCode::BAD_REQUEST => "This address is wrong",
             StatusCode::TOO_MANY_REQUESTS => "Too many requests",

@@ -76,7 +76,7 @@ impl Outage {
         if pause >= self.left() {
             return Err(self.gave_up(error));
         }
-        tracing::debug!(lock = self.name, %error, "no answer from the store; trying again");
+        tracing::debug!(lock = self.name, %error, "no response from the store; trying again");
         env.sleep(pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())

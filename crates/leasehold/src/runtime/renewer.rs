@@ -408,7 +408,7 @@ impl Renewer {
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
-            Err(Fault::unavailable(format!("no answer to the release within {limit:.1?}")).maybe_applied())
+            Err(Fault::unavailable(format!("no response to the release within {limit:.1?}")).maybe_applied())
         });
         match &outcome {
             Ok(released) => {

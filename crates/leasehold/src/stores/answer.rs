@@ -88,10 +88,10 @@ impl Asked<'_> {
             Trouble::NoAnswer { detail } => {
                 // hyper's error for an answer that does not begin with HTTP/1.1, such as one in TLS.
                 let is_no_http = detail.contains("invalid HTTP");
-                let fault = Fault::unavailable(format!("{what}: {endpoint} gave no answer: {detail}"));
+                let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
                 self.unknown(match endpoint.strip_prefix("http://") {
                     Some(host) if is_no_http => fault.with_help(format!(
-                        "the server does not answer in plain HTTP: if it expects TLS, write endpoint=https://{host}"
+                        "the server does not respond in plain HTTP: if it expects TLS, write endpoint=https://{host}"
                     )),
                     _ => fault,
                 })
@@ -106,7 +106,7 @@ impl Asked<'_> {
 
     /// A fault of `kind` that quotes `answer`.
     pub(super) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        let mut message = format!("{}: {} answered {}", self.what, self.endpoint, answer.status);
+        let mut message = format!("{}: {} responded with {}", self.what, self.endpoint, answer.status);
         for part in [&answer.code, &answer.message].into_iter().flatten() {
             // Text of another machine: on one line, without control characters, truncated. The text of a refused
             // signature continues with the request's headers, which include a session token.
@@ -234,7 +234,7 @@ pub(super) mod tests {
         };
         let fault = asked("http://here:9", true).fault(ErrorKind::Denied, &answer);
         let start =
-            "cannot write x: http://here:9 answered 418: Teapot: The signature does not match.[31mxxx";
+            "cannot write x: http://here:9 responded with 418: Teapot: The signature does not match.[31mxxx";
         assert!(fault.message.starts_with(start), "{}", fault.message);
         assert!(fault.message.len() < 300 && !fault.message.contains("hunter2"), "{}", fault.message);
         assert_eq!((fault.kind, fault.retry_after), (ErrorKind::Denied, wait));

@@ -32,12 +32,12 @@ class Call:
     async def next(self, limit: float | None = None) -> Message:
         """The next message. If this is cancelled, so is the request; a lock that it was granted is released.
 
-        An agent that does not answer within ``limit`` is ended.
+        An agent that does not respond within ``limit`` is ended.
         """
         timer = None
         if limit is not None:
             # The end of the agent ends the request. (asyncio.wait_for of Python 3.11 can swallow a cancellation.)
-            timer = self._loop.call_later(limit, self.agent.kill, "the agent does not answer")
+            timer = self._loop.call_later(limit, self.agent.kill, "the agent does not respond")
         try:
             outcome = await self._outcomes.get()
         except BaseException:

@@ -205,7 +205,7 @@ function open() {
   source.addEventListener("look", look);
   source.addEventListener("unavailable", (event) => {
     isStoreDown = true;
-    lost(`The store does not answer: ${JSON.parse(event.data).reason}.`);
+    lost(`The store does not respond: ${JSON.parse(event.data).reason}.`);
   });
   source.addEventListener("available", () => {
     isStoreDown = false;

@@ -63,7 +63,7 @@ impl Access {
         }
         let sdk = clock::timeout(&*env.clock, CONFIGURATION_LIMIT, loader.load()).await.ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "the AWS configuration could not be read in time")
-                .with_help("the machine's metadata service does not answer: say ?region= in the store URL")
+                .with_help("the machine's metadata service does not respond: set ?region= in the store URL")
         })?;
         let no_region = || Error::invalid("no AWS region is configured").with_help(service.no_region_help);
         let region = sdk.region().map(ToString::to_string).ok_or_else(no_region)?;

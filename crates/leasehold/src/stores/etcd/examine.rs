@@ -50,7 +50,10 @@ impl EtcdLeases {
         examined.left = left;
         let members = join_all((0..self.client.members()).map(|member| async move {
             let asked = timeout(&*self.env.clock, LIMIT, self.client.status(member)).await;
-            (self.client.address(member), asked.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))))
+            (
+                self.client.address(member),
+                asked.unwrap_or_else(|| Err(format!("no response within {LIMIT:?}"))),
+            )
         }));
         let members = members.await;
         let told: Vec<_> = members.iter().filter_map(|(_, status)| status.as_ref().ok()).collect();

@@ -204,7 +204,7 @@ impl Client {
                 Fault::unavailable(format!("no connection to {base}: {detail}")).with_help(help).not_applied()
             }
             Trouble::NoAnswer { detail } => {
-                request.unknown(Fault::unavailable(format!("{what}: {base} gave no answer: {detail}")))
+                request.unknown(Fault::unavailable(format!("{what}: no response from {base}: {detail}")))
             }
             _ => {
                 Fault::new(ErrorKind::Invalid, format!("{what}: the request could not be made")).not_applied()
@@ -221,7 +221,7 @@ impl Client {
         problem: Problem,
     ) -> StoreError {
         let base = &self.config.base;
-        let mut message = format!("{}: {base} answered {}", request.what, status.as_u16());
+        let mut message = format!("{}: {base} responded with {}", request.what, status.as_u16());
         if let Some(detail) = &problem.detail {
             message.push_str(": ");
             message.push_str(&printable(detail, MOST_DETAIL));

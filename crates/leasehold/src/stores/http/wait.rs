@@ -94,7 +94,7 @@ impl HttpLeases {
         let limit = wait + GRACE;
         match timeout(&*self.client.env.clock, limit, answer).await {
             Some(answer) => answer,
-            None => Err(Fault::unavailable(format!("no answer within {limit:?}")).maybe_applied()),
+            None => Err(Fault::unavailable(format!("no response within {limit:?}")).maybe_applied()),
         }
     }
 

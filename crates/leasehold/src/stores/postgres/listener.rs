@@ -146,7 +146,7 @@ impl Listener {
                 Err(Fault::new(ErrorKind::Unsupported, "a pooler is before the server").not_applied())
             }
             Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, table)),
-            None => Err(Fault::unavailable("PostgreSQL did not answer").not_applied()),
+            None => Err(Fault::unavailable("PostgreSQL did not respond").not_applied()),
         }
     }
 }

@@ -59,7 +59,7 @@ pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found,
         Some(rows) => rows.map_err(|error| errors::of_statement(&error, Effect::None, table))?,
         None => {
             link.abort();
-            let message = format!("PostgreSQL at {} did not answer within {LIMIT:.0?}", link.host);
+            let message = format!("PostgreSQL at {} did not respond within {LIMIT:.0?}", link.host);
             return Err(Fault::unavailable(message).not_applied());
         }
     };

@@ -195,7 +195,7 @@ impl Sessions {
                 Ok((link, found))
             };
             timeout(&*self.env.clock, HOST_LIMIT, opened).await.unwrap_or_else(|| {
-                let message = format!("PostgreSQL at {host} did not answer within {HOST_LIMIT:.0?}");
+                let message = format!("PostgreSQL at {host} did not respond within {HOST_LIMIT:.0?}");
                 Err(Fault::unavailable(message).not_applied())
             })
         };

@@ -125,7 +125,9 @@ impl Way {
             Some(Err(error)) => {
                 Err(denied(errors::of_connection(&error, &sentinel.to_string()).not_applied()))
             }
-            None => Err(Fault::unavailable(format!("the Sentinel {sentinel} does not answer")).not_applied()),
+            None => {
+                Err(Fault::unavailable(format!("the Sentinel {sentinel} does not respond")).not_applied())
+            }
         }
     }
 
@@ -248,7 +250,7 @@ async fn logging_in(
 }
 
 fn no_answer(host: &Host) -> StoreError {
-    Fault::unavailable(format!("no answer of Redis at {host} within {CONNECT_LIMIT:.1?}")).not_applied()
+    Fault::unavailable(format!("no response from Redis at {host} within {CONNECT_LIMIT:.1?}")).not_applied()
 }
 
 /// What to do about a certificate that is not trusted. No retry helps.

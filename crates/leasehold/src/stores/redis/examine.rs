@@ -60,7 +60,7 @@ impl RedisLeases {
             )
             .with_help("allow the user +subscribe +unsubscribe and the channel, as below")),
             Some(Err(error)) => Err(errors::of_request(&error)),
-            None => Ok(Finding::warning(CHECK, "the server did not answer SUBSCRIBE: waiters poll")),
+            None => Ok(Finding::warning(CHECK, "the server did not respond to SUBSCRIBE: waiters poll")),
         }
     }
 
