@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, Caller, Hosts, Right};
 use crate::audit::Audit;
-use crate::claims::Claims;
 use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tls::{CertificateNames, Tls};
+use crate::waits::Waits;
 
 /// How to serve a store.
 #[derive(Clone)]
@@ -84,7 +84,7 @@ impl Settings {
 pub(crate) struct App {
     pub(crate) locker: Locker,
     pub(crate) limits: Arc<Limits>,
-    pub(crate) claims: Arc<Claims>,
+    pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) metrics: Metrics,
     /// Cancelled when the server stops: requests that wait are answered.
@@ -106,7 +106,7 @@ impl App {
             audit,
             locker,
             limits: Arc::default(),
-            claims: Arc::default(),
+            waits: Arc::default(),
             stopping: CancellationToken::new(),
             dashboard: settings.dashboard,
             access: settings.access,

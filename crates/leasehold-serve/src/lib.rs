@@ -16,7 +16,6 @@ mod api;
 mod app;
 mod audit;
 mod body;
-mod claims;
 mod connections;
 mod feed;
 mod limits;
@@ -26,6 +25,7 @@ mod server;
 mod tls;
 mod ui;
 mod view;
+mod waits;
 
 pub use self::access::{Access, InvalidAccess};
 pub use self::app::{Dashboard, Settings};

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::{Error, ErrorKind, Loss, LossReason};
+use leasehold::lease::HolderInfo;
+use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::view::HolderView;
 
 /// What went wrong, and what to do. A field that does not apply is missing.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
     /// `urn:leasehold:` and one word for programs, such as `urn:leasehold:held`.
     #[serde(rename = "type")]
@@ -82,6 +83,22 @@ impl Problem {
         problem
     }
 
+    /// Another holder has the lock `name`.
+    pub(crate) fn held(name: &LockName, held: Option<&HolderInfo>) -> Self {
+        let detail = match held {
+            Some(held) if held.in_cooldown => format!("lock `{name}` is in its cooldown"),
+            Some(held) => format!("lock `{name}` is held by {held}"),
+            None => format!("lock `{name}` is held"),
+        };
+        Self::new(StatusCode::LOCKED, "held", detail).with_holder(held.unwrap_or(&HolderInfo::default()))
+    }
+
+    fn with_holder(mut self, held: &HolderInfo) -> Self {
+        self.held = Some(Box::new(HolderView::of(held)));
+        let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
+        self.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)))
+    }
+
     /// Says what was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
         self.reason = Some(reason(&loss.reason));
@@ -126,9 +143,7 @@ impl From<Error> for Problem {
         let mut problem = Self::new(status, kind, error.to_string());
         problem.help = error.help().to_vec();
         if let Some(held) = error.holder() {
-            problem.held = Some(Box::new(HolderView::of(held)));
-            let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
-            problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
+            problem = problem.with_holder(held);
         }
         if let Some(loss) = error.loss() {
             problem = problem.with_loss(loss);

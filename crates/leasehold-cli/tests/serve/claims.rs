@@ -53,6 +53,33 @@ fn a_withdrawal_ends_the_request_that_waits() {
 }
 
 #[test]
+fn a_waiter_that_asks_again_has_its_place() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "");
+    let held = server.acquire("x", "a").expect(201);
+    let headers = [("Content-Type", "application/json")];
+    let ask = |claim: &str, wait: &str| {
+        let body = json!({ "lock": "x", "ttl": "10m", "claim": claim, "wait": wait });
+        server.send("POST /v1/holds", &headers, &body.to_string())
+    };
+    let first = ask(CLAIM, "1s");
+    while server.waiters("x") == 0 {
+        std::thread::yield_now();
+    }
+    let second = ask(&"f".repeat(32), "60s");
+    let refused = Answer::read(first).problem(423, "held");
+    assert_eq!(refused.body["held"]["token"], held.body["token"], "{refused:?}");
+    // The command asks without waiting before it waits again.
+    Answer::read(ask(CLAIM, "0s")).problem(423, "held");
+    let first = ask(CLAIM, "60s");
+    server.release(&held.ticket()).expect(200);
+    let granted = Answer::read(first).expect(201);
+    server.release(&granted.ticket()).expect(200);
+    let next = Answer::read(second).expect(201);
+    assert!(next.body["token"].as_u64() > granted.body["token"].as_u64());
+}
+
+#[test]
 fn a_bad_claim_is_refused_and_not_repeated() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");

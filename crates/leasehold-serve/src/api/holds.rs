@@ -22,9 +22,12 @@ use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
 use crate::problem::Problem;
 use crate::view::ms;
+use crate::waits::{Outcome, Waiter};
 
 /// The longest time that a request may wait for a lock.
 const MOST_WAIT: Duration = Duration::from_secs(60);
+/// For how long an acquisition keeps its place after a request that waited for it, until the next one.
+const PLACE_KEPT: Duration = Duration::from_secs(15);
 /// How many tickets one request may renew, and how long its body may be.
 const MOST_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
@@ -94,19 +97,25 @@ async fn granted(
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
-    let waiter = id.filter(|_| !wait.is_zero()).map(|id| app.claims.wait(id));
-    let withdrawn = async {
-        match &waiter {
-            Some(waiter) => waiter.withdrawn().await,
-            None => std::future::pending().await,
+    let waiter = match id {
+        Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
+            let lock = lock.clone().on_wait(move |held| reporter.report(held));
+            async move { repeatable(&lock, id, Duration::MAX).await }
+        })),
+        Some(id) => app.waits.find(&name, id),
+        None => None,
+    };
+    let held = async {
+        match waiter {
+            Some(waiter) => waited(app, &name, waiter, wait, claim.is_some()).await,
+            None => hold(app, lock, request, id, wait).await,
         }
     };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
-        held = hold(app, lock, request, id, wait) => held?,
+        held = held => held?,
         () = app.stopping.cancelled() => return Err(stopping()),
-        () = withdrawn => return Err(spent(&Loss::new(name, Token::default(), LossReason::Ended), "the acquisition was withdrawn")),
     };
     let (ticket, deadline) = held;
     let now = app.now();
@@ -168,23 +177,50 @@ fn claim_id(text: &str) -> Result<Id, Problem> {
 }
 
 /// Acquires the lock as `request` says: under `id`, if there is one.
-async fn hold(
-    app: &App,
-    lock: Lock,
-    request: &AcquireRequest,
-    id: Option<Id>,
-    wait: Duration,
-) -> Result<(Ticket, Deadline), Problem> {
-    let Some(id) = id else {
-        let guard = guard(lock, request, wait).await?;
-        let (remaining, now) = (guard.remaining(), app.now());
-        return Ok((guard.into_ticket().await?, Deadline::new(now, remaining)));
-    };
+async fn hold(app: &App, lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
+    if let Some(id) = id {
+        return repeatable(&lock, id, wait).await;
+    }
+    let guard = guard(lock, request, wait).await?;
+    let (remaining, now) = (guard.remaining(), app.now());
+    Ok((guard.into_ticket().await?, Deadline::new(now, remaining)))
+}
+
+async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
     let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
         let Some(loss) = error.loss() else { return error.into() };
         spent(loss, &format!("the hold of this key has ended: {error}"))
     })?;
     Ok((held.ticket().clone(), held.deadline()))
+}
+
+/// Waits for an acquisition for `wait`. With `keeps_place`, it goes on for a while afterwards: a client with a claim asks again,
+/// or withdraws the claim. If another client did not, the lock could be granted to no one.
+async fn waited(
+    app: &App,
+    name: &LockName,
+    mut waiter: Waiter,
+    wait: Duration,
+    keeps_place: bool,
+) -> Outcome {
+    tokio::select! {
+        biased;
+        outcome = waiter.outcome() => outcome.unwrap_or_else(|| {
+            let loss = Loss::new(name.clone(), Token::default(), LossReason::Ended);
+            Err(spent(&loss, "the acquisition was withdrawn"))
+        }),
+        () = app.sleep(wait) => {
+            let problem = Problem::held(name, waiter.holder().as_ref());
+            if keeps_place {
+                let env = app.locker.store().env().clone();
+                tokio::spawn(async move {
+                    env.sleep(PLACE_KEPT).await;
+                    drop(waiter);
+                });
+            }
+            Err(problem)
+        }
+    }
 }
 
 fn spent(loss: &Loss, detail: &str) -> Problem {
@@ -308,7 +344,7 @@ pub(crate) async fn withdraw(
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
     let id = claim_id(&request.claim)?;
-    app.claims.withdraw(id);
+    app.waits.withdraw(&name, id);
     let released = app.locker.withdraw(&name, id).await? == Released::Released;
     if released {
         tell(&app, &arrival, "released", &name, None);

@@ -1,0 +1,249 @@
+//! Acquisitions that wait, each in a task of its own, under the id of its claim.
+//!
+//! So the place in the line outlasts a request: a client that asks again after its `wait` finds it. A withdrawal ends the
+//! acquisition even if the connection of its client is still open, as behind a proxy that does not report that the client is
+//! gone.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold::clock::Deadline;
+use leasehold::lease::{HolderInfo, Id};
+use leasehold::{LockName, Ticket};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::problem::Problem;
+
+type Key = (LockName, Id);
+
+/// The hold that was acquired, or why there is none.
+pub(crate) type Outcome = Result<(Ticket, Deadline), Problem>;
+
+/// How far an acquisition is.
+#[derive(Debug)]
+enum Progress {
+    /// It waits, for this holder if it knows one.
+    Waits(Option<HolderInfo>),
+    Ended(Outcome),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Waits(Mutex<Running>);
+
+#[derive(Debug, Default)]
+struct Running {
+    acquisitions: HashMap<Key, Acquisition>,
+    started: u64,
+}
+
+#[derive(Debug)]
+struct Acquisition {
+    /// Tells it from a later one under the same id.
+    number: u64,
+    /// How many requests wait for it.
+    requests: usize,
+    progress: watch::Receiver<Progress>,
+    task: AbortHandle,
+}
+
+/// Reports the holder that an acquisition waits for.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter(Arc<watch::Sender<Progress>>);
+
+/// A request that waits for an acquisition. When the last one is dropped, the acquisition ends.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    waits: Arc<Waits>,
+    key: Key,
+    number: u64,
+    progress: watch::Receiver<Progress>,
+}
+
+impl Reporter {
+    pub(crate) fn report(&self, held: &HolderInfo) {
+        self.0.send_replace(Progress::Waits(Some(held.clone())));
+    }
+}
+
+impl Running {
+    fn remove(&mut self, key: &Key, number: u64) -> Option<Acquisition> {
+        if self.acquisitions.get(key)?.number != number {
+            return None;
+        }
+        self.acquisitions.remove(key)
+    }
+}
+
+impl Waits {
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the acquisition of `name` under `id`, if it runs.
+    pub(crate) fn find(self: &Arc<Self>, name: &LockName, id: Id) -> Option<Waiter> {
+        self.join_running(&mut self.running(), (name.clone(), id))
+    }
+
+    fn join_running(self: &Arc<Self>, running: &mut Running, key: Key) -> Option<Waiter> {
+        let acquisition = running.acquisitions.get_mut(&key)?;
+        acquisition.requests += 1;
+        let (number, progress) = (acquisition.number, acquisition.progress.clone());
+        Some(Waiter { waits: self.clone(), key, number, progress })
+    }
+
+    /// Waits for the acquisition of `name` under `id`. If it does not run, starts `acquisition`.
+    pub(crate) fn join<F>(
+        self: &Arc<Self>,
+        name: &LockName,
+        id: Id,
+        acquisition: impl FnOnce(Reporter) -> F,
+    ) -> Waiter
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let (key, mut running) = ((name.clone(), id), self.running());
+        if let Some(waiter) = self.join_running(&mut running, key.clone()) {
+            return waiter;
+        }
+        running.started += 1;
+        let number = running.started;
+        let (sender, progress) = watch::channel(Progress::Waits(None));
+        let reporter = Reporter(Arc::new(sender));
+        let (acquisition, waits, of_task) = (acquisition(reporter.clone()), self.clone(), key.clone());
+        let task = tokio::spawn(async move {
+            let outcome = acquisition.await;
+            // A later request under this id finds the grant in the store.
+            waits.running().remove(&of_task, number);
+            reporter.0.send_replace(Progress::Ended(outcome));
+        });
+        let acquisition =
+            Acquisition { number, requests: 1, progress: progress.clone(), task: task.abort_handle() };
+        running.acquisitions.insert(key.clone(), acquisition);
+        Waiter { waits: self.clone(), key, number, progress }
+    }
+
+    /// Ends the acquisition of `name` under `id`.
+    pub(crate) fn withdraw(&self, name: &LockName, id: Id) {
+        if let Some(acquisition) = self.running().acquisitions.remove(&(name.clone(), id)) {
+            acquisition.task.abort();
+        }
+    }
+}
+
+impl Waiter {
+    /// Completes when the acquisition ends. `None`: it was withdrawn. Cancel safe.
+    pub(crate) async fn outcome(&mut self) -> Option<Outcome> {
+        let ended = self.progress.wait_for(|progress| matches!(progress, Progress::Ended(_))).await.ok()?;
+        match &*ended {
+            Progress::Ended(outcome) => Some(outcome.clone()),
+            Progress::Waits(_) => None,
+        }
+    }
+
+    /// The holder that the acquisition waits for, if it knows one.
+    pub(crate) fn holder(&self) -> Option<HolderInfo> {
+        match &*self.progress.borrow() {
+            Progress::Waits(held) => held.clone(),
+            Progress::Ended(_) => None,
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut running = self.waits.running();
+        let Some(acquisition) = running.acquisitions.get_mut(&self.key) else { return };
+        if acquisition.number != self.number {
+            return;
+        }
+        acquisition.requests -= 1;
+        if acquisition.requests == 0
+            && let Some(acquisition) = running.remove(&self.key, self.number)
+        {
+            acquisition.task.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    fn name() -> LockName {
+        LockName::new("a").unwrap()
+    }
+
+    fn id(digit: &str) -> Id {
+        digit.repeat(32).parse().unwrap()
+    }
+
+    /// An acquisition that waits for ever, and drops `alive` when it ends.
+    fn waits_with(alive: &Arc<()>) -> impl Future<Output = Outcome> + Send + 'static {
+        let alive = alive.clone();
+        async move {
+            let _alive = alive;
+            pending().await
+        }
+    }
+
+    async fn ended(alive: &Arc<()>) {
+        while Arc::strong_count(alive) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_under_one_id_wait_for_one_acquisition() {
+        let (waits, alive) = (Arc::new(Waits::default()), Arc::new(()));
+        assert!(waits.find(&name(), id("a")).is_none());
+        let first = waits.join(&name(), id("a"), |_| waits_with(&alive));
+        let second = waits.join(&name(), id("a"), |_| async { panic!("it runs already") });
+        drop(first);
+        assert_eq!(Arc::strong_count(&alive), 2, "a request still waits");
+        drop(second);
+        ended(&alive).await;
+        assert!(waits.running().acquisitions.is_empty());
+    }
+
+    #[tokio::test]
+    async fn every_request_receives_the_outcome() {
+        let waits = Arc::new(Waits::default());
+        let mut held = HolderInfo::default();
+        held.ahead = Some(2);
+        let (go, wait) = tokio::sync::oneshot::channel();
+        let mut first = waits.join(&name(), id("a"), |reporter| async move {
+            reporter.report(&held);
+            wait.await.unwrap();
+            Err(Problem::invalid("no"))
+        });
+        let mut second = waits.find(&name(), id("a")).unwrap();
+        first.progress.changed().await.unwrap();
+        assert_eq!(second.holder().and_then(|held| held.ahead), Some(2));
+        go.send(()).unwrap();
+        for waiter in [&mut first, &mut second] {
+            assert_eq!(waiter.outcome().await.unwrap().unwrap_err().word(), "invalid");
+        }
+        // Another acquisition under the same id.
+        let alive = Arc::new(());
+        let next = waits.join(&name(), id("a"), |_| waits_with(&alive));
+        drop((first, second));
+        assert_eq!(Arc::strong_count(&alive), 2, "the requests of the first one do not count");
+        drop(next);
+        ended(&alive).await;
+    }
+
+    #[tokio::test]
+    async fn a_withdrawal_ends_the_acquisition_of_its_claim_alone() {
+        let (waits, alive, other) = (Arc::new(Waits::default()), Arc::new(()), Arc::new(()));
+        let mut withdrawn = waits.join(&name(), id("a"), |_| waits_with(&alive));
+        let _stays = waits.join(&name(), id("b"), |_| waits_with(&other));
+        waits.withdraw(&name(), id("a"));
+        assert!(withdrawn.outcome().await.is_none());
+        ended(&alive).await;
+        assert_eq!(Arc::strong_count(&other), 2);
+    }
+}
