@@ -240,7 +240,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "etcd",
         name: "etcd cluster",
-        can: "fencing tokens, cooldowns, waiters told of a release, waiters in order of arrival",
+        can: "fencing tokens, cooldowns, waiters notified of a release, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
@@ -283,8 +283,8 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "https",
-        name: "leasehold serve, which has the store",
-        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        name: "leasehold serve, on the server's store",
+        can: "fencing tokens, cooldowns, history, waiters notified of a release",
         example: "https://locks.example.com",
         feature: Some("http"),
         location: Location::Hosts { port: 443 },
@@ -295,7 +295,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "http",
         name: "leasehold serve on this machine",
-        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        can: "fencing tokens, cooldowns, history, waiters notified of a release",
         example: "http://127.0.0.1:7420",
         feature: Some("http"),
         location: Location::Hosts { port: 80 },
@@ -403,7 +403,7 @@ impl Ticket {
         }
         let shown: String = identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
         Err(Error::invalid(format!(
-            "the ticket is for a lock in the store {shown}, and the store in use is {here}"
+            "the ticket is for a lock in the store {shown}, but the store in use is {here}"
         ))
         .with_help("open the store of the ticket by a URL of your own, if you trust it")
         .with_help("if both URLs mean one store, use `Ticket::without_store`"))

@@ -59,7 +59,10 @@ impl DynamoDb {
                 ErrorKind::Unsupported,
                 format!("{} was found unsafe for locks: {what}", self.place.endpoint()),
             )
-            .with_help("once the server is mended, `leasehold doctor` examines it again and admits it")
+            .with_help(
+                "after the server has been repaired, run `leasehold doctor`: if it passes, the server can be \
+                used",
+            )
             .not_applied()),
             Standing::Unknown { .. } => self.examine_races(ROUNDS).await,
         }

@@ -91,7 +91,7 @@ impl Table {
         };
         if parts.len() > 2 || !parts.iter().all(is_name) {
             return Err(Error::invalid(format!(
-                "the option `table` is {name:?}, which is no name of a table"
+                "the option `table` is {name:?}, which is not the name of a table"
             ))
             .with_help(
                 "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
@@ -111,7 +111,7 @@ fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Optio
     let stays_here = hosts.iter().all(Host::is_this_machine);
     match mode.as_deref() {
         Some("verify-full") => Ok(Some(Tls { authority, identity })),
-        Some("disable") if has_files => Err(Error::invalid("sslmode=disable, and yet there are options of TLS")
+        Some("disable") if has_files => Err(Error::invalid("sslmode=disable, but there are TLS options")
             .with_help("leave out `sslmode`, or `ca`, `cert` and `key`")),
         Some("disable") if stays_here || plaintext => Ok(None),
         Some("disable") => Err(Error::invalid("sslmode=disable would send the user and the password unencrypted to another machine")
@@ -132,7 +132,7 @@ fn host(text: &str) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the PostgreSQL store URL names no host".to_owned()
         } else {
-            format!("{} is no host and port of a PostgreSQL server", hosts::shown(text))
+            format!("{} is not the host and port of a PostgreSQL server", hosts::shown(text))
         })
         .with_help(FORM)
     })

@@ -40,9 +40,9 @@ impl PostgresLeases {
         let mut examined = Examined::default();
         let table = self.sessions.table();
         examined.least_permissions = vec![
-            "the least that leasehold needs:".to_owned(),
+            "the minimum that leasehold needs:".to_owned(),
             format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", table.sql),
-            "(DELETE is for `leasehold sweep` and the doctor alone)".to_owned(),
+            "(DELETE is only for `leasehold sweep` and the doctor)".to_owned(),
         ];
         let budget = RetryBudget::of_question(&self.env);
         if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
@@ -105,7 +105,7 @@ fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
     let name = &table.name;
     if found.kind.is_none() {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
-            .with_help("make it: leasehold init");
+            .with_help("create it: leasehold init");
     }
     // That the server is no primary is another finding.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };

@@ -129,7 +129,7 @@ fn waiter(waiter: &Value) -> Waiter {
 
 fn token(number: i64) -> Result<Token, String> {
     let token = u64::try_from(number).ok().and_then(Token::new);
-    token.ok_or_else(|| format!("{number} is no fencing token"))
+    token.ok_or_else(|| format!("{number} is not a fencing token"))
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Faul
             return Err(refused(format!(
                 "{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"
             ))
-            .with_help("make a table of its own with `leasehold init`"));
+            .with_help("create a separate table with `leasehold init`"));
         }
     }
     match &found.wrong_times {

@@ -59,7 +59,7 @@ impl Location {
         let sentinel_user = url.take("sentinel_user").filter(|user| !user.is_empty());
         let sentinel_password = sentinel_password(&mut url)?;
         if master.is_none() && (sentinel_user.is_some() || sentinel_password.is_some()) {
-            return Err(Error::invalid("the store URL has a login for Sentinels, and names no Sentinels")
+            return Err(Error::invalid("the store URL has a login for Sentinels, but names no Sentinels")
                 .with_help("add master=NAME if the hosts are Sentinels, or leave the options out"));
         }
         if sentinel_user.is_some() && sentinel_password.is_none() {
@@ -119,7 +119,7 @@ fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let (authority, identity) = (url.take("ca"), take_identity(url)?);
     let wanted = authority.is_some() || identity.is_some();
     match switch {
-        Some(false) if wanted => Err(Error::invalid("tls=off, and yet there are options of TLS")
+        Some(false) if wanted => Err(Error::invalid("tls=off, but there are TLS options")
             .with_help("leave out `tls`, or `ca`, `cert` and `key`")),
         Some(true) => Ok(Some(Tls { authority, identity })),
         None if wanted => Ok(Some(Tls { authority, identity })),
@@ -132,7 +132,7 @@ fn checked_master(name: String) -> Result<String, Error> {
     if !name.is_empty() && name.chars().all(is_name) {
         return Ok(name);
     }
-    Err(Error::invalid(format!("the option `master` is {name:?}, which is no name of a primary"))
+    Err(Error::invalid(format!("the option `master` is {name:?}, which is not the name of a primary"))
         .with_help("it is the name in the Sentinels' configuration: sentinel monitor NAME ..."))
 }
 
@@ -142,7 +142,7 @@ fn sentinel_password(url: &mut StoreUrl) -> Result<Option<Password>, Error> {
     let file = Password::file(url, "sentinel_password_file")?;
     if variable.is_some() && file.is_some() {
         return Err(Error::invalid("the store URL names more than one password of the Sentinels")
-            .with_help("leave one of them: `sentinel_password_env` or `sentinel_password_file`"));
+            .with_help("keep one of them: `sentinel_password_env` or `sentinel_password_file`"));
     }
     Ok(variable.or(file))
 }
@@ -167,7 +167,7 @@ fn host(text: &str, port: u16) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the Redis store URL names no host".to_owned()
         } else {
-            format!("{} is no host and port of a Redis server", hosts::shown(text))
+            format!("{} is not the host and port of a Redis server", hosts::shown(text))
         })
         .with_help(FORM)
     })

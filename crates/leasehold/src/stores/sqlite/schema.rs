@@ -109,5 +109,5 @@ fn other_version(version: i64) -> Fault {
 
 fn foreign() -> Fault {
     Fault::new(ErrorKind::Invalid, "the file is the SQLite database of another program")
-        .with_help("give leasehold a file of its own; nothing was overwritten")
+        .with_help("name a separate file for leasehold; nothing was overwritten")
 }
