@@ -206,7 +206,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "dynamodb",
-        name: "Amazon DynamoDB, beside AWS's lock client",
+        name: "Amazon DynamoDB, compatible with AWS's lock client",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
@@ -250,7 +250,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "k8s",
-        name: "Kubernetes Leases, beside client-go's leader election",
+        name: "Kubernetes Leases, compatible with client-go's leader election",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "k8s://namespace",
         feature: Some("kubernetes"),
@@ -261,7 +261,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "postgres",
-        name: "PostgreSQL table, beside ShedLock",
+        name: "PostgreSQL table, compatible with ShedLock",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "postgres://user@host/database",
         feature: Some("postgres"),
@@ -272,7 +272,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "redis",
-        name: "Redis or Valkey, beside clients that SET NX PX",
+        name: "Redis or Valkey, compatible with clients that SET NX PX",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "redis://host:6379/0?prefix=locks/",
         feature: Some("redis"),
