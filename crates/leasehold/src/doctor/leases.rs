@@ -180,7 +180,7 @@ impl<'a> Patient<'a> {
         self.pass(CHECK, "a released lock is granted to the next claim");
         const TOKENS: &str = "tokens";
         if !self.store.capabilities().tokens {
-            let seen = "this store gives no fencing tokens";
+            let seen = "this store does not provide fencing tokens";
             self.findings.push(Finding::not_applicable(TOKENS, seen));
         } else if next.token > grant.token {
             self.pass(TOKENS, "the next grant has a higher fencing token");
@@ -264,7 +264,7 @@ impl<'a> Patient<'a> {
                 0 if refused == racers => {
                     return Err(Finding::failed(
                         CHECK,
-                        format!("of {racers} claims at once none was granted"),
+                        format!("of {racers} claims at once, none was granted"),
                     ));
                 }
                 1 if 2 * (1 + refused) >= racers => counted += 1,

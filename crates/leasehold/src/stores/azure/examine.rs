@@ -46,7 +46,10 @@ impl AzureRegister {
                 Finding::passed(CHECK, "no soft delete of blobs")
             }
             Some(_) => Finding::warning(CHECK, "soft delete keeps a copy of what every renewal overwrites")
-                .with_help("locks are safe; it costs storage: keep locks in an account without soft delete"),
+                .with_help(
+                    "locks are safe, but the copies cost storage: keep locks in an account without soft \
+                    delete",
+                ),
         }
     }
 }

@@ -144,7 +144,7 @@ fn checked_tags(text: &str) -> Result<Vec<(String, String)>, Error> {
         (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
     });
     tags.collect::<Option<Vec<_>>>().ok_or_else(|| {
-        Error::invalid(format!("the option `tags` is {text:?}, where a tag has no name or no value"))
+        Error::invalid(format!("the option `tags` is {text:?}, in which a tag has no name or no value"))
             .with_help("write tags=name:value,name:value")
     })
 }

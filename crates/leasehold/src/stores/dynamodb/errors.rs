@@ -201,7 +201,7 @@ impl Case<'_> {
         match credentials_help(answer) {
             Some(help) => fault.with_help(help),
             None => fault.with_help(format!(
-                "allow {} on {}; with a key of your own, kms:Decrypt on it",
+                "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
                 self.operation.permission(),
                 self.place.arn()
             )),

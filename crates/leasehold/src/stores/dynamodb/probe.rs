@@ -168,7 +168,7 @@ impl DynamoDb {
             ([], None) => {
                 // In a race of replaces: a second create was accepted over the first, and its answer was lost.
                 let (what, kind) = match seen {
-                    Some(_) => ("does not keep what it has accepted", "replace it"),
+                    Some(_) => ("does not keep the writes that it has accepted", "replace it"),
                     None => ("refuses writes whose condition holds", "create one item"),
                 };
                 Err(self.unsafe_server(

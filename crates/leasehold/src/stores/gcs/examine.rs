@@ -128,7 +128,8 @@ fn versions(bucket: &Bucket) -> Finding {
         return Finding::passed(CHECK, "neither versioning nor soft delete");
     }
     Finding::warning(CHECK, "versioning or soft delete keeps a copy of what every renewal overwrites").with_help(
-        "locks are safe; it costs storage: gcloud storage buckets update gs://BUCKET --clear-soft-delete --no-versioning",
+        "locks are safe, but the copies cost storage: gcloud storage buckets update gs://BUCKET --clear-soft-delete \
+         --no-versioning",
     )
 }
 

@@ -35,7 +35,7 @@ impl Location {
         if !matches!(url.path(), "" | "/") {
             return Err(Error::invalid(format!("the Kubernetes store URL has a path: {:?}", url.path()))
                 .with_help(
-                    "a Kubernetes store is k8s://namespace; keep locks apart by namespaces or by their names",
+                    "a Kubernetes store is k8s://namespace; separate locks by namespaces or by their names",
                 ));
         }
         let access = take(&mut url, environment)?;

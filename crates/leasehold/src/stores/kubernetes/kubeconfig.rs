@@ -236,7 +236,7 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
     let version = exec.api_version.strip_prefix("client.authentication.k8s.io/");
     if !matches!(version, Some("v1" | "v1beta1")) {
         return Err(invalid(&format!("its exec plugin has the apiVersion {:?}", exec.api_version))
-            .with_help("leasehold knows client.authentication.k8s.io/v1 and v1beta1"));
+            .with_help("leasehold supports client.authentication.k8s.io/v1 and v1beta1"));
     }
     if exec.interactive_mode.as_deref() == Some("Always") {
         return Err(invalid("its exec plugin needs a terminal").with_help(

@@ -215,7 +215,7 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
             ErrorKind::Unsupported,
             "the server's responses contain no time (no `Date`), so a Lease cannot show when it was renewed",
         )
-        .with_help("use a server, or a proxy before it, that sends the Date header"));
+        .with_help("use a server, or a proxy in front of it, that sends the Date header"));
     }
     let same = before.filter(|before| before.grant == record.grant);
     let renews = same.is_some_and(|before| before.heartbeat != record.heartbeat);

@@ -56,7 +56,8 @@ impl Location {
         url.take_common(options)?;
         if !options.store_clock {
             return Err(Error::invalid("a PostgreSQL store has no store_clock=off: the server's clock alone decides when a lease ends")
-                .with_help("leave the option out, and keep the server's clock right (NTP without steps); `margin` is for small steps"));
+                .with_help("remove the option, and keep the server's clock accurate (NTP without steps); `margin` \
+                    is for small steps"));
         }
         let table = Table::named(&url.take("table").unwrap_or_else(|| TABLE.to_owned()))?;
         // Off: most servers lose no commit, and then the grace would only delay and limit leases.
@@ -119,7 +120,8 @@ fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Optio
         None if has_files || !stays_here => Ok(Some(Tls { authority, identity })),
         None => Ok(None),
         Some(other) => Err(Error::invalid(format!("the option `sslmode` is verify-full or disable, not {other:?}"))
-            .with_help("the other modes of libpq do not check whose certificate it is, so anyone on the way could be the server: name the authority with ca=FILE")),
+            .with_help("the other modes of libpq do not check that the certificate belongs to the host, so an \
+                intermediary could impersonate the server: name the authority with ca=FILE")),
     }
 }
 

@@ -73,7 +73,10 @@ impl PostgresLeases {
             if cell(row, "has_triggers")? {
                 examined.push(
                     Finding::warning("triggers", format!("the table {:?} has triggers", table.name))
-                        .with_help("they run in the transaction of each grant: what they do to the rows or how long they take is not known"),
+                        .with_help(
+                            "they run in the transaction of each grant; leasehold does not know what they do \
+                            to the rows or how long they take",
+                        ),
                 );
             }
         }
@@ -210,7 +213,7 @@ fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
         (false, _) => Finding::passed(CHECK, "every row is visible to the user"),
         (true, false) => Finding::failed(
             CHECK,
-            "row security is on and has no policy: the user sees no lock and can take none",
+            "row security is on without a policy: the user can neither see nor acquire locks",
         )
         .with_help(off),
         (true, true) => Finding::warning(

@@ -319,7 +319,7 @@ pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, 
 
 /// The statement was answered with something else than it asks for. It may have had its effect.
 fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
-    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {why}")).maybe_applied()
+    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
 }
 
 /// As PostgreSQL's settings have durations.

@@ -111,7 +111,7 @@ impl Cells {
                 let holder = serde_json::from_str(text).map_err(|error| format!("holder: {error}"))?;
                 Ok(State::Held { grant, holder })
             }
-            other => Err(format!("there is no state {other:?}")),
+            other => Err(format!("unknown state {other:?}")),
         }
     }
 }

@@ -64,7 +64,7 @@ pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found,
         }
     };
     let found = rows.first().map(parse).transpose().map_err(|error| {
-        Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {error}")).not_applied()
+        Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {error}")).not_applied()
     })?;
     Ok(found.unwrap_or_default())
 }

@@ -51,8 +51,13 @@ impl Location {
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         url.take_common(options)?;
         if !options.store_clock {
-            return Err(Error::invalid("a Redis store has no store_clock=off: the server's clock alone decides when a lease ends")
-                .with_help("leave the option out, and keep the server's clock right (NTP without steps); `margin` is for small steps"));
+            return Err(Error::invalid(
+                "a Redis store has no store_clock=off: the server's clock alone decides when a lease ends",
+            )
+            .with_help(
+                "remove the option, and keep the server's clock accurate (NTP without steps); `margin` \
+                    is for small steps",
+            ));
         }
         let tls = take_tls(&mut url)?;
         let master = url.take("master").map(checked_master).transpose()?;

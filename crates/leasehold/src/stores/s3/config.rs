@@ -10,7 +10,8 @@ use crate::url::StoreUrl;
 pub(super) const SERVICE: Service = Service {
     id: "S3",
     article: "an",
-    no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores take us-east-1",
+    no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores accept \
+        us-east-1",
 };
 
 /// The settings in a store URL.

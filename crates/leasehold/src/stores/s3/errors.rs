@@ -265,8 +265,8 @@ impl Case<'_> {
 
     fn bad_key(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
-            "the key is too long for the store: use a shorter lock name or prefix (other characters than letters, \
-             digits and - . _ ~ take three bytes or more; MinIO takes 255 bytes between two slashes)",
+            "the key is too long for the store: use a shorter lock name or prefix (characters other than letters, \
+             digits and - . _ ~ take three bytes or more; MinIO allows 255 bytes between two slashes)",
         )
     }
 

@@ -105,7 +105,7 @@ fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Troub
             "a second connection of this process waits (other processes were not tried)",
         )),
         Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once").with_help(
-            "this SQLite, or this file system, does not keep locks: put the file on a local disk",
+            "this SQLite library or this file system does not honour file locks: put the file on a local disk",
         )),
         Err(trouble) => Err(trouble),
     }

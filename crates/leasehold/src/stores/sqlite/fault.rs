@@ -110,7 +110,7 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
         Some(ErrorCode::DiskFull) => (
             ErrorKind::Unavailable,
             "cannot grow",
-            Some("the disk is full: make room, nothing else is wrong"),
+            Some("the disk is full: free some space; nothing else is wrong"),
         ),
         Some(ErrorCode::SystemIoFailure) => (
             ErrorKind::Unavailable,

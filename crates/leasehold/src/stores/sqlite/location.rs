@@ -34,7 +34,7 @@ impl Location {
         let authority = url.authority().unwrap_or("");
         if !authority.is_empty() || url.user().is_some() {
             return Err(Error::invalid(format!("a file has no host: {url}")).with_help(format!(
-                "with one slash or three for an absolute path, with none for a relative one: sqlite:{}",
+                "use one or three slashes for an absolute path, none for a relative one: sqlite:{}",
                 format_args!("{authority}{}", url.path())
             )));
         }

@@ -99,7 +99,7 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
 
 fn other_version(version: i64) -> Fault {
     let message =
-        format!("the file has version {version} of leasehold's tables; this program knows {VERSION}");
+        format!("the file has version {version} of leasehold's tables, but this program supports {VERSION}");
     if version > VERSION {
         Fault::new(ErrorKind::Unsupported, message).with_help("upgrade leasehold, or name another file")
     } else {
