@@ -175,7 +175,7 @@ async fn the_doctor_names_what_is_unsafe_or_missing() {
     psql(&url, "GRANT INSERT, UPDATE ON locks TO deploy").await;
     assert_found(&as_user, "permission-table", CheckStatus::Warning, "DELETE").await;
     psql(&url, "ALTER TABLE locks ENABLE ROW LEVEL SECURITY").await;
-    assert_found(&as_user, "row-security", CheckStatus::Failed, "no policy").await;
+    assert_found(&as_user, "row-security", CheckStatus::Failed, "without a policy").await;
     psql(&url, "CREATE POLICY all_rows ON locks USING (true)").await;
     assert_found(&as_user, "row-security", CheckStatus::Warning, "policies").await;
     psql(&url, "ALTER TABLE locks DROP CONSTRAINT locks_pkey").await;
