@@ -171,7 +171,7 @@ fn conflicts(sandbox: &Sandbox, url: &str) {
         format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));
     let meddled = |once: &str| format!("cat; [ -e {once} ] || {{ >{once}; {other} >&2; }}; echo mine");
     let given_up = sandbox.run_script(&format!("update {url} --attempts 1"), &meddled("first")).expect(124);
-    assert!(given_up.stderr.contains("others changed it"), "{given_up:?}");
+    assert!(given_up.stderr.contains("other clients changed it"), "{given_up:?}");
     let again = sandbox.run_script(&format!("update --json {url}"), &meddled("second")).expect(0);
     assert!(again.stdout.contains("\"attempts\":2"), "{again:?}");
     sandbox.run_script(&format!("update {url}"), "cat >content; exit 3").expect(3);

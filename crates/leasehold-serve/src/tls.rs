@@ -174,7 +174,7 @@ fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) | Err(_) => Err(invalid(file, &"it has no certificate in PEM form")),
+        Ok(_) | Err(_) => Err(invalid(file, &"it contains no certificate in PEM form")),
     }
 }
 

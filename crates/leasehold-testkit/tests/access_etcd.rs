@@ -232,7 +232,7 @@ async fn both_sides_show_certificates() {
 async fn tls_to_a_member_without_names_the_options() {
     let cluster = Cluster::start(1, &[]).await;
     let error = refused(&format!("etcd://{}/tests/?tls=on", cluster.address(0))).await;
-    assert!(error.help().join(" ").contains("leave tls=on"), "{error:?}");
+    assert!(error.help().join(" ").contains("remove tls=on"), "{error:?}");
 }
 
 #[tokio::test]

@@ -199,10 +199,10 @@ impl Finding {
         }
         let fault = error.fault();
         let mut finding =
-            Self::failed(UNANSWERED, format!("the store could not be asked ({check}): {}", fault.message));
+            Self::failed(UNANSWERED, format!("the store could not be checked ({check}): {}", fault.message));
         finding.help.extend(fault.help.clone());
         finding.with_help(
-            "nothing is known of whether it is safe: try again when it answers in time, and is less busy",
+            "it is unknown whether the store is safe: try again when it responds in time and is less busy",
         )
     }
 

@@ -100,7 +100,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     name_least_permissions(&mut examined);
     report.findings.append(&mut examined.findings);
     if !sound {
-        let seen = "not examined, because of what failed above";
+        let seen = "not examined, because a check above failed";
         report.findings.push(Finding::not_applicable("leases", seen));
     } else {
         let mut leases = leases::examine(store, &place, examination).await;
@@ -143,33 +143,33 @@ fn order(capabilities: &Capabilities) -> Finding {
 fn left_behind(left: &[String], versioned: bool) -> Finding {
     const CHECK: &str = "clean-up";
     if left.is_empty() && versioned {
-        let seen =
-            "what this examination wrote is deleted; the bucket keeps the old versions as it keeps all";
+        let seen = "everything that this examination wrote was deleted; the bucket keeps the old \
+             versions, as it keeps all old versions";
         return Finding::passed(CHECK, seen);
     }
     if left.is_empty() {
-        return Finding::passed(CHECK, "what this examination wrote is deleted");
+        return Finding::passed(CHECK, "everything that this examination wrote was deleted");
     }
     Finding::not_applicable(
         CHECK,
-        format!("these stay, since deleting is not allowed or not known: {}", left.join(", ")),
+        format!("not deleted, because deletes are not allowed or not known to be safe: {}", left.join(", ")),
     )
-    .with_help("they do no harm: delete them with the store's own tools, or keep them")
+    .with_help("they are harmless: delete them with the store's own tools, or keep them")
 }
 
 /// Checks whether the store answers at all. A refusal is an answer too: the checks of permissions report what is
 /// missing.
 async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     let Ok(name) = LockName::new(format!("{place}/reach")) else {
-        return (Finding::failed(REACHABLE, "no name can be made"), false);
+        return (Finding::failed(REACHABLE, "no lock name could be generated"), false);
     };
     let sent = store.env().now();
     let asked = store.inspect(&name).await;
     let took = store.env().now().longest_since(sent);
     match asked {
-        Ok(_) => (Finding::passed(REACHABLE, format!("answered in {}", measured::shown(took))), true),
+        Ok(_) => (Finding::passed(REACHABLE, format!("responded in {}", measured::shown(took))), true),
         Err(error) if error.fault().kind == ErrorKind::Denied => {
-            (Finding::passed(REACHABLE, "answers, and refuses a read"), true)
+            (Finding::passed(REACHABLE, "responds, and refuses a read"), true)
         }
         Err(error) => (Finding::of_error(REACHABLE, CheckStatus::Failed, &error), false),
     }

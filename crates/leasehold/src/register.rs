@@ -125,8 +125,10 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint,
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the register has no endpoints.
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
-        let message =
-            format!("{} cannot be asked through another endpoint, {endpoint:?}", self.capabilities().store);
+        let message = format!(
+            "{} cannot be examined through another endpoint, {endpoint:?}",
+            self.capabilities().store
+        );
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 

@@ -206,7 +206,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "dynamodb",
-        name: "Amazon DynamoDB, beside AWS's lock client",
+        name: "Amazon DynamoDB, compatible with AWS's lock client",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "dynamodb://table?region=eu-west-1",
         feature: Some("dynamodb"),
@@ -240,7 +240,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "etcd",
         name: "etcd cluster",
-        can: "fencing tokens, cooldowns, waiters told of a release, waiters in order of arrival",
+        can: "fencing tokens, cooldowns, waiters notified of a release, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
@@ -250,7 +250,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "k8s",
-        name: "Kubernetes Leases, beside client-go's leader election",
+        name: "Kubernetes Leases, compatible with client-go's leader election",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "k8s://namespace",
         feature: Some("kubernetes"),
@@ -261,7 +261,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "postgres",
-        name: "PostgreSQL table, beside ShedLock",
+        name: "PostgreSQL table, compatible with ShedLock",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "postgres://user@host/database",
         feature: Some("postgres"),
@@ -272,7 +272,7 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "redis",
-        name: "Redis or Valkey, beside clients that SET NX PX",
+        name: "Redis or Valkey, compatible with clients that SET NX PX",
         can: "fencing tokens, cooldowns, history, waiters in order of arrival",
         example: "redis://host:6379/0?prefix=locks/",
         feature: Some("redis"),
@@ -283,8 +283,8 @@ pub const STORES: &[StoreKind] = &[
     },
     StoreKind {
         scheme: "https",
-        name: "leasehold serve, which has the store",
-        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        name: "leasehold serve, on the server's store",
+        can: "fencing tokens, cooldowns, history, waiters notified of a release",
         example: "https://locks.example.com",
         feature: Some("http"),
         location: Location::Hosts { port: 443 },
@@ -295,7 +295,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "http",
         name: "leasehold serve on this machine",
-        can: "fencing tokens, cooldowns, history, waiters told of a release",
+        can: "fencing tokens, cooldowns, history, waiters notified of a release",
         example: "http://127.0.0.1:7420",
         feature: Some("http"),
         location: Location::Hosts { port: 80 },
@@ -403,7 +403,7 @@ impl Ticket {
         }
         let shown: String = identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
         Err(Error::invalid(format!(
-            "the ticket is for a lock in the store {shown}, and the store in use is {here}"
+            "the ticket is for a lock in the store {shown}, but the store in use is {here}"
         ))
         .with_help("open the store of the ticket by a URL of your own, if you trust it")
         .with_help("if both URLs mean one store, use `Ticket::without_store`"))

@@ -182,13 +182,13 @@ fn wrong_tls_files_are_refused_at_the_start() {
         ("--tls-key ca.key", 2, "--tls-cert"),
         ("--client-ca ca.crt", 2, "--tls-cert"),
         ("--tls-cert missing.crt --tls-key ca.key", 2, "missing.crt"),
-        ("--tls-cert empty --tls-key ca.key", 2, "empty: it has no certificate"),
+        ("--tls-cert empty --tls-key ca.key", 2, "empty: it contains no certificate"),
         ("--tls-cert ca.crt --tls-key empty", 2, "empty: it has no private key"),
         ("--tls-cert ca.crt --tls-key other.key", 2, "other.key"),
         (
             "--tls-cert ca.crt --tls-key ca.key --access access.toml --client-ca empty",
             2,
-            "empty: it has no certificate",
+            "empty: it contains no certificate",
         ),
         (
             "--tls-cert ca.crt --tls-key ca.key --access access.toml --client-ca ca.crt",

@@ -126,12 +126,12 @@ impl<'a> Patient<'a> {
         let status = self.store.inspect(&grant.name).await.map_err(|error| stopped(CHECK, &error))?;
         match status.state {
             State::Held(_) if status.token.is_none_or(|token| token == grant.token) => {
-                self.pass(CHECK, "a grant is seen as soon as it is answered");
+                self.pass(CHECK, "a grant is visible as soon as it is reported");
             }
             other => {
                 return Err(unsafe_store(
                     CHECK,
-                    &format!("right after a grant another state was read: {other:?}"),
+                    &format!("a read right after a grant returned another state: {other:?}"),
                 ));
             }
         }
@@ -177,10 +177,10 @@ impl<'a> Patient<'a> {
             Err(error) => return Err(stopped(CHECK, &error)),
         }
         let next = self.granted(CHECK, &grant.name).await?;
-        self.pass(CHECK, "a released lock is granted to the next");
+        self.pass(CHECK, "a released lock is granted to the next claim");
         const TOKENS: &str = "tokens";
         if !self.store.capabilities().tokens {
-            let seen = "this store gives no fencing tokens";
+            let seen = "this store does not provide fencing tokens";
             self.findings.push(Finding::not_applicable(TOKENS, seen));
         } else if next.token > grant.token {
             self.pass(TOKENS, "the next grant has a higher fencing token");
@@ -264,7 +264,7 @@ impl<'a> Patient<'a> {
                 0 if refused == racers => {
                     return Err(Finding::failed(
                         CHECK,
-                        format!("of {racers} claims at once none was granted"),
+                        format!("of {racers} claims at once, none was granted"),
                     ));
                 }
                 1 if 2 * (1 + refused) >= racers => counted += 1,
@@ -279,7 +279,7 @@ impl<'a> Patient<'a> {
             }
         }
         if counted == 0 {
-            let unheard = || Fault::unavailable("most claims at once got no answer").not_applied();
+            let unheard = || Fault::unavailable("most claims at once got no response").not_applied();
             return Err(stopped(CHECK, &trouble.unwrap_or_else(unheard)));
         }
         self.pass(CHECK, format!("of {racers} claims at once, one was granted, {counted} times"));
@@ -324,7 +324,10 @@ impl<'a> Patient<'a> {
         took.acquire.push(env.now().longest_since(sent));
         let token = Some(grant.token);
         if self.store.capabilities().tokens && token <= before.replace(grant.token) {
-            return Err(unsafe_store("tokens", &format!("token {} came after one as high", grant.token)));
+            return Err(unsafe_store(
+                "tokens",
+                &format!("token {} followed an equal or higher token", grant.token),
+            ));
         }
         let sent = env.now();
         match self.store.renew(&mut grant).await {
@@ -378,7 +381,10 @@ impl<'a> Patient<'a> {
 
 /// The finding for a store that does what it must not do.
 fn unsafe_store(check: &'static str, seen: &str) -> Finding {
-    Finding::failed(check, seen).with_help("do not use this store for locks: two holders could work at once")
+    Finding::failed(check, seen).with_help(
+        "do not use this store for locks: two processes could hold one lock at \
+        the same time",
+    )
 }
 
 /// The finding for a store that did not respond, or refused a request.

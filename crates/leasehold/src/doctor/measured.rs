@@ -114,8 +114,8 @@ fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
 pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
     const CHECK: &str = "smallest-ttl";
     let Some(found) = found else {
-        return Finding::new(CHECK, CheckStatus::Warning, "no ttl is safe with renewals that take so long")
-            .with_help("leasehold gives a request 5 s at most: use a store that is nearer, or less busy");
+        return Finding::new(CHECK, CheckStatus::Warning, "no ttl is safe if renewals take this long")
+            .with_help("a request has a time limit of at most 5 s: use a store that is closer or less busy");
     };
     let because = found.why.map_or_else(
         || {
@@ -131,7 +131,7 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
         return Finding::passed(CHECK, seen);
     }
     Finding::new(CHECK, CheckStatus::Warning, seen).with_help(format!(
-        "a ttl of {:?} is too short here: a slow answer would lose the lock; use --ttl {:?} or more",
+        "a ttl of {:?} is too short here: a slow response would lose the lock; use --ttl {:?} or more",
         wanted.get(),
         found.smallest.get()
     ))

@@ -163,7 +163,7 @@ impl<'a> Change<'a> {
         match self.content_type {
             // It becomes a header.
             Some(kind) if kind.is_empty() || !kind.bytes().all(|byte| matches!(byte, b' '..=b'~')) => {
-                Err(Error::invalid(format!("{kind:?} is no content type"))
+                Err(Error::invalid(format!("{kind:?} is not a content type"))
                     .with_help("a content type is like application/json or text/plain; charset=utf-8"))
             }
             _ => Ok(()),
@@ -186,10 +186,11 @@ impl<'a> Change<'a> {
     fn contended(&self, limit: String) -> Error {
         Error::new(
             ErrorKind::Conflict,
-            format!("{:?} was not updated: others changed it each time, within {limit}", self.key),
+            format!("{:?} was not updated: other clients changed it before every attempt, within {limit}", self.key),
         )
         .with_help(
-            "try again, with more attempts or time; where many write at once, let them take a lock first",
+            "try again, with more attempts or a longer time limit; if many clients write at once, protect the \
+             object with a lock",
         )
     }
 
@@ -199,7 +200,7 @@ impl<'a> Change<'a> {
             ErrorKind::Unavailable,
             format!("{:?} may or may not have been written, now or later: {why}", self.key),
         )
-        .with_help("look at the object before you do it again: nothing was applied twice")
+        .with_help("check the object before you try again; the change was not applied twice")
         .after_maybe_applied()
     }
 }
@@ -267,7 +268,7 @@ impl Driver<'_> {
                     return now.map(Some);
                 }
                 Verdict::Untold => {
-                    return Err(change.untold("its answer was lost, and others have written since"));
+                    return Err(change.untold("the response was lost, and other clients have written since"));
                 }
                 Verdict::Again if !sent => looked = now.at,
                 Verdict::Again => {
@@ -285,7 +286,7 @@ impl Driver<'_> {
         let change = self.change;
         if bytes.len() > MAX_OBJECT_BYTES {
             return Err(Error::unsupported(format!(
-                "{} bytes are too many for {:?}: leasehold writes {MAX_OBJECT_BYTES} at most",
+                "{} bytes are too many for {:?}: the limit is {MAX_OBJECT_BYTES}",
                 bytes.len(),
                 change.key
             )));
@@ -367,7 +368,7 @@ impl Driver<'_> {
         if pause >= self.budget.left() {
             return Err(self.change.contended(format!("{:?}", self.change.limits.within)));
         }
-        tracing::debug!(key = self.change.key, conflicts, ?pause, "changed by another; trying again");
+        tracing::debug!(key = self.change.key, conflicts, ?pause, "changed by another client; trying again");
         env.sleep(pause).await;
         Ok(())
     }
@@ -383,12 +384,12 @@ fn request_limit(bytes: usize) -> Duration {
 }
 
 fn refused_without_reason() -> StoreError {
-    Fault::unavailable("the store says that the object has changed, and it has not").not_applied()
+    Fault::unavailable("the store reports that the object has changed, but it has not").not_applied()
 }
 
 fn no_metadata(capabilities: &RegisterCapabilities) -> Error {
     Error::unsupported(format!(
-        "{} keeps no metadata beside an object, and a fence is kept there",
+        "{} stores no metadata with an object, but a fence needs metadata",
         capabilities.store
     ))
     .with_help("objects on s3://, gs:// and azblob:// can be fenced")
@@ -396,9 +397,9 @@ fn no_metadata(capabilities: &RegisterCapabilities) -> Error {
 
 fn repeats(capabilities: &RegisterCapabilities, key: &str) -> Error {
     Error::unsupported(format!(
-        "{key:?} had this very content under a lower token, and {} tells contents apart, not writes: a delayed write with \
-         that token would take it for the old one",
+        "{key:?} already had this content under a lower token, and {} distinguishes contents, not writes: a delayed \
+         write with that token would mistake the new version for the old one",
         capabilities.store
     ))
-    .with_help("put something into the content that changes, such as the token")
+    .with_help("include something in the content that changes, such as the token")
 }

@@ -260,10 +260,10 @@ fn no_token(text: &str) -> Fault {
     let text: String = text.chars().filter(|c| !crate::types::is_unprintable(*c)).take(40).collect();
     Fault::new(
         ErrorKind::Corrupt,
-        format!("the object's metadata {TOKEN} is {text:?}, which is no fencing token"),
+        format!("the object's metadata {TOKEN} is {text:?}, which is not a fencing token"),
     )
     .with_help(
-        "nothing was written; write the object again without that metadata when no other client writes it",
+        "nothing was written; write the object again without that metadata while no other client writes to it",
     )
 }
 
@@ -271,11 +271,11 @@ fn too_full(others: usize, most: usize) -> Fault {
     Fault::new(
         ErrorKind::Unsupported,
         format!(
-            "the object's own metadata takes {others} of the {most} bytes that the store keeps, which leaves too little for \
-             the marks that updates and fenced writes need"
+            "the object's own metadata uses {others} of the {most} bytes that the store allows, which leaves too \
+             little room for the marks that updates and fenced writes need"
         ),
     )
-    .with_help("take some of the metadata away, or move it into the object")
+    .with_help("remove some of the metadata, or move it into the object")
 }
 
 #[cfg(test)]

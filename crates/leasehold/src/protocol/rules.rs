@@ -293,7 +293,7 @@ pub(super) fn grant(
             ErrorKind::Unsupported,
             "the store's answers carry no time (no `Date`), so a new lock's fencing token cannot be kept rising",
         )
-        .with_help("use a store, or a proxy before it, that sends the Date header"));
+        .with_help("use a store, or a proxy in front of it, that sends the Date header"));
     }
     let token = Token::new(counted.max(by_clock.unwrap_or(0))).ok_or_else(|| {
         Fault::new(

@@ -111,14 +111,14 @@ impl<'a> Patient<'a> {
         if !permitted {
             return Err(Finding::not_applicable(
                 "preconditions",
-                "not examined further, because of what failed above",
+                "not examined further, because a check above failed",
             ));
         }
         self.new_version(&first).await?;
         let asked = retry(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
         self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
         let asked = self.version_of_nothing(&first).await;
-        self.check("missing-key", "a write that expects a version is refused where nothing is", asked)?;
+        self.check("missing-key", "a write that expects a version of a missing object is refused", asked)?;
         let deletes = self.deletion(&first).await?;
         self.races().await;
         if deletes && self.register.capabilities().metadata.is_some() {
@@ -192,7 +192,7 @@ impl<'a> Patient<'a> {
             }
             Ok(Write::Conflict) => {
                 let error = refusal(
-                    "this store refuses to create what is not there (If-None-Match: *)",
+                    "this store refuses to create an object that does not exist (If-None-Match: *)",
                     "no lock could ever be acquired",
                 );
                 Err(Finding::of_error("create-if-absent", CheckStatus::Failed, &error))
@@ -232,14 +232,18 @@ impl<'a> Patient<'a> {
             Some(Ok(cell)) => {
                 self.pass(CHECK, "objects can be read");
                 let finding = match cell {
-                    Some(cell) if Some(&cell.version) == written => {
-                        Finding::passed("read-after-write", "a write is read as soon as it was answered")
-                    }
+                    Some(cell) if Some(&cell.version) == written => Finding::passed(
+                        "read-after-write",
+                        "a read returns a write as soon as the write is \
+                            confirmed",
+                    ),
                     Some(_) => Finding::failed(
                         "read-after-write",
-                        "a read tells another version than the write before it",
+                        "a read returned a different version than the write before it",
                     ),
-                    None => Finding::failed("read-after-write", "what was just written is not there"),
+                    None => {
+                        Finding::failed("read-after-write", "an object that was just written cannot be found")
+                    }
                 };
                 self.found.push(match finding.verdict {
                     CheckStatus::Passed => finding,
@@ -255,7 +259,7 @@ impl<'a> Patient<'a> {
             // There is no object of ours to read, so the read of a missing object has to do.
             None => match (absent, listed) {
                 (Ok(()), _) => {
-                    self.pass(CHECK, "reads are answered");
+                    self.pass(CHECK, "reads are permitted");
                     true
                 }
                 (Err(error), Ok(())) => {
@@ -281,14 +285,15 @@ impl<'a> Patient<'a> {
                     .with_help("a lock that was never held cannot be recognised as free")
             }
             (Ok(()), Err(error)) if readable => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
-                "listing below the prefix is allowed, and asking for what is not there is not: the permission to list must \
-                 have no condition on the prefix",
+                "listing below the prefix is allowed, but looking up a missing object is not: the permission to \
+                 list must not have a condition on the prefix",
             ),
             (Ok(()), _) => Finding::passed(CHECK, "objects can be listed, and the store reports a missing object as missing"),
             (Err(error), Ok(())) => Finding::of_error(CHECK, CheckStatus::Warning, &error)
                 .with_help("locks work without it; `leasehold ls` does not"),
             (Err(error), Err(_)) => Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
-                "without it the store answers 403 also for a lock that was never held, so the lock cannot be recognised as free",
+                "without it the store also responds with 403 for a lock that was never held, so the lock cannot be \
+                 recognised as free",
             ),
         };
         self.found.push(finding);
@@ -321,8 +326,8 @@ impl<'a> Patient<'a> {
         let (current, second, body) = self.replaced(None).await?;
         if second == *first || second == current {
             let error = refusal(
-                "two writes of different contents gave one version",
-                "a stale client could overwrite the lock of another",
+                "two writes of different contents returned the same version",
+                "a stale client could overwrite another client's lock",
             );
             self.found.push(Finding::of_error(CHECK, CheckStatus::Failed, &error));
             return Ok(());
@@ -330,11 +335,12 @@ impl<'a> Patient<'a> {
         let (second, third, _) = self.replaced(Some(body)).await?;
         let generations = self.register.capabilities().generations;
         self.found.push(match third == second {
-            false => Finding::passed(CHECK, "each write has a new version, also one of the same content"),
+            false => Finding::passed(CHECK, "each write has a new version, even if its content is the same"),
             true if generations => Finding::failed(CHECK, "a write of the same content has the same generation"),
             true => Finding::passed(
                 CHECK,
-                "each write has a new version, unless it is of the same content (an ETag); leasehold never writes the same twice",
+                "each write has a new version, unless its content is the same (an ETag); leasehold never writes the \
+                 same content twice",
             ),
         });
         Ok(())
@@ -377,7 +383,7 @@ impl<'a> Patient<'a> {
         self.found.push(match kept {
             Ok(()) => Finding::passed(CHECK, "metadata is kept: updates and fenced writes work"),
             Err(error) if error.is_transient() => {
-                Finding::warning(CHECK, format!("could not be asked: {error}")).with_help("try again")
+                Finding::warning(CHECK, format!("could not be checked: {error}")).with_help("try again")
             }
             Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
         });

@@ -241,7 +241,7 @@ impl Probe<'_> {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
                 // One of the other processes will have passed it soon.
-                _ => Fault::unavailable("other processes are checking them just now").not_applied(),
+                _ => Fault::unavailable("other processes are checking them right now").not_applied(),
             });
         }
         refuses_outdated(register, key, &outdated, body(&claim)).await?;
@@ -304,7 +304,8 @@ impl Probe<'_> {
     }
 
     fn refused_before(&self, what: &str) -> StoreError {
-        const LIFT: &str = "when it was mended or replaced, run `leasehold doctor` on it: once that passes, the store is used again";
+        const LIFT: &str = "after the store has been repaired or replaced, run `leasehold doctor` on it: if it \
+            passes, the store can be used again";
         let fault =
             Fault::new(ErrorKind::Unsupported, format!("this store was examined and found unsafe: {what}"));
         let help = match self.subject {

@@ -127,11 +127,11 @@ impl Asked<'_> {
 fn help_to_connect(endpoint: &str, detail: &str) -> String {
     match endpoint.strip_prefix("https://") {
         Some(host) if detail.contains("InvalidContentType") => {
-            format!("the server does not speak TLS: if it is one for plain HTTP, write endpoint=http://{host}")
+            format!("the server does not use TLS: if it expects plain HTTP, write endpoint=http://{host}")
         }
         _ if is_untrusted(detail) => {
-            "the server's certificate is by an authority that is not trusted: name the file of that authority with \
-             ?ca=/path/to/ca.pem"
+            "the server's certificate was signed by an authority that is not trusted: name the file of that \
+             authority with ?ca=/path/to/ca.pem"
                 .to_owned()
         }
         Some(_) => "check the endpoint and that it speaks TLS, the proxy if there is one, the name resolution and the \

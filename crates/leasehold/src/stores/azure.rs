@@ -331,7 +331,7 @@ impl AzureRegister {
         wire::etag(headers).map(Version::new).ok_or_else(|| {
             Fault::new(
                 ErrorKind::Unsupported,
-                "the store answered without an entity tag, so the blob has no version to compare",
+                "the store responded without an entity tag, so the blob has no version to compare",
             )
             .with_help(format!("check that {} is an endpoint of Azure Blob Storage", self.place.base))
         })
@@ -357,12 +357,13 @@ fn date(us: u64) -> Result<HeaderValue, String> {
     let at = i64::try_from(us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
     at.and_then(|at| jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at).ok())
         .and_then(|text| HeaderValue::from_str(&text).ok())
-        .ok_or_else(|| "this machine's wall clock shows no date".to_owned())
+        .ok_or_else(|| "this machine's wall clock does not show a valid date".to_owned())
 }
 
 /// A value that `Debug` does not show.
 fn secret_header(text: &str) -> Result<HeaderValue, String> {
-    let mut value = HeaderValue::from_str(text).map_err(|_| "the credentials are no header".to_owned())?;
+    let mut value =
+        HeaderValue::from_str(text).map_err(|_| "the credentials cannot be sent in a header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -469,7 +469,7 @@ fn endless_listing() -> StoreError {
 }
 
 fn unreadable(key: &str) -> Fault {
-    Fault::unavailable(format!("the lock {key:?} was granted, and the answer does not show its item"))
+    Fault::unavailable(format!("the lock {key:?} was granted, and the response does not contain its item"))
         .with_help("check that the endpoint is a DynamoDB endpoint")
 }
 
@@ -478,7 +478,7 @@ fn failed(meaning: Meaning) -> StoreError {
         Meaning::Failed(error) => error,
         // `meaning` returns these only for operations that handle them.
         Meaning::Conflict | Meaning::NoTable | Meaning::TableExists => {
-            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+            Fault::new(ErrorKind::Corrupt, "an impossible response").maybe_applied()
         }
     }
 }

@@ -73,7 +73,7 @@ impl Expected<'_> {
             Meaning::Failed(match self {
                 Self::Contents(contents, object) => contents.too_large(object, None),
                 Self::Answer(_) => {
-                    Fault::new(ErrorKind::Corrupt, "the store's answer has no end").maybe_applied()
+                    Fault::new(ErrorKind::Corrupt, "the store's response does not end").maybe_applied()
                 }
             })
         })

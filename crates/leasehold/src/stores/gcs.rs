@@ -352,7 +352,7 @@ impl GcsRegister {
             Some(generation) if is_generation(generation) => Ok(Version::new(generation)),
             _ => Err(Fault::new(
                 ErrorKind::Unsupported,
-                "the store answered without a generation, so the object has no version to compare",
+                "the store responded without a generation, so the object has no version to compare",
             )
             .with_help(format!("check that {} is an endpoint of Google Cloud Storage", self.place.endpoint))),
         }
@@ -383,16 +383,14 @@ fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> 
     }
     Err(Fault::new(
         ErrorKind::Unsupported,
-        format!(
-            "the object {object:?} has {stored} bytes, and {came} came: something on the way changed them"
-        ),
+        format!("the object {object:?} has {stored} bytes, and {came} arrived: an intermediary changed them"),
     )
     .with_help("a proxy must pass objects on as they are stored, not decompressed")
     .not_applied())
 }
 
 fn no_resource(object: &str) -> Fault {
-    Fault::new(ErrorKind::Corrupt, format!("what the store says about {object:?} cannot be read"))
+    Fault::new(ErrorKind::Corrupt, format!("the store's description of {object:?} cannot be read"))
         .with_help("check that the endpoint is one of Google Cloud Storage")
 }
 
@@ -406,7 +404,7 @@ fn no_listing() -> Fault {
 fn known_generation(version: &Version) -> Result<&str, StoreError> {
     Some(version.as_str()).filter(|text| is_generation(text)).ok_or_else(|| {
         let version = version.as_str();
-        Fault::new(ErrorKind::Invalid, format!("{version:?} is no generation of an object of GCS"))
+        Fault::new(ErrorKind::Invalid, format!("{version:?} is not the generation of a GCS object"))
             .not_applied()
     })
 }

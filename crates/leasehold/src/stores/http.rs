@@ -85,7 +85,7 @@ impl HttpLeases {
                     "the store of {server} keeps no history, so a repeated request could not be recognised"
                 ),
             )
-            .with_help("open that store itself, or let the server use another one"));
+            .with_help("open that store directly, or use another store for the server"));
         }
         let mut capabilities = Capabilities::new("leasehold serve", POLL_INTERVAL);
         capabilities.tokens = described.tokens;

@@ -58,7 +58,7 @@ pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, E
 /// Makes the client.
 pub(super) fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client, Error> {
     builder.build().map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be made: {error}"))
+        Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be created: {error}"))
             .with_help("check that the machine has root certificates (Debian: the package ca-certificates)")
             .with_source(error)
     })
@@ -75,7 +75,7 @@ fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
     match Certificate::from_pem_bundle(&pem) {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         // The parser's error could repeat a key that is in the file.
-        _ => Err(invalid("has no certificate that can be read".to_owned())),
+        _ => Err(invalid("contains no certificate that can be read".to_owned())),
     }
 }
 

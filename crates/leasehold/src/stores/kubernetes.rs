@@ -392,8 +392,9 @@ impl Kubernetes {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(request.accept));
         if let Some(bearer) = &signed.proof {
-            let mut value = HeaderValue::from_str(bearer)
-                .map_err(|_| Trouble::NotMade { detail: "the token is no header".to_owned() })?;
+            let mut value = HeaderValue::from_str(bearer).map_err(|_| Trouble::NotMade {
+                detail: "the token cannot be sent in a header".to_owned(),
+            })?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }

@@ -79,7 +79,7 @@ pub(super) fn failed(meaning: Meaning) -> StoreError {
         Meaning::Failed(error) => error,
         // Each store's `meaning` returns these only for operations that handle them.
         Meaning::Absent | Meaning::Conflict => {
-            Fault::new(ErrorKind::Corrupt, "an impossible answer").maybe_applied()
+            Fault::new(ErrorKind::Corrupt, "an impossible response").maybe_applied()
         }
     }
 }
@@ -130,12 +130,17 @@ impl Contents {
                 ErrorKind::Corrupt,
                 format!("the object {object:?} has {size} bytes; lock records have about 1,000"),
             )
-            .with_help("it is not a record of leasehold: look at it, and move it away if it is not needed"),
+            .with_help("it is not a record of leasehold: inspect it, and move it away if it is not needed"),
             Self::Objects => Fault::new(
                 ErrorKind::Unsupported,
-                format!("the object {object:?} has {size} bytes, and leasehold reads and writes {most} at most"),
+                format!(
+                    "the object {object:?} has {size} bytes, and leasehold reads and writes {most} at most"
+                ),
             )
-            .with_help("objects are held in memory and written at once: split it, or keep in it the name of a larger one"),
+            .with_help(
+                "objects are kept in memory and written in one request: split it, or store the name of a \
+                larger object in it",
+            ),
         };
         fault.not_applied()
     }

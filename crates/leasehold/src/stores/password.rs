@@ -39,7 +39,7 @@ impl Password {
         let (password, another) = (places.next(), places.next());
         if another.is_some() {
             return Err(Error::invalid("the store URL names more than one password")
-                .with_help("leave one of them: in the URL, `password_env` or `password_file`"));
+                .with_help("keep one of them: in the URL, `password_env` or `password_file`"));
         }
         Ok(password)
     }

@@ -33,8 +33,10 @@ pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Erro
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let no_client = |error: rustls::Error| {
-        Error::invalid(format!("the TLS options of the {store} store URL make no TLS client: {error}"))
-            .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
+        Error::invalid(format!(
+            "the TLS options of the {store} store URL cannot be used for a TLS client: {error}"
+        ))
+        .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -55,7 +57,7 @@ fn certificates(file: &str, option: &str) -> Result<Vec<CertificateDer<'static>>
     let pem = read(file, option)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match all {
-        Ok(all) if all.is_empty() => Err(unreadable(file, option, &"it has no certificate")),
+        Ok(all) if all.is_empty() => Err(unreadable(file, option, &"it contains no certificate")),
         Ok(all) => Ok(all),
         Err(error) => Err(unreadable(file, option, &error)),
     }

@@ -47,7 +47,7 @@ pub(super) fn checked_file(option: &str, path: String) -> Result<PathBuf, Error>
     if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
         return Ok(PathBuf::from(path));
     }
-    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is no absolute path"))
+    Err(Error::invalid(format!("the option `{option}` is {path:?}, which is not an absolute path"))
         .with_help(format!("write ?{option}=/path/to/file.pem")))
 }
 
@@ -77,6 +77,6 @@ pub(super) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
     if fine {
         Ok(url.to_owned())
     } else {
-        Err(Error::invalid(format!("{source} is {url:?}, which is no URL of a host")))
+        Err(Error::invalid(format!("{source} is {url:?}, which is not the URL of a host")))
     }
 }

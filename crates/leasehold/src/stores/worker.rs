@@ -132,7 +132,7 @@ impl<T> Future for Job<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map_err(|error| {
-            Fault::unavailable(format!("a request to the store ended without an answer: {error}"))
+            Fault::unavailable(format!("a request to the store ended without a response: {error}"))
                 .maybe_applied()
         })
     }

@@ -50,8 +50,9 @@ impl TryFrom<u64> for Token {
     type Error = InvalidValue;
 
     fn try_from(number: u64) -> Result<Self, InvalidValue> {
-        Self::new(number)
-            .ok_or_else(|| InvalidValue::new(format!("{number} is no fencing token: it is not below 2^53")))
+        Self::new(number).ok_or_else(|| {
+            InvalidValue::new(format!("{number} is not a fencing token: it is not below 2^53"))
+        })
     }
 }
 

@@ -293,7 +293,7 @@ fn generation(version: &Version) -> Result<Token, Fault> {
         Fault::new(
             ErrorKind::Unsupported,
             format!(
-                "the generation {:?} of the object is no fencing token: it is not below 2^53",
+                "the generation {:?} of the object is not a fencing token: it is not below 2^53",
                 version.as_str()
             ),
         )

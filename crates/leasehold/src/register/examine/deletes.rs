@@ -50,14 +50,15 @@ impl Patient<'_> {
                 self.unsafe_deletes = Some(IGNORED.to_owned());
                 self.found.push(Finding::not_applicable(
                     CHECK,
-                    "the store ignores preconditions of deletes: leasehold deletes no records here but in a sweep, which is refused",
+                    "the store ignores the preconditions of deletes: leasehold deletes records only in a sweep, \
+                     which it refuses here",
                 ));
             }
             Err(error) if error.is_transient() || self.deletes => {
                 return Err(Finding::stopped("permission-delete", &error));
             }
             Err(error) => {
-                let seen = format!("no deletes, and locks need none: {error}");
+                let seen = format!("deletes are refused, and locks do not need them: {error}");
                 self.found.push(Finding::not_applicable("permission-delete", seen));
                 return Ok(false);
             }
@@ -85,11 +86,11 @@ impl Patient<'_> {
             }
         };
         self.found.push(match trouble {
-            None => Finding::passed(CHECK, "what is deleted counts as not there, and can be created again"),
+            None => Finding::passed(CHECK, "a deleted object counts as missing and can be created again"),
             Some(trouble) => Finding::of_error(
                 CHECK,
                 CheckStatus::Failed,
-                &refusal(trouble, "a record that was deleted by hand would not be safe"),
+                &refusal(trouble, "it would not be safe to delete a record by hand"),
             ),
         });
         Ok(())
@@ -105,12 +106,12 @@ async fn trouble_with_deleted(
     // If the precondition was ignored, the object is already deleted.
     register.delete(key, current).await?;
     if register.read(key).await?.is_some() {
-        return Ok(Some("what was deleted is still read"));
+        return Ok(Some("a deleted object can still be read"));
     }
     let over = register.write(key, Precondition::Version(current), fresh(register)).await?;
     if over != Write::Conflict {
         return Ok(Some("a write that expects the version before a delete is accepted after it"));
     }
     let anew = register.write(key, Precondition::Absent, fresh(register)).await?;
-    Ok((anew == Write::Conflict).then_some("what was deleted cannot be created again"))
+    Ok((anew == Write::Conflict).then_some("a deleted object cannot be created again"))
 }

@@ -68,7 +68,7 @@ impl Patient<'_> {
             Some(error) if kind == Kind::Deletes && !self.deletes => Finding::not_applicable(
                 check,
                 format!(
-                    "{}: leasehold deletes no records here but in a sweep, which is refused",
+                    "{}: leasehold deletes records only in a sweep, which it refuses here",
                     error.fault().message
                 ),
             ),
@@ -79,8 +79,17 @@ impl Patient<'_> {
             }
             None => {
                 let cause = trouble.map_or_else(String::new, |error| format!(": {}", error.fault().message));
-                Finding::warning(check, format!("of {racers} requests at once, never half got a definite answer{cause}"))
-                    .with_help("whether the store checks preconditions atomically was not seen: try again when it is less busy")
+                Finding::warning(
+                    check,
+                    format!(
+                        "of {racers} requests at once, fewer than half got a definite \
+                    response in every race{cause}"
+                    ),
+                )
+                .with_help(
+                    "it remains unknown whether the store checks preconditions atomically: try again \
+                        when it is less busy",
+                )
             }
         }
     }
@@ -107,7 +116,7 @@ impl Patient<'_> {
             let unsafe_ = verdict.as_ref().err().map(String::as_str);
             let recorded = retry(front.env(), || record(front, subject, unsafe_)).await;
             if let Err(error) = recorded {
-                let seen = format!("what was found could not be recorded in the store: {error}");
+                let seen = format!("the result could not be recorded in the store: {error}");
                 let finding = Finding::warning("record", seen);
                 self.found.push(finding.with_help(
                     "processes examine the store themselves before they use it, with fewer races",

@@ -25,7 +25,7 @@ pub(crate) async fn refuses_second_create(
         }
     }
     Err(refusal(
-        "this store ignores the precondition that nothing be there (If-None-Match: *)",
+        "this store ignores the precondition that the object does not exist (If-None-Match: *)",
         "two clients could be granted the same lock",
     ))
 }
@@ -40,8 +40,8 @@ pub(crate) async fn refuses_outdated(
     match register.write(key, Precondition::Version(outdated), body).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
-            "this store ignores the precondition that the version be current (If-Match)",
-            "a stale client could overwrite the lock of another",
+            "this store ignores the precondition that the version is current (If-Match)",
+            "a stale client could overwrite another client's lock",
         )),
     }
 }
@@ -57,7 +57,7 @@ pub(crate) async fn refuses_version_of_nothing(
     match register.write(key, Precondition::Version(version), fresh(register)).await? {
         Write::Conflict => Ok(()),
         Write::Committed(_) => Err(refusal(
-            "this store ignores the precondition that the version be current (If-Match) where there is no object",
+            "this store ignores the precondition that the version is current (If-Match) if there is no object",
             "a lock that was deleted by hand could come back",
         )),
     }
@@ -77,8 +77,8 @@ pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, curren
             format!("{what}: it does not understand the quotes of an ETag, and accepts If-Match without them"),
         )
         .with_help(
-            "the quotes are the cause (Ceph 16 is known for it): use a newer version of this store, or a proxy in front of it that \
-             takes the quotes off If-Match",
+            "the quotes are the cause (Ceph 16 is known for it): use a newer version of this store, or a proxy in \
+             front of it that removes the quotes from If-Match",
         )
         .not_applied();
     }
@@ -113,8 +113,8 @@ pub(crate) fn fresh(register: &dyn Register) -> Body {
 pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
     Fault::new(ErrorKind::Unsupported, what)
         .with_help(format!(
-            "{danger}: use a store that honours conditional writes (Amazon S3 does; of others, see the store's page in the \
-             documentation), or a newer version of this one"
+            "{danger}: use a store that honours conditional writes (Amazon S3 does; for others, see the store's page in \
+             the documentation), or a newer version of this one"
         ))
         .not_applied()
 }

@@ -271,7 +271,7 @@ fn accepted(answer: Result<Write, StoreError>) -> Answer {
 }
 
 fn none_accepted(racers: usize) -> StoreError {
-    Fault::unavailable(format!("of {racers} requests at once the store accepted none")).not_applied()
+    Fault::unavailable(format!("of {racers} requests at once, the store accepted none")).not_applied()
 }
 
 fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
@@ -288,8 +288,9 @@ fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
 }
 
 /// The help text for stores on which leasehold cannot delete.
-pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then be another's: use the default protocol (leave \
-     out ?protocol), or Amazon S3 or Google Cloud Storage; and do not sweep this store";
+pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release deletes an object, which might by then \
+    belong to another client: use the default protocol (leave out ?protocol), or Amazon S3 or Google Cloud Storage; \
+    and do not sweep this store";
 
 /// The error for a store on which leasehold must not delete.
 pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {

@@ -129,7 +129,7 @@ fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreEr
 }
 
 fn abandoned() -> StoreError {
-    Fault::unavailable("the check of the store's preconditions was broken off: its runtime has ended")
+    Fault::unavailable("the check of the store's preconditions was interrupted: its runtime has ended")
         .not_applied()
 }
 

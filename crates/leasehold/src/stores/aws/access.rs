@@ -81,7 +81,7 @@ impl Access {
     pub(in crate::stores) fn set_region_of_arn(&mut self, arn: &str, region: &str) -> Result<(), Error> {
         match &self.region {
             Some(other) if other != region => {
-                Err(Error::invalid(format!("{arn:?} is in {region}, and the option `region` says {other:?}"))
+                Err(Error::invalid(format!("{arn:?} is in {region}, but the option `region` says {other:?}"))
                     .with_help("leave out `region`: the ARN names it"))
             }
             _ => {
@@ -131,7 +131,7 @@ fn checked_proxy(proxy: String) -> Result<String, Error> {
     if is_url_of_host(&proxy) {
         return Ok(proxy);
     }
-    Err(Error::invalid(format!("the option `proxy` is {proxy:?}, which is no URL of a proxy"))
+    Err(Error::invalid(format!("the option `proxy` is {proxy:?}, which is not the URL of a proxy"))
         .with_help("a proxy is like http://proxy.example.com:3128"))
 }
 
@@ -140,7 +140,7 @@ fn checked_region(region: String) -> Result<String, Error> {
     {
         return Ok(region);
     }
-    Err(Error::invalid(format!("{region:?} is no region")).with_help("a region is like eu-west-1"))
+    Err(Error::invalid(format!("{region:?} is not a region")).with_help("a region is like eu-west-1"))
 }
 
 fn checked_profile(profile: String) -> Result<String, Error> {
@@ -167,7 +167,7 @@ pub(in crate::stores) fn checked_endpoint(
             .with_help(format!("write endpoint=https://{0} (or endpoint=http://{0})", bare(&endpoint))));
     }
     if !is_url_of_host(&endpoint) {
-        return Err(Error::invalid(format!("{source} is {endpoint:?}, which is no URL of a host"))
+        return Err(Error::invalid(format!("{source} is {endpoint:?}, which is not the URL of a host"))
             .with_help("an endpoint is like http://localhost:9000 or https://s3.example.com"));
     }
     if !plaintext && !keeps_secrets(&endpoint) {

@@ -5,7 +5,7 @@ use crate::stores::answer::{Answer, SignIn};
 pub(in crate::stores) const SIGN_IN: SignIn = SignIn {
     missing: "set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in \
               (aws sso login), or give this machine a role",
-    refresh: "sign in again if the session is over (for example: aws sso login)",
+    refresh: "sign in again if the session has ended (for example: aws sso login)",
 };
 
 /// Returns what to do if the credentials are refused. `None` if they are good and a permission is missing.
@@ -23,7 +23,7 @@ pub(in crate::stores) fn credentials_help(answer: &Answer) -> Option<&'static st
              AWS_SESSION_TOKEN, and that they belong to this endpoint"
         }
         "SignatureDoesNotMatch" | "InvalidSignatureException" | "IncompleteSignatureException" => {
-            "the secret key does not fit the access key, or a proxy changes requests: check \
+            "the secret key does not match the access key, or a proxy changes requests: check \
              AWS_SECRET_ACCESS_KEY"
         }
         _ => return None,

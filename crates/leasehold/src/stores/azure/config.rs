@@ -104,7 +104,7 @@ impl Location {
             None => false,
             Some("lease") => true,
             Some(other) => {
-                return Err(Error::invalid(format!("there is no protocol {other:?}")).with_help(
+                return Err(Error::invalid(format!("unknown protocol {other:?}")).with_help(
                     "without the option, locks are records of leasehold; `protocol=lease` shares locks with programs that \
                      use Azure's leases of blobs",
                 ));
@@ -152,7 +152,7 @@ impl Access {
         let sends_secrets = matches!(source, Source::Sas(_) | Source::Entra(_));
         if sends_secrets && !transport.keeps_secrets(&place.base) {
             return Err(Error::invalid(format!(
-                "the endpoint {:?} would be sent credentials unencrypted",
+                "the endpoint {:?} would receive credentials unencrypted",
                 place.base
             ))
             .with_help("use https://, or a key of the account, which signs requests and is not sent"));
@@ -228,7 +228,7 @@ fn checked_account(account: &str) -> Result<String, Error> {
     let error = Error::invalid(if account.is_empty() {
         "the Azure store URL names no storage account".to_owned()
     } else {
-        format!("{account:?} is no name of a storage account")
+        format!("{account:?} is not the name of a storage account")
     });
     Err(error.with_help(
         "an Azure store is azblob://account/container/prefix; an account's name has 3 to 24 lower-case letters and digits",
@@ -246,7 +246,7 @@ fn checked_container(container: &str) -> Result<String, Error> {
     let error = Error::invalid(if container.is_empty() {
         "the Azure store URL names no container".to_owned()
     } else {
-        format!("{container:?} is no name of a container")
+        format!("{container:?} is not the name of a container")
     });
     Err(error.with_help(
         "an Azure store is azblob://account/container/prefix; a container's name has 3 to 63 lower-case letters, digits \

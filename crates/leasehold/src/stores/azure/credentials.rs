@@ -97,7 +97,7 @@ impl fmt::Debug for Credentials {
 
 fn key(secret: &Secret) -> Result<Proof, String> {
     Key::parse(&text(secret)?).map(|key| Proof::Key(Arc::new(key))).ok_or_else(|| {
-        format!("{} is no key of an account: it is not in base64", place(secret, "AZURE_STORAGE_KEY"))
+        format!("{} is not the key of an account: it is not valid base64", place(secret, "AZURE_STORAGE_KEY"))
     })
 }
 
@@ -107,7 +107,7 @@ fn signature(secret: &Secret) -> Result<Proof, String> {
     if query.contains("sig=") && query.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
         return Ok(Proof::Sas(query.into()));
     }
-    Err(format!("{} is no shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
+    Err(format!("{} is not a shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
 }
 
 fn text(secret: &Secret) -> Result<String, String> {

@@ -142,7 +142,7 @@ impl Case<'_> {
             }
             (403, "AccountIsDisabled" | "KeyBasedAuthenticationNotPermitted") => {
                 self.refused(self.fault(ErrorKind::Denied, answer).with_help(
-                    "the account is disabled or accepts no keys: look at its settings, or sign in with Entra ID \
+                    "the account is disabled or accepts no keys: check its settings, or sign in with Entra ID \
                      (?credentials=entra)",
                 ))
             }
@@ -173,7 +173,7 @@ impl Case<'_> {
 
     fn expired(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
-            "Azure accepted these credentials before: they expired or were replaced; they are loaded again",
+            "Azure accepted these credentials before: they have expired or were replaced, and are loaded again",
         )
     }
 
@@ -186,8 +186,8 @@ impl Case<'_> {
         let Place { account, container, .. } = self.place;
         self.fault(ErrorKind::Denied, answer).with_help(format!(
             "allow it: with Entra ID, the role \"Storage Blob Data Contributor\" on the container {container:?} of \
-             {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and see whether the \
-             account's firewall admits this machine",
+             {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and check that \
+             the account's firewall admits this machine",
         ))
     }
 
@@ -202,8 +202,8 @@ impl Case<'_> {
 
     fn retained(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(
-            "the container keeps its blobs from being overwritten (an immutability policy or a legal hold), and a lock is \
-             overwritten with every renewal: use a container without",
+            "the container does not allow its blobs to be overwritten (an immutability policy or a legal hold), but \
+             every renewal overwrites a lock: use a container without one",
         )
     }
 
@@ -216,12 +216,12 @@ impl Case<'_> {
 
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the answer is not one of Azure Blob Storage: check the endpoint")
+            .with_help("the response is not one of Azure Blob Storage's: check the endpoint")
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "if the answer does not say what is wrong: check that {} is an endpoint of Azure Blob Storage",
+            "if the response does not say what is wrong: check that {} is an endpoint of Azure Blob Storage",
             self.place.base
         ))
     }

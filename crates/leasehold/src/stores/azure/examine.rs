@@ -9,7 +9,7 @@ use crate::stores::objects::{Operation, failed};
 
 impl AzureRegister {
     pub(super) async fn examined(&self) -> Examined {
-        let least = "the least that leasehold needs, on the container: with Entra ID, the role \"Storage Blob Data \
+        let least = "the minimum that leasehold needs, on the container: with Entra ID, the role \"Storage Blob Data \
                      Contributor\"; with a shared access signature, sp=rwdl";
         let mut examined = Examined { least_permissions: vec![least.to_owned()], ..Examined::default() };
         examined.push(self.container().await);
@@ -27,9 +27,9 @@ impl AzureRegister {
                 }
                 error if error.fault().kind == ErrorKind::Denied => Finding::not_applicable(
                     CHECK,
-                    "not looked at: that needs the container's properties, which locks do not",
+                    "not checked: this needs the container's properties, which locks do not need",
                 ),
-                error => Finding::not_applicable(CHECK, format!("not looked at: {error}")),
+                error => Finding::not_applicable(CHECK, format!("not checked: {error}")),
             },
         }
     }
@@ -40,13 +40,16 @@ impl AzureRegister {
         match answer.ok().and_then(|(_, body)| wire::Service::of(&body)) {
             None => Finding::not_applicable(
                 CHECK,
-                "not looked at: that needs the account's properties, which locks do not",
+                "not checked: this needs the account's properties, which locks do not need",
             ),
             Some(service) if !service.delete_retention_policy.enabled => {
                 Finding::passed(CHECK, "no soft delete of blobs")
             }
             Some(_) => Finding::warning(CHECK, "soft delete keeps a copy of what every renewal overwrites")
-                .with_help("locks are safe; it costs storage: keep locks in an account without soft delete"),
+                .with_help(
+                    "locks are safe, but the copies cost storage: keep locks in an account without soft \
+                    delete",
+                ),
         }
     }
 }

@@ -100,7 +100,7 @@ impl AzureLeases {
             }
             // A server that does not know leases may have ignored the parameter.
             Ok(_) => {
-                Err(Fault::new(ErrorKind::Unsupported, "the store answered without the id of the lease")
+                Err(Fault::new(ErrorKind::Unsupported, "the store responded without the id of the lease")
                     .with_help(format!(
                         "check that {} is an endpoint of Azure Blob Storage",
                         self.blobs.place.base
@@ -177,14 +177,14 @@ impl AzureLeases {
             Ok(true) => {}
             Ok(false) => return AcquireOutcome::Lost(Loss::new(grant.name, grant.token, LossReason::Ended)),
             // Others see an unknown holder.
-            Err(error) => tracing::debug!(lock = %claim.name, %error, "the holder was not noted"),
+            Err(error) => tracing::debug!(lock = %claim.name, %error, "the holder could not be recorded"),
         }
         if !grant.deadline.passed(self.blobs.env.now()) {
             return AcquireOutcome::Granted(grant);
         }
         let loss = grant.came_too_late();
         if let Err(error) = self.end(&mut grant).await {
-            tracing::debug!(lock = %claim.name, %error, "a late grant was not given back; it lapses");
+            tracing::debug!(lock = %claim.name, %error, "a late grant could not be released; it will lapse");
         }
         // Whatever the answer: a release that arrives later must not meet another grant of the same claim.
         AcquireOutcome::Lost(loss)
@@ -253,7 +253,7 @@ fn seconds(claim: &Claim) -> Result<u64, StoreError> {
     Err(Fault::new(
         ErrorKind::Invalid,
         format!(
-            "lock `{}`: the ttl is {ttl:?}{delayed}, and a lease of Azure lasts 15 s to 60 s (protocol=lease)",
+            "lock `{}`: the ttl is {ttl:?}{delayed}, but a lease of Azure lasts 15 s to 60 s (protocol=lease)",
             claim.name
         ),
     )
@@ -424,7 +424,7 @@ impl Watch for AzureLeases {
 impl Diagnose for AzureLeases {
     async fn examine(&self, examination: &Examination) -> Examined {
         const CHECK: &str = "lease-duration";
-        let least = "the least that leasehold needs, on the container: with Entra ID, the role \"Storage Blob Data \
+        let least = "the minimum that leasehold needs, on the container: with Entra ID, the role \"Storage Blob Data \
                      Contributor\"; with a shared access signature, sp=rwl";
         let least_ttl = Some((SHORTEST, "the shortest lease of Azure"));
         let mut examined =

@@ -74,7 +74,7 @@ pub(super) fn lease_id(id: Id) -> HeaderValue {
     value
 }
 
-/// The number of the claim's grant: it tells grants apart, and is no fencing token.
+/// The number of the claim's grant: it tells grants apart, and is not a fencing token.
 pub(super) fn number(id: Id) -> Token {
     // 13 digits have 52 bits.
     let digits = id.to_string().get(..13).and_then(|digits| u64::from_str_radix(digits, 16).ok());

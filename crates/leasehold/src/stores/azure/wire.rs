@@ -198,7 +198,7 @@ pub(super) fn service() -> Request {
 fn etag_value(version: &str) -> Result<HeaderValue, Fault> {
     let value = is_etag(version).then(|| HeaderValue::from_str(version).ok()).flatten();
     value.ok_or_else(|| {
-        Fault::new(ErrorKind::Invalid, format!("{version:?} is no version of a blob of Azure"))
+        Fault::new(ErrorKind::Invalid, format!("{version:?} is not the version of an Azure blob"))
     })
 }
 
@@ -249,7 +249,7 @@ fn write_user_metadata(headers: &mut HeaderMap, user: BTreeMap<String, String>) 
     for (name, value) in user {
         let header = HeaderName::try_from(format!("{META}{}", stored_name(&name)));
         let header = header.map_err(|_| {
-            Fault::new(ErrorKind::Invalid, format!("{name:?} is no name for metadata of a blob"))
+            Fault::new(ErrorKind::Invalid, format!("{name:?} is not a name for a blob's metadata"))
         })?;
         let value = header_value(&name, &value)?;
         headers.insert(header, value);

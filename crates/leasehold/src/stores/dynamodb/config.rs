@@ -60,8 +60,8 @@ impl NewTable {
             None => kms_key.is_some(),
             Some("aws:kms") => true,
             Some(other) => {
-                return Err(Error::invalid(format!("there is no encryption {other:?}")).with_help(
-                    "the option `sse` is aws:kms; without it DynamoDB encrypts with a key of its own",
+                return Err(Error::invalid(format!("unknown encryption {other:?}")).with_help(
+                    "the option `sse` is aws:kms; without it DynamoDB encrypts with its own key",
                 ));
             }
         };
@@ -109,7 +109,7 @@ fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String
         is_table_name(name).then_some((region, name, path, text.len() - resource.len()))
     });
     let Some((region, name, path, head)) = named else {
-        return Err(Error::invalid(format!("{text:?} is no table name, nor the ARN of a table")).with_help(
+        return Err(Error::invalid(format!("{text:?} is neither a table name nor the ARN of a table")).with_help(
             "write dynamodb://arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/PREFIX, or dynamodb://NAME/PREFIX",
         ));
     };
@@ -120,14 +120,14 @@ fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String
 
 fn checked_key(name: String) -> Result<String, Error> {
     if name.is_empty() || name.len() > 255 || name.chars().any(crate::types::is_unprintable) {
-        return Err(Error::invalid(format!("{name:?} is no name of a partition key"))
+        return Err(Error::invalid(format!("{name:?} is not the name of a partition key"))
             .with_help("the option `partition_key` is the name of an attribute, of 1 to 255 bytes"));
     }
     if is_taken(&name) {
         return Err(Error::invalid(format!(
             "{name:?} is an attribute of locks, and cannot be the partition key"
         ))
-        .with_help("use another table: leasehold makes one with the key `key`"));
+        .with_help("use another table: leasehold creates one with the key `key`"));
     }
     Ok(name)
 }
@@ -144,7 +144,7 @@ fn checked_tags(text: &str) -> Result<Vec<(String, String)>, Error> {
         (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
     });
     tags.collect::<Option<Vec<_>>>().ok_or_else(|| {
-        Error::invalid(format!("the option `tags` is {text:?}, where a tag has no name or no value"))
+        Error::invalid(format!("the option `tags` is {text:?}, in which a tag has no name or no value"))
             .with_help("write tags=name:value,name:value")
     })
 }
@@ -161,7 +161,7 @@ fn checked_table(table: &str) -> Result<String, Error> {
     let error = Error::invalid(if table.is_empty() {
         "the DynamoDB store URL names no table".to_owned()
     } else {
-        format!("{table:?} is no table name")
+        format!("{table:?} is not a table name")
     });
     Err(error.with_help(
         "a DynamoDB store is dynamodb://table/prefix; a table name has 3 to 255 letters, digits, `_`, `-` and `.`",
@@ -263,10 +263,10 @@ mod tests {
             ("dynamodb:///prefix", "no table"),
             ("dynamodb://ab", "\"ab\""),
             ("dynamodb://a%20table", "a table"),
-            ("dynamodb://arn:aws:dynamodb:eu-west-1:1:table/x", "no table name"),
-            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table", "no table name"),
-            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table/a b", "no table name"),
-            ("dynamodb://arn:aws:sns:eu-west-1:123456789012:table/abc", "no table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:1:table/x", "neither a table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table", "neither a table name"),
+            ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table/a b", "neither a table name"),
+            ("dynamodb://arn:aws:sns:eu-west-1:123456789012:table/abc", "neither a table name"),
             ("dynamodb://arn:aws:dynamodb:eu-west-1:123456789012:table/abc?region=eu-west-2", "eu-west-2"),
             ("dynamodb://table?partition_key=", "partition key"),
             ("dynamodb://table?partition_key=ownerName", "ownerName"),

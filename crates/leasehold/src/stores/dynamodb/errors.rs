@@ -177,14 +177,14 @@ impl Case<'_> {
 
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the answer is not one of DynamoDB: check the endpoint")
+            .with_help("the response is not one of DynamoDB's: check the endpoint")
     }
 
     fn no_table(&self, answer: &Answer) -> Fault {
         let Place { table, .. } = self.place;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "there is no table {table:?} at {}, or it is being made: check name, region and account, or make it \
-             (leasehold init, or ?create=true in the store URL)",
+            "there is no table {table:?} at {}, or it is being created: check the name, the region and the account, \
+             or create it (leasehold init, or ?create=true in the store URL)",
             self.endpoint
         ))
     }
@@ -201,7 +201,7 @@ impl Case<'_> {
         match credentials_help(answer) {
             Some(help) => fault.with_help(help),
             None => fault.with_help(format!(
-                "allow {} on {}; with a key of your own, kms:Decrypt on it",
+                "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
                 self.operation.permission(),
                 self.place.arn()
             )),
@@ -211,26 +211,27 @@ impl Case<'_> {
     fn invalid(&self, answer: &Answer) -> Fault {
         let Place { table, .. } = self.place;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "the partition key of {table:?} has to be a string, and there may be no sort key; a key that is not named `key` \
-             needs ?partition_key=NAME where dynamodb:DescribeTable is not allowed: `leasehold doctor` checks it"
+            "the partition key of {table:?} must be a string, and there must be no sort key; a key that is not \
+             named `key` needs ?partition_key=NAME if dynamodb:DescribeTable is not allowed: `leasehold doctor` \
+             checks it"
         ))
     }
 
     fn too_large(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer)
-            .with_help("use a table of its own for locks, without local secondary indexes")
+            .with_help("use a separate table for locks, without local secondary indexes")
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(format!(
-            "{} does not implement a request that leasehold needs; conditional UpdateItem, GetItem and Scan are",
+            "{} does not implement a request that leasehold needs: conditional UpdateItem, GetItem or Scan",
             self.endpoint
         ))
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "DynamoDB does not answer so: check that {} is a DynamoDB endpoint",
+            "this is not a response of DynamoDB: check that {} is a DynamoDB endpoint",
             self.endpoint
         ))
     }

@@ -34,8 +34,8 @@ impl DynamoDb {
     fn least_permissions(&self) -> Vec<String> {
         let table = self.place.arn();
         vec![
-            "the least that leasehold needs; dynamodb:Scan is for `leasehold ls` alone, dynamodb:DescribeTable for telling a \
-             global table and the name of the key:"
+            "the minimum that leasehold needs; dynamodb:Scan is only for `leasehold ls`, dynamodb:DescribeTable \
+             only to detect a global table and to read the name of the key:"
                 .to_owned(),
             format!(
                 r#"{{"Effect":"Allow","Action":["dynamodb:GetItem","dynamodb:UpdateItem","dynamodb:DescribeTable","dynamodb:Scan"],"Resource":"{table}"}}"#
@@ -45,7 +45,7 @@ impl DynamoDb {
 
     async fn may_read(&self) -> Finding {
         let Ok(unused) = LockName::new(PROBE) else {
-            return Finding::passed("permission-read", "not asked");
+            return Finding::passed("permission-read", "not checked");
         };
         permission(
             "permission-read",
@@ -92,16 +92,17 @@ impl DynamoDb {
         match self.described().await {
             Ok(Some(table)) => match self.check(&table) {
                 Ok(name) => {
-                    let regions = if table.replicas().is_empty() { "it is of one region" } else { "its regions agree" };
+                    let regions =
+                        if table.replicas().is_empty() { "it is of one region" } else { "its regions agree" };
                     Finding::passed(CHECK, format!("its key is `{name}`, a string, and {regions}"))
                 }
                 Err(error) => Finding::of_error(CHECK, CheckStatus::Failed, &error),
             },
             Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.place.table))
-                .with_help("make it: leasehold init"),
+                .with_help("create it: leasehold init"),
             Err(error) if error.fault().kind == ErrorKind::Denied => Finding::warning(
                 CHECK,
-                "not looked at: whether it is a global table is unknown, on which two regions can grant one lock at once",
+                "not checked: it may be a global table, on which two regions can grant one lock at once",
             )
             .with_help(format!(
                 "allow dynamodb:DescribeTable on {}, or make sure that the table has no replicas",
@@ -120,7 +121,7 @@ impl DynamoDb {
         let Ok(output) = self.requests.settle(&watch, result) else {
             return Finding::not_applicable(
                 CHECK,
-                "not looked at: that needs dynamodb:DescribeTimeToLive, which locks do not",
+                "not checked: this needs dynamodb:DescribeTimeToLive, which locks do not need",
             );
         };
         let on = output.time_to_live_description.filter(|description| {
@@ -155,8 +156,8 @@ fn deletes_by(attribute: Option<&str>) -> Finding {
             CHECK,
             format!("DynamoDB deletes items of this table by their attribute `{attribute}`"),
         )
-        .with_help("what it deletes may be held: switch time to live off, or use another table"),
-        Some(attribute) => Finding::passed(CHECK, format!("by `{attribute}`, which locks have not")),
+        .with_help("it may delete locks that are held: switch off time to live, or use another table"),
+        Some(attribute) => Finding::passed(CHECK, format!("by `{attribute}`, which locks do not have")),
     }
 }
 

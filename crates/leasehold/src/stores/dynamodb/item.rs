@@ -55,7 +55,7 @@ pub(super) type Attributes = Vec<(&'static str, AttributeValue)>;
 /// Reads `item`. Never guesses: an item that is not certainly a lock is foreign or an error.
 pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     let (Some(owner), Some(version)) = (text(item, OWNER), text(item, VERSION)) else {
-        let what = "an item without ownerName and recordVersionNumber, which is no lock";
+        let what = "an item without ownerName and recordVersionNumber, which is not a lock";
         return Ok(Found { content: Content::Foreign(what.to_owned()), version: Version::new("") });
     };
     let ours = map(item, OURS).filter(|ours| text(ours, "version") == Some(version));
@@ -150,7 +150,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         {
             return Err(other_dialect(dialect.other(), lease));
         }
-        return Ok(Content::Foreign("an item whose leaseDuration is missing or no duration".to_owned()));
+        return Ok(Content::Foreign("an item whose leaseDuration is missing or not a duration".to_owned()));
     };
     let ttl = Duration::from_millis(lease_ms).clamp(Ttl::MIN, Ttl::MAX);
     let ttl = Ttl::new(ttl).map_err(|_| corrupt(LEASE))?;
@@ -184,8 +184,8 @@ fn other_dialect(written_in: Dialect, lease: &str) -> Fault {
         format!("the lock was written by {}: its leaseDuration is {lease:?}", written_in.client()),
     )
     .with_help(format!(
-        "add ?dialect={} to the store URL: the Java client and the Go port write lease durations in forms that the \
-         other cannot read, so a table is for one of them",
+        "add ?dialect={} to the store URL: the Java client and the Go port write lease durations in a form that the \
+         other cannot read, so a table can serve only one of them",
         written_in.name()
     ))
 }
@@ -416,7 +416,7 @@ fn corrupt(attribute: &str) -> Fault {
         ErrorKind::Corrupt,
         format!("the lock's item is damaged: {attribute} is missing or not readable"),
     )
-    .with_help("look at the item with the AWS console; delete it by hand when no process holds the lock")
+    .with_help("inspect the item in the AWS console; delete it by hand when no process holds the lock")
 }
 
 #[cfg(test)]

@@ -59,7 +59,10 @@ impl DynamoDb {
                 ErrorKind::Unsupported,
                 format!("{} was found unsafe for locks: {what}", self.place.endpoint()),
             )
-            .with_help("once the server is mended, `leasehold doctor` examines it again and admits it")
+            .with_help(
+                "after the server has been repaired, run `leasehold doctor`: if it passes, the server can be \
+                used",
+            )
             .not_applied()),
             Standing::Unknown { .. } => self.examine_races(ROUNDS).await,
         }
@@ -165,7 +168,7 @@ impl DynamoDb {
             ([], None) => {
                 // In a race of replaces: a second create was accepted over the first, and its answer was lost.
                 let (what, kind) = match seen {
-                    Some(_) => ("does not keep what it has accepted", "replace it"),
+                    Some(_) => ("does not keep the writes that it has accepted", "replace it"),
                     None => ("refuses writes whose condition holds", "create one item"),
                 };
                 Err(self.unsafe_server(

@@ -36,8 +36,8 @@ impl DynamoDb {
                 None => self.create_table().await?,
             }
         }
-        Err(Fault::unavailable(format!("the table {:?} does not become active", self.place.table))
-            .with_help("look at its status: aws dynamodb describe-table")
+        Err(Fault::unavailable(format!("the table {:?} did not become active", self.place.table))
+            .with_help("check its status: aws dynamodb describe-table")
             .not_applied())
     }
 
@@ -67,7 +67,7 @@ impl DynamoDb {
             Ok(None) => return Ok(assumed),
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
-                tracing::debug!(%error, "the table could not be looked at");
+                tracing::debug!(%error, "the table could not be described");
                 match error.fault().kind {
                     // Locks do not need this permission. But credentials that are refused may be accepted the next
                     // time.
@@ -145,12 +145,14 @@ impl DynamoDb {
         });
         let Some(key) = key.filter(|key| string && !is_taken(key)) else {
             let found: Vec<_> = keys.iter().map(|key| format!("`{}`", key.attribute_name())).collect();
-            let message =
-                format!("locks cannot be kept by the key of the table {name:?}: {}", found.join(" and "));
+            let message = format!(
+                "locks cannot be stored under the key of the table {name:?}: {}",
+                found.join(" and ")
+            );
             return Err(Fault::new(ErrorKind::Invalid, message)
                 .with_help(
-                    "leasehold needs a partition key that is a string and no attribute of locks, and no sort key: name \
-                     another table, and make it with `leasehold init`",
+                    "leasehold needs a partition key that is a string and no attribute of locks, and no sort key: \
+                     name another table, and create it with `leasehold init`",
                 )
                 .not_applied());
         };

@@ -267,7 +267,7 @@ impl Client {
         match read.await {
             Ok(Ok(None)) => false,
             Ok(Ok(Some((found, members)))) => {
-                tracing::debug!("the TLS files have changed: connections are made anew");
+                tracing::debug!("the TLS files have changed: reconnecting");
                 *files = found;
                 *self.channels() = members;
                 true
@@ -305,7 +305,7 @@ impl Client {
         };
         let mut token = MetadataValue::try_from(answer.token.as_str()).map_err(|_| {
             Trouble::Failed(
-                Fault::unavailable("etcd answered the login with a token that is no text").not_applied(),
+                Fault::unavailable("etcd responded to the login with a token that is not text").not_applied(),
             )
         })?;
         token.set_sensitive(true);

@@ -70,7 +70,7 @@ fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let server_name = url.take("server_name").map(checked_server_name).transpose()?;
     let wanted = authority.is_some() || identity.is_some() || server_name.is_some();
     match switch {
-        Some(false) if wanted => Err(Error::invalid("tls=off, and yet there are options of TLS")
+        Some(false) if wanted => Err(Error::invalid("tls=off, but there are TLS options")
             .with_help("leave out `tls`, or `ca`, `cert`, `key` and `server_name`")),
         None if !wanted => Ok(None),
         Some(false) => Ok(None),
@@ -82,7 +82,7 @@ fn checked_server_name(name: String) -> Result<String, Error> {
     if name.parse::<IpAddr>().is_ok() || is_host_name(&name) {
         return Ok(name);
     }
-    Err(Error::invalid(format!("the option `server_name` is {name:?}, which is no name of a host"))
+    Err(Error::invalid(format!("the option `server_name` is {name:?}, which is not the name of a host"))
         .with_help(
             "it is a name that the members' certificates are for, like etcd.example.com, or an IP address",
         ))
@@ -93,7 +93,7 @@ fn check_private(hosts: &[Host]) -> Result<(), Error> {
     match hosts.iter().find(|host| !host.is_this_machine()) {
         None => Ok(()),
         Some(host) => Err(Error::invalid(format!(
-            "the etcd member {} would be sent the user and the password unencrypted",
+            "the etcd member {} would receive the user and the password unencrypted",
             host.name
         ))
         .with_help(
@@ -106,7 +106,7 @@ fn checked_domain(authority: &str) -> Result<String, Error> {
     if is_host_name(authority) {
         return Ok(authority.to_owned());
     }
-    Err(Error::invalid(format!("{authority:?} is no domain whose SRV records could tell the members"))
+    Err(Error::invalid(format!("{authority:?} is not a domain whose SRV records could name the members"))
         .with_help("with discovery_srv=on an etcd store is etcd://example.com/prefix/?discovery_srv=on, without a port"))
 }
 
@@ -124,7 +124,7 @@ fn member(text: &str) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the etcd store URL names no member".to_owned()
         } else {
-            format!("{} is no host and port of an etcd member", hosts::shown(text))
+            format!("{} is not the host and port of an etcd member", hosts::shown(text))
         })
         .with_help("an etcd store is etcd://host:2379,host2:2379/prefix/")
     })

@@ -72,7 +72,7 @@ impl Way {
         let channel = |member: &String| {
             let mut endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))
                 .map_err(|error| {
-                    Error::invalid(format!("{member:?} is no host and port of an etcd member"))
+                    Error::invalid(format!("{member:?} is not the host and port of an etcd member"))
                         .with_source(error)
                 })?
                 .connect_timeout(CONNECT_LIMIT)
@@ -81,7 +81,7 @@ impl Way {
                 .tcp_nodelay(true);
             if let Some(tls) = &tls {
                 endpoint = endpoint.tls_config(tls.clone()).map_err(|error| {
-                    Error::invalid("the TLS options of the etcd store URL make no TLS client")
+                    Error::invalid("the TLS options of the etcd store URL cannot be used for a TLS client")
                         .with_help("`ca`, `cert` and `key` are PEM files: certificates, and the private key of `cert`")
                         .with_source(error)
                 })?;

@@ -44,9 +44,11 @@ impl Trouble {
         match self {
             Self::NoLease => Fault::unavailable("etcd: the lease is gone").not_applied(),
             Self::LeaseExists => Fault::unavailable("etcd: the lease exists already").not_applied(),
-            Self::LogInAgain => denied("etcd does not accept its own token of our login").not_applied(),
+            Self::LogInAgain => {
+                denied("etcd does not accept the token that it issued for this login").not_applied()
+            }
             Self::NoLogin => denied("etcd has no users").not_applied(),
-            Self::NoUser => denied("etcd wants to know the user")
+            Self::NoUser => denied("etcd requires a user")
                 .with_help("name the user: etcd://user:password@host:2379/prefix/")
                 .not_applied(),
             Self::NotSent(fault) | Self::NotHere(fault) => fault.not_applied(),
@@ -89,7 +91,7 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         return Trouble::NotSent(
             fault.with_help(
                 tls_help(why, link)
-                    .unwrap_or("is etcd running there, and do host and port of the store URL name it?"),
+                    .unwrap_or("is etcd running there, and are the host and port in the store URL right?"),
             ),
         );
     }
@@ -150,7 +152,7 @@ fn by_text(text: &str) -> Option<Verdict> {
             Verdict::Not(Denied, Some("check the user and the (percent-encoded) password in the store URL"))
         }
         "corrupt cluster" | "corrupt alarm" => {
-            Verdict::Maybe(Corrupt, Some("etcd has found its members' data to differ: restore it"))
+            Verdict::Maybe(Corrupt, Some("etcd has found that the data of its members differs: restore it"))
         }
         // A proposal that was not answered in time may still be executed.
         "request timed out"
@@ -210,10 +212,12 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match link {
         _ if says(&["UnknownIssuer", "BadSignature"]) => {
-            "who signed the member's certificate is not trusted here: name the authority's certificate with ca=FILE"
+            "the authority that signed the member's certificate is not trusted here: name its certificate with \
+             ca=FILE"
         }
         _ if says(&["NotValidForName", "not valid for name"]) => {
-            "the member's certificate is for another name than the host in the store URL: say which with server_name=NAME"
+            "the member's certificate is not for the host in the store URL: give the name in the certificate with \
+             server_name=NAME"
         }
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
             "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
@@ -223,10 +227,10 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
             "the member closed the connection: if the members ask clients for a certificate, name it with cert=FILE&key=FILE"
         }
         Link::Plain if !says(&["refused", "lookup", "unreachable", "timed out"]) => {
-            "if the cluster speaks TLS, add tls=on to the store URL (and ca=FILE, for an authority of its own)"
+            "if the cluster uses TLS, add tls=on to the store URL (and ca=FILE, for a private authority)"
         }
         Link::Tls if says(&["InvalidContentType", "orrupt message", "eof", "EOF", "reset"]) => {
-            "the member seems to speak no TLS: leave tls=on, ca, cert, key and server_name out of the store URL"
+            "the member does not seem to use TLS: remove tls=on, ca, cert, key and server_name from the store URL"
         }
         _ => return None,
     })

@@ -20,7 +20,7 @@ use crate::retry::retry;
 /// The shortest ttl: 1.5 election timeouts of one second, rounded up.
 const LEAST_TTL: (Duration, &str) = (
     Duration::from_secs(2),
-    "etcd grants leases of whole seconds, 2 s at least, and makes shorter ones longer",
+    "etcd grants leases in whole seconds, of at least 2 s, and extends shorter ones",
 );
 
 /// The time limit for a member to report its status.
@@ -67,7 +67,7 @@ impl EtcdLeases {
     fn least_permissions(&self) -> Vec<String> {
         let prefix = String::from_utf8_lossy(&self.keys.of_locks("").key).into_owned();
         vec![
-            "the least that leasehold needs:".to_owned(),
+            "the minimum that leasehold needs:".to_owned(),
             format!("etcdctl role grant-permission ROLE readwrite {prefix} --prefix=true"),
         ]
     }
@@ -119,7 +119,7 @@ fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) ->
     }
 }
 
-/// Checks whether the members that the URL names answer, and whether it names all members.
+/// Checks whether the members that the URL names respond, and whether it names all members.
 fn answering(members: &[(&str, Result<StatusResponse, String>)], known: Option<usize>) -> Finding {
     const CHECK: &str = "members";
     let silent: Vec<_> = members
@@ -131,7 +131,7 @@ fn answering(members: &[(&str, Result<StatusResponse, String>)], known: Option<u
         return Finding::warning(
             CHECK,
             format!(
-                "of {named} members that the URL names, {} do not say how they are: {}",
+                "of {named} members that the URL names, {} do not report their status: {}",
                 silent.len(),
                 silent.join("; ")
             ),
@@ -141,11 +141,13 @@ fn answering(members: &[(&str, Result<StatusResponse, String>)], known: Option<u
     match known {
         Some(known) if known > named => {
             Finding::warning(CHECK, format!("the URL names {named} of {known} members")).with_help(
-                "name them all in the store URL: else locks cannot be had while those are down, though the cluster is up",
+                "name them all in the store URL: otherwise locks are unavailable while these members are down, even \
+                 if the cluster is up",
             )
         }
-        Some(1) => Finding::passed(CHECK, "it answers; it is the only one: while it is down, no lock can be had"),
-        _ => Finding::passed(CHECK, format!("all {named} that the URL names answer")),
+        Some(1) => Finding::passed(CHECK, "it responds; it is the only member: while it is down, locks are \
+            unavailable"),
+        _ => Finding::passed(CHECK, format!("all {named} that the URL names respond")),
     }
 }
 
@@ -156,7 +158,7 @@ fn versions(members: &[&StatusResponse]) -> Finding {
     versions.dedup();
     let shown = versions.join(", ");
     match versions.iter().find(|version| !is_new_enough(version)) {
-        _ if versions.is_empty() => Finding::not_applicable(CHECK, "no member told"),
+        _ if versions.is_empty() => Finding::not_applicable(CHECK, "no member reported it"),
         None => Finding::passed(CHECK, shown),
         Some(_) => Finding::failed(CHECK, shown).with_help("leasehold needs etcd 3.4 or later"),
     }
@@ -175,7 +177,7 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
     let asked = members.len();
     if let Some(alarm) = errors.iter().find(|error| error.contains("NOSPACE") || error.contains("CORRUPT")) {
         return Finding::failed(CHECK, alarm.clone()).with_help(
-            "look at the alarms: etcdctl alarm list; a full database wants etcdctl compact, defrag, alarm disarm",
+            "check the alarms: etcdctl alarm list; for a full database, run etcdctl compact, defrag, alarm disarm",
         );
     }
     // A member that is cut off reports it, and the others continue without it.
@@ -185,14 +187,14 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
     }
     if leaderless > 0 {
         return Finding::failed(CHECK, format!("{leaderless} of the members have no leader")).with_help(
-            "a majority of the members has to be up and connected: etcdctl endpoint status --cluster",
+            "a majority of the members must be up and connected: etcdctl endpoint status --cluster",
         );
     }
     if errors.is_empty() {
         return Finding::passed(CHECK, "none, and every member follows a leader");
     }
     Finding::warning(CHECK, errors.join("; "))
-        .with_help("look at the members: etcdctl endpoint status --cluster")
+        .with_help("check the members: etcdctl endpoint status --cluster")
 }
 
 #[cfg(test)]

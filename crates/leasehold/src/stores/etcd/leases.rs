@@ -237,6 +237,9 @@ impl EtcdLeases {
 
 fn not_ours_to_evict(name: &LockName) -> StoreError {
     Fault::new(ErrorKind::Unsupported, format!("lock `{name}` is held by a key that leasehold did not write"))
-        .with_help("find out whose it is; when it is certainly abandoned, delete it with etcdctl del, or revoke its lease")
+        .with_help(
+            "find out which client wrote it; if it is certainly abandoned, delete it with etcdctl del, or \
+            revoke its lease",
+        )
         .not_applied()
 }

@@ -114,7 +114,7 @@ pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
         Fault::new(
             ErrorKind::Corrupt,
-            format!("etcd's revision {revision} is no fencing token: they are below 2^53"),
+            format!("etcd's revision {revision} is not a fencing token: tokens are below 2^53"),
         )
         .not_applied()
     })

@@ -43,7 +43,7 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
     let id = Random::from_os().bits().to_le_bytes();
     let id = u16::from_le_bytes([id[0], id[1]]);
     let question = question(id, &name).ok_or_else(|| {
-        Error::invalid(format!("{domain:?} is no domain whose SRV records could be asked for"))
+        Error::invalid(format!("{domain:?} is not a domain whose SRV records could be queried"))
     })?;
     let mut trouble = String::from("no name server is known");
     for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
@@ -54,8 +54,8 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
                     records.iter().map(|record| format!("{}:{}", record.target, record.port)).collect();
                 if members.is_empty() {
                     return Err(Error::invalid(format!("DNS has no SRV records of {name}")).with_help(
-                        "add them, or name the members: etcd://host:2379,host2:2379/prefix/; with tls=on those of \
-                         _etcd-client-ssl._tcp are asked for, without it those of _etcd-client._tcp",
+                        "add them, or name the members: etcd://host:2379,host2:2379/prefix/; with tls=on leasehold \
+                         queries _etcd-client-ssl._tcp, without it _etcd-client._tcp",
                     ));
                 }
                 return Ok(members);
@@ -65,7 +65,7 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
     }
     Err(Error::new(
         ErrorKind::Unavailable,
-        format!("the SRV records of {name} could not be asked for: {trouble}"),
+        format!("the SRV records of {name} could not be queried: {trouble}"),
     )
     .with_help("is a name server in /etc/resolv.conf reachable?"))
 }
@@ -98,7 +98,7 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     }
     let mut stream = TcpStream::connect_timeout(server, left(deadline)?)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
-    let length = u16::try_from(question.len()).map_err(|_| bad("the question is too long"))?;
+    let length = u16::try_from(question.len()).map_err(|_| bad("the query is too long"))?;
     stream.write_all(&[&length.to_be_bytes(), question].concat())?;
     let mut length = [0; 2];
     read_until(&mut stream, &mut length, deadline)?;
@@ -112,7 +112,7 @@ fn read_until(stream: &mut TcpStream, mut buffer: &mut [u8], deadline: Deadline)
     while !buffer.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
         match stream.read(buffer) {
-            Ok(0) => return Err(bad("the answer ends too early")),
+            Ok(0) => return Err(bad("the response ends too early")),
             Ok(length) => buffer = &mut buffer[length..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -152,11 +152,13 @@ fn records(message: &[u8], id: u16, question: &[u8]) -> io::Result<Vec<Record>> 
     let asked =
         message.get(12..question.len()).is_some_and(|asked| asked.eq_ignore_ascii_case(&question[12..]));
     match message.get(3).map(|flags| flags & 0xf) {
-        _ if number(message, 0) != Some(id) || !is_answer => Err(bad("an answer to something else")),
-        Some(0) if asked => read(message, question.len()).ok_or_else(|| bad("an answer that cannot be read")),
+        _ if number(message, 0) != Some(id) || !is_answer => Err(bad("a response to another query")),
+        Some(0) if asked => {
+            read(message, question.len()).ok_or_else(|| bad("a response that cannot be read"))
+        }
         Some(3) => Ok(Vec::new()),
         Some(code) => Err(bad(&format!("refused with code {code}"))),
-        None => Err(bad("an answer that cannot be read")),
+        None => Err(bad("a response that cannot be read")),
     }
 }
 

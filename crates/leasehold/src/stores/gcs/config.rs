@@ -97,7 +97,7 @@ impl Access {
         let source = source.unwrap_or(Source::Default);
         if source != Source::Anonymous && !transport.keeps_secrets(&endpoint) {
             return Err(Error::invalid(format!(
-                "the endpoint {endpoint:?} would be sent access tokens unencrypted"
+                "the endpoint {endpoint:?} would receive access tokens unencrypted"
             ))
             .with_help("use https://, or, with an emulator, add credentials=anonymous to the store URL"));
         }
@@ -131,7 +131,7 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     let error = Error::invalid(if bucket.is_empty() {
         "the GCS store URL names no bucket".to_owned()
     } else {
-        format!("{bucket:?} is no bucket name")
+        format!("{bucket:?} is not a bucket name")
     });
     Err(error.with_help(
         "a GCS store is gs://bucket/prefix; a bucket name has 3 to 63 lower-case letters, digits, `-`, `_` and `.`",
@@ -157,7 +157,7 @@ fn checked_account(account: String) -> Result<String, Error> {
     if fine && account.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.')) {
         return Ok(account);
     }
-    Err(Error::invalid(format!("the option `impersonate` is {account:?}, which is no service account"))
+    Err(Error::invalid(format!("the option `impersonate` is {account:?}, which is not a service account"))
         .with_help("name it by its email address: impersonate=locks@my-project.iam.gserviceaccount.com"))
 }
 
@@ -166,7 +166,7 @@ fn checked_project(project: String) -> Result<String, Error> {
     if (1..=100).contains(&project.len()) && project.bytes().all(fine) {
         return Ok(project);
     }
-    Err(Error::invalid(format!("the option `user_project` is {project:?}, which is no project"))
+    Err(Error::invalid(format!("the option `user_project` is {project:?}, which is not a project"))
         .with_help("name the project that pays by its id or its number: user_project=my-project"))
 }
 
@@ -181,7 +181,7 @@ fn checked_kms_key(key: String) -> Result<String, Error> {
         {
             Ok(key)
         }
-        _ => Err(Error::invalid(format!("the option `kms_key` is {key:?}, which is no key of Cloud KMS"))
+        _ => Err(Error::invalid(format!("the option `kms_key` is {key:?}, which is not a Cloud KMS key"))
             .with_help("it is like projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY")),
     }
 }

@@ -127,7 +127,7 @@ impl Credentials {
                 return Ok(Signed { headers: data, start });
             }
             // leasehold requests headers without naming earlier ones.
-            Some(Ok(CacheableResource::NotModified)) => "the library gave none".to_owned(),
+            Some(Ok(CacheableResource::NotModified)) => "the library returned none".to_owned(),
             Some(Err(error)) => in_one_line(&error),
             None => format!("they did not load within {LOAD_LIMIT:?}"),
         };

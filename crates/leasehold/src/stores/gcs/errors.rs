@@ -9,8 +9,8 @@ use crate::stores::objects::{Meaning, Operation};
 fn permission(operation: Operation) -> &'static str {
     match operation {
         Operation::Read | Operation::Head => {
-            "storage.objects.get, and storage.objects.list: without the latter GCS answers 403 also for an object that \
-             does not exist yet"
+            "storage.objects.get, and storage.objects.list: without the latter GCS also responds with 403 for an \
+             object that does not exist yet"
         }
         Operation::Create => "storage.objects.create",
         // An overwrite deletes the object that was there.
@@ -172,9 +172,8 @@ impl Case<'_> {
     /// Access tokens live for an hour. leasehold considered this one valid until now, by a clock that stops during a
     /// suspend.
     fn expired(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer).with_help(
-            "the access token is not accepted any more; a new one is asked for with the next request",
-        )
+        self.fault(ErrorKind::Unavailable, answer)
+            .with_help("the access token is no longer accepted; the next request asks for a new one")
     }
 
     fn not_signed_in(&self, answer: &Answer) -> Fault {
@@ -193,33 +192,33 @@ impl Case<'_> {
 
     fn retained(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(
-            "the bucket keeps its objects from being overwritten (a retention policy, a retention lock or a hold), and \
-             a lock is overwritten with every renewal: use a bucket without",
+            "the bucket does not allow its objects to be overwritten (a retention policy, a retention lock or a \
+             hold), but every renewal overwrites a lock: use a bucket without one",
         )
     }
 
     fn forbidden_by_policy(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Denied, answer).with_help(
             "a policy of the bucket or of its organisation forbids this write, and no other client is involved: change the \
-             policy or use another bucket; where it demands a customer-managed key, name one with ?kms_key=",
+             policy or use another bucket; if it requires a customer-managed key, name one with ?kms_key=",
         )
     }
 
     fn billing(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Denied, answer).with_help(
-            "the project that pays for the request is missing or cannot be billed: for a bucket whose requesters pay, \
-             name yours with ?user_project=",
+            "the project that pays for the request is missing or cannot be billed: for a requester-pays bucket, \
+             name your project with ?user_project=",
         )
     }
 
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the answer is not one of GCS: check the endpoint")
+            .with_help("the response is not one of GCS's: check the endpoint")
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "if the answer does not say what is wrong: check that {} is an endpoint of Google Cloud Storage",
+            "if the response does not say what is wrong: check that {} is an endpoint of Google Cloud Storage",
             self.place.endpoint
         ))
     }

@@ -13,7 +13,7 @@ use crate::stores::objects::{Meaning, failed};
 /// Google accepts about one write a second for an object, so a lease must be long enough to send a renewal again.
 const LEAST_TTL: (Duration, &str) = (
     Duration::from_secs(10),
-    "GCS takes about one write of an object a second, and a renewal may have to be sent again",
+    "GCS accepts about one write per second for an object, and a renewal may have to be sent again",
 );
 
 /// The requested part of a bucket's resource.
@@ -71,9 +71,9 @@ struct Condition {
 impl GcsRegister {
     pub(super) async fn examined(&self) -> Examined {
         let googles = self.place.is_trusted();
-        let least = "the least that leasehold needs, on the whole bucket: storage.objects.get, storage.objects.list, \
-                     storage.objects.create and storage.objects.delete (overwriting needs it); roles/storage.objectUser \
-                     has them";
+        let least = "the minimum that leasehold needs, on the whole bucket: storage.objects.get, \
+            storage.objects.list, storage.objects.create and storage.objects.delete (overwriting needs it); \
+            roles/storage.objectUser has them";
         let mut examined = Examined {
             listed_prices: googles,
             least_ttl: googles.then_some(LEAST_TTL),
@@ -89,14 +89,14 @@ impl GcsRegister {
 
     async fn bucket(&self) -> Result<Bucket, Finding> {
         const CHECK: &str = "bucket";
-        let unasked = |why: String| Finding::not_applicable(CHECK, format!("not looked at: {why}"));
+        let unasked = |why: String| Finding::not_applicable(CHECK, format!("not checked: {why}"));
         match self.ask(Operation::Read, "", wire::bucket(&self.place)).await {
             Ok((_, body)) => serde_json::from_slice(&body)
                 .map_err(|error| unasked(format!("the bucket's description cannot be read: {error}"))),
             Err(Meaning::Absent) => Err(unasked("the store does not describe its bucket".to_owned())),
             Err(other) => Err(match failed(other) {
                 error if error.fault().kind == ErrorKind::Denied => {
-                    unasked("that needs storage.buckets.get, which locks do not".to_owned())
+                    unasked("this needs storage.buckets.get, which locks do not need".to_owned())
                 }
                 // The bucket does not exist, or the server is not GCS.
                 error if error.fault().kind == ErrorKind::Invalid => {
@@ -128,7 +128,8 @@ fn versions(bucket: &Bucket) -> Finding {
         return Finding::passed(CHECK, "neither versioning nor soft delete");
     }
     Finding::warning(CHECK, "versioning or soft delete keeps a copy of what every renewal overwrites").with_help(
-        "locks are safe; it costs storage: gcloud storage buckets update gs://BUCKET --clear-soft-delete --no-versioning",
+        "locks are safe, but the copies cost storage: gcloud storage buckets update gs://BUCKET --clear-soft-delete \
+         --no-versioning",
     )
 }
 
@@ -146,7 +147,8 @@ fn lifecycle(bucket: &Bucket, base: &str) -> Finding {
     match bucket.lifecycle.rule.iter().find(deletes) {
         None => Finding::passed(CHECK, "no rule deletes current objects here"),
         Some(_) => Finding::warning(CHECK, "a lifecycle rule deletes current objects here").with_help(
-            "the record of a held or resting lock may be among them: limit the rule to another prefix",
+            "the record of a lock that is held or in its cooldown may be among them: limit the rule to another \
+             prefix",
         ),
     }
 }

@@ -116,7 +116,7 @@ impl Client {
             .await
             .map_err(|error| self.unanswered(request, https::trouble(error)))?;
         let Some(body) = body else {
-            return Err(self.incomprehensible(request, "the answer has no end"));
+            return Err(self.incomprehensible(request, "the response does not end"));
         };
         if matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT) {
             return Ok(Answer::Done(headers, body.to_vec()));
@@ -163,13 +163,14 @@ impl Client {
 
     /// What the store of the server can do, and what the caller may do.
     pub(super) async fn described(&self) -> Result<Described, StoreError> {
-        let request = Request::get("/v1/store".to_owned(), "cannot ask what the store can do".to_owned());
+        let request =
+            Request::get("/v1/store".to_owned(), "cannot read the capabilities of the store".to_owned());
         Ok(self.ask(&request).await?.1)
     }
 
     /// The status of a lock, and its version.
     pub(super) async fn shown(&self, name: &LockName) -> Result<(Status, Option<String>), StoreError> {
-        let request = Request::get(lock_path(name), format!("cannot look at {name}"));
+        let request = Request::get(lock_path(name), format!("cannot inspect {name}"));
         let (headers, shown): (_, Shown) = self.ask(&request).await?;
         let status = shown.status(name);
         let status = status.ok_or_else(|| self.incomprehensible(&request, "it is about another lock"))?;
@@ -180,14 +181,15 @@ impl Client {
     /// The error of an answer that does not fit its request.
     pub(super) fn incomprehensible(&self, request: &Request, why: &str) -> StoreError {
         let message =
-            format!("{}: the answer of {} cannot be trusted: {why}", request.what, self.config.base);
-        let help = "check that the URL is that of a `leasehold serve`, and that no proxy changes its answers";
+            format!("{}: the response of {} cannot be trusted: {why}", request.what, self.config.base);
+        let help =
+            "check that the URL is that of a `leasehold serve`, and that no proxy changes its responses";
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
     }
 
     /// The error of an answer of a kind that the request does not have.
     pub(super) fn unexpected(&self, request: &Request) -> StoreError {
-        self.incomprehensible(request, "the answer does not fit the request")
+        self.incomprehensible(request, "the response does not match the request")
     }
 
     /// The error of a request without an answer.
@@ -196,8 +198,8 @@ impl Client {
         match trouble {
             Trouble::NotConnected { detail } => {
                 let help = if is_untrusted(&detail) {
-                    "the server's certificate is by an authority that is not trusted: name the file of that authority \
-                     with ?ca=/path/to/ca.pem"
+                    "the server's certificate was signed by an authority that is not trusted: name the file of that \
+                     authority with ?ca=/path/to/ca.pem"
                 } else {
                     "check that `leasehold serve` runs there, and the proxy, the name resolution and the network"
                 };
@@ -239,7 +241,7 @@ impl Client {
             (_, "corrupt") => request.unknown(fault(ErrorKind::Corrupt)),
             (501, "unsupported") => fault(ErrorKind::Unsupported).not_applied(),
             (404 | 405, _) => fault(ErrorKind::Unsupported)
-                .with_help("the URL is that of no `leasehold serve`, or of an older one")
+                .with_help("the URL is not that of a `leasehold serve`, or the server is older")
                 .not_applied(),
             (400 | 413 | 415 | 421 | 428, _) => fault(ErrorKind::Invalid).not_applied(),
             (429, _) => paced(fault(ErrorKind::Unavailable), headers).not_applied(),

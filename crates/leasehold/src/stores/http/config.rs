@@ -50,8 +50,8 @@ impl Config {
         let insecure = url.take_switch("insecure")?.unwrap_or(false);
         if !insecure && !transport.keeps_secrets(&base) {
             return Err(Error::invalid(format!(
-                "{base} is not on this machine, or behind a proxy, and others could read the token and the tickets on \
-                 the way"
+                "{base} is not on this machine, or behind a proxy, and others could read the token and the tickets \
+                 in transit"
             ))
             .with_help("write https://; or, if the network is trusted, add the option insecure=on"));
         }
@@ -101,7 +101,11 @@ fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
     if (1..=MOST_TOKEN).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(BearerToken(token.to_owned()));
     }
-    Err(Error::invalid(format!("{source} has no token: one word of visible ASCII characters")).with_help(
+    Err(Error::invalid(format!(
+        "{source} contains no token: a token is one word of visible ASCII \
+        characters"
+    ))
+    .with_help(
         "it is the token whose SHA-256 is in the server's access file, or what `leasehold serve` printed",
     ))
 }

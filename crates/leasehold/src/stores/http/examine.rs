@@ -40,7 +40,7 @@ impl HttpLeases {
         if theirs == ours {
             return Finding::passed("server", seen);
         }
-        Finding::warning("server", format!("{seen}, and this is leasehold {ours}"))
+        Finding::warning("server", format!("{seen}, but this is leasehold {ours}"))
             .with_help("use the same version on both sides")
     }
 
@@ -55,7 +55,7 @@ impl HttpLeases {
                 "readiness",
                 format!("the server is ready, and its clock differs by {apart:.0?}"),
             )
-            .with_help("correct the clocks: locks are safe, but times in listings and logs do not fit"),
+            .with_help("correct the clocks: locks are safe, but times in listings and logs do not match"),
             _ => Finding::passed("readiness", "the server and its store are ready"),
         })
     }

@@ -50,7 +50,7 @@ impl HttpLeases {
                 Ok(Acquired::Granted(grant)) => return Ok(self.in_time(claim, grant).await),
                 // The server may still be working on the earlier request, so the claim must be withdrawn.
                 Ok(Acquired::Held(_)) if unknown && !claim.waits => {
-                    let message = "a request for the lock was not answered, and may still be granted";
+                    let message = "a request for the lock got no response, and may still be granted";
                     return Err(Fault::unavailable(message).maybe_applied());
                 }
                 Ok(Acquired::Held(held)) => return Ok(AcquireOutcome::Held(held)),
@@ -140,7 +140,8 @@ impl HttpLeases {
         }
         let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
         if let Err(error) = budget.request(self.withdraw(&claim.name, claim.id)).await {
-            tracing::debug!(lock = %claim.name, %error, "a grant that came too late was not given back; it lapses");
+            tracing::debug!(lock = %claim.name, %error, "a grant that came too late could not be released; it will \
+                lapse");
         }
     }
 

@@ -27,7 +27,7 @@ impl HttpLeases {
                     retry(&self.client.env, || async { Ok(self.client.ask(&request).await?.1) }).await?;
                 let rises = |next: &String| *next > after;
                 if !page.next.as_ref().is_none_or(rises) {
-                    return Err(self.client.incomprehensible(&request, "its pages have no end"));
+                    return Err(self.client.incomprehensible(&request, "its pages do not end"));
                 }
                 let names: Option<Vec<_>> = page
                     .locks
@@ -37,7 +37,7 @@ impl HttpLeases {
                     })
                     .collect();
                 let names = names.ok_or_else(|| {
-                    self.client.incomprehensible(&request, "it has a name that does not fit")
+                    self.client.incomprehensible(&request, "it contains an unexpected name")
                 })?;
                 Ok(Some((names, page.next)))
             }

@@ -47,7 +47,7 @@ impl Access {
     pub(super) fn checked(self) -> Result<Self, Error> {
         if self.source != Source::Connection && !self.transport.keeps_secrets(&self.server) {
             return Err(Error::invalid(format!(
-                "the server {:?} would be sent credentials unencrypted",
+                "the server {:?} would receive credentials unencrypted",
                 self.server
             ))
             .with_help("use https://"));

@@ -35,7 +35,7 @@ impl Location {
         if !matches!(url.path(), "" | "/") {
             return Err(Error::invalid(format!("the Kubernetes store URL has a path: {:?}", url.path()))
                 .with_help(
-                    "a Kubernetes store is k8s://namespace; keep locks apart by namespaces or by their names",
+                    "a Kubernetes store is k8s://namespace; separate locks by namespaces or by their names",
                 ));
         }
         let access = take(&mut url, environment)?;
@@ -112,7 +112,7 @@ fn in_cluster(host: &str, port: &str, transport: Transport, account: &Path) -> R
 fn kubeconfig_of_user(home: Option<String>) -> Result<PathBuf, Error> {
     let file = home.map(|home| Path::new(&home).join(".kube/config"));
     file.filter(|file| file.exists()).ok_or_else(|| {
-        Error::invalid("no Kubernetes server is known: this is no pod, and there is no ~/.kube/config").with_help(
+        Error::invalid("no Kubernetes server is known: this is not a pod, and there is no ~/.kube/config").with_help(
             "set KUBECONFIG, or name a file or a server in the store URL: ?kubeconfig=/path or ?endpoint=https://host:6443",
         )
     })
@@ -125,7 +125,7 @@ fn checked_namespace(namespace: &str) -> Result<String, Error> {
     let error = Error::invalid(if namespace.is_empty() {
         "the Kubernetes store URL names no namespace".to_owned()
     } else {
-        format!("{namespace:?} is no name of a namespace")
+        format!("{namespace:?} is not the name of a namespace")
     });
     Err(error.with_help(
         "a Kubernetes store is k8s://namespace; a namespace has at most 63 lower-case letters, digits and `-`",

@@ -63,7 +63,7 @@ impl Credentials {
         match &self.source {
             Source::Connection => ended(Ok(Loaded::forever(None))),
             Source::Token(token) => {
-                let token = std::str::from_utf8(&token.0).map_err(|_| "the token is no text".to_owned());
+                let token = std::str::from_utf8(&token.0).map_err(|_| "the token is not text".to_owned());
                 ended(token.and_then(bearer).map(Loaded::forever))
             }
             Source::File(path) => ended(from_file(path).map(|proof| Loaded {
@@ -85,7 +85,7 @@ fn from_file(path: &Path) -> Result<Bearer, String> {
 fn bearer(token: &str) -> Result<Bearer, String> {
     let token = token.trim();
     if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err("there is no token, or it has characters that no token has".to_owned());
+        return Err("there is no token, or it contains characters that are not allowed in a token".to_owned());
     }
     Ok(Some(format!("Bearer {token}").into()))
 }
@@ -121,7 +121,7 @@ async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String>
     })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
         return Err(format!("the plugin {shown} failed ({}): {}", output.status, printable(last, 200)));
     }
     read_printed(&output.stdout).map_err(|flaw| format!("the plugin {shown} printed {flaw}"))
@@ -141,7 +141,7 @@ fn read_printed(text: &[u8]) -> Result<Loaded<Bearer>, String> {
     };
     let proof = bearer(&token)?;
     let Some(end) = status.expiration_timestamp else { return Ok(Loaded::forever(proof)) };
-    let end: jiff::Timestamp = end.parse().map_err(|_| "an expirationTimestamp that is no time")?;
+    let end: jiff::Timestamp = end.parse().map_err(|_| "an expirationTimestamp that is not a time")?;
     let until_us = u64::try_from(end.as_microsecond()).unwrap_or(0);
     Ok(Loaded { proof, renew_us: until_us.saturating_sub(clock::micros(BEFORE_END)), until_us })
 }

@@ -62,11 +62,12 @@ impl Case<'_> {
             }
             (200..=299, _) => {
                 let fault = fault(ErrorKind::Unavailable)
-                    .with_help("the answer is not one of a Kubernetes API server: check the endpoint");
+                    .with_help("the response is not one of a Kubernetes API server: check the endpoint");
                 return Meaning::Failed(self.asked().unknown(fault));
             }
             (401, _) if answer.signed_before => fault(ErrorKind::Unavailable)
-                .with_help("the server accepted these credentials before: they expired or were replaced; they are loaded again"),
+                .with_help("the server accepted these credentials before: they have expired or were replaced, and \
+                    are loaded again"),
             (401, _) => fault(ErrorKind::Denied)
                 .with_help(format!("the server does not accept these credentials: {}", SIGN_IN.missing)),
             (403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
@@ -81,9 +82,10 @@ impl Case<'_> {
                 "create it (kubectl create namespace {}), or check the store URL",
                 self.place.namespace
             )),
-            (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: begin it again"),
+            (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: start it again"),
             _ => fault(ErrorKind::Invalid).with_help(format!(
-                "if the answer does not say what is wrong: check that {} is a Kubernetes API server of version 1.14 or newer",
+                "if the response does not say what is wrong: check that {} is a Kubernetes API server of version \
+                 1.14 or newer",
                 self.place.server
             )),
         };

@@ -44,11 +44,11 @@ impl Kubernetes {
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => missing.push(verb),
                 Ok(None) => {
-                    let answer = "not looked at: the server's answer to a SelfSubjectAccessReview is none";
+                    let answer = "not checked: the server's response to a SelfSubjectAccessReview is not one";
                     return (Finding::not_applicable(CHECK, answer), false);
                 }
                 Err(error) if error.fault().kind == ErrorKind::Denied => {
-                    let seen = "not looked at: this user may not ask what it may do";
+                    let seen = "not checked: this user may not ask what it may do";
                     return (Finding::not_applicable(CHECK, seen), false);
                 }
                 Err(error) => return (Finding::stopped(CHECK, &error), false),
@@ -60,9 +60,8 @@ impl Kubernetes {
     /// Whether creates, changes and deletes are conditional.
     async fn conditions(&self, object: &str) -> Result<Finding, StoreError> {
         let flaw = |what: &str| {
-            Finding::failed(CONDITIONS, what).with_help(
-                "two processes could hold one lock: this server is no Kubernetes API server to use for locks",
-            )
+            Finding::failed(CONDITIONS, what)
+                .with_help("two processes could hold one lock: do not use this server for locks")
         };
         let note = |text: &str| serde_json::json!({ "leasehold/doctor": text });
         let Put::Done(first) = self.put(object, None, note("1"), None).await? else {

@@ -169,7 +169,7 @@ fn read(path: &Path) -> Result<File, Error> {
     serde_saphyr::from_str(&text).map_err(|error| {
         // The parser's message quotes the text, which has secrets.
         let line = error.location().map_or(String::new(), |at| format!(", line {}", at.line()));
-        Error::invalid(format!("the kubeconfig {shown} is no kubeconfig{line}"))
+        Error::invalid(format!("the file {shown} is not a kubeconfig{line}"))
             .with_help("check it with `kubectl config view`")
     })
 }
@@ -195,7 +195,7 @@ fn checked_transport(cluster: &Cluster, transport: Transport) -> Result<Transpor
             // The part before `@` is a login.
             let fine = !url.contains('@') && checked_url(url, "").is_ok();
             if !fine {
-                return Err(invalid("its proxy-url is no URL like http://host:3128")
+                return Err(invalid("its proxy-url is not a URL like http://host:3128")
                     .with_help("set HTTPS_PROXY to the proxy, and write ?proxy=env"));
             }
             Ok(Transport { proxy: Proxy::At(url.to_owned()), ..transport })
@@ -236,7 +236,7 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
     let version = exec.api_version.strip_prefix("client.authentication.k8s.io/");
     if !matches!(version, Some("v1" | "v1beta1")) {
         return Err(invalid(&format!("its exec plugin has the apiVersion {:?}", exec.api_version))
-            .with_help("leasehold knows client.authentication.k8s.io/v1 and v1beta1"));
+            .with_help("leasehold supports client.authentication.k8s.io/v1 and v1beta1"));
     }
     if exec.interactive_mode.as_deref() == Some("Always") {
         return Err(invalid("its exec plugin needs a terminal").with_help(
@@ -268,7 +268,7 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
 
 fn invalid(flaw: &str) -> Error {
     Error::invalid(format!("the kubeconfig cannot be used: {flaw}"))
-        .with_help("look at it with `kubectl config view`; another context is chosen by ?context=NAME")
+        .with_help("check it with `kubectl config view`; select another context with ?context=NAME")
 }
 
 #[cfg(test)]

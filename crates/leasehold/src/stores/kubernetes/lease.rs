@@ -102,7 +102,7 @@ impl FromStr for Revision {
             words.next().is_none().then_some(Self { resource_version, transitions, renewed_s })
         };
         parse().ok_or_else(|| {
-            Fault::new(ErrorKind::Invalid, format!("{text:?} is no version of a Lease of Kubernetes"))
+            Fault::new(ErrorKind::Invalid, format!("{text:?} is not the version of a Kubernetes Lease"))
         })
     }
 }
@@ -113,7 +113,7 @@ impl Lease {
         let lease = serde_json::from_slice::<Self>(body).ok();
         // Without a version, the next write would replace any state.
         lease.filter(|lease| !lease.metadata.resource_version.is_empty()).ok_or_else(|| {
-            Fault::new(ErrorKind::Corrupt, "the server's answer is no Lease with a resourceVersion")
+            Fault::new(ErrorKind::Corrupt, "the server's response is not a Lease with a resourceVersion")
                 .with_help("check that the endpoint is a Kubernetes API server")
         })
     }
@@ -213,9 +213,9 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
         // Other clients would not see the renewals, and take over.
         return Err(Fault::new(
             ErrorKind::Unsupported,
-            "the server's answers carry no time (no `Date`), so a Lease cannot show when it was renewed",
+            "the server's responses contain no time (no `Date`), so a Lease cannot show when it was renewed",
         )
-        .with_help("use a server, or a proxy before it, that sends the Date header"));
+        .with_help("use a server, or a proxy in front of it, that sends the Date header"));
     }
     let same = before.filter(|before| before.grant == record.grant);
     let renews = same.is_some_and(|before| before.heartbeat != record.heartbeat);
@@ -263,7 +263,7 @@ fn identity(record: &Record) -> String {
 fn time(us: u64) -> Result<String, Fault> {
     let time = i64::try_from(us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
     time.map(|time| format!("{time:.6}"))
-        .ok_or_else(|| Fault::new(ErrorKind::Corrupt, "the server's clock shows no date"))
+        .ok_or_else(|| Fault::new(ErrorKind::Corrupt, "the server's clock does not show a valid date"))
 }
 
 /// The annotations with `record` and, if `spec` was written with it, its mark.

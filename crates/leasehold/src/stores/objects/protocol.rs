@@ -24,7 +24,7 @@ impl Protocol {
         match url.take("protocol").as_deref() {
             None | Some("lease") => Ok(Self::Lease),
             Some("existence") => Ok(Self::Existence),
-            Some(other) => Err(Error::invalid(format!("there is no protocol {other:?}")).with_help(
+            Some(other) => Err(Error::invalid(format!("unknown protocol {other:?}")).with_help(
                 "the protocols are `lease`, which is the default, and `existence`, for sharing locks with clients that \
                  create an object and delete it",
             )),

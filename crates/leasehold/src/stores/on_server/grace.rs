@@ -19,7 +19,7 @@ pub(in super::super) fn take(url: &mut StoreUrl, default: Duration) -> Result<Du
         None => Ok(default),
         Some(grace) if grace <= LONGEST => Ok(grace),
         Some(_) => Err(Error::invalid("the option `failover_grace` is longer than 48 hours")
-            .with_help("it has to be longer than the longest lease; leases last at most 24 hours")),
+            .with_help("it must be longer than the longest lease; leases last at most 24 hours")),
     }
 }
 

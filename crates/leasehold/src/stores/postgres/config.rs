@@ -56,7 +56,8 @@ impl Location {
         url.take_common(options)?;
         if !options.store_clock {
             return Err(Error::invalid("a PostgreSQL store has no store_clock=off: the server's clock alone decides when a lease ends")
-                .with_help("leave the option out, and keep the server's clock right (NTP without steps); `margin` is for small steps"));
+                .with_help("remove the option, and keep the server's clock accurate (NTP without steps); `margin` \
+                    is for small steps"));
         }
         let table = Table::named(&url.take("table").unwrap_or_else(|| TABLE.to_owned()))?;
         // Off: most servers lose no commit, and then the grace would only delay and limit leases.
@@ -91,7 +92,7 @@ impl Table {
         };
         if parts.len() > 2 || !parts.iter().all(is_name) {
             return Err(Error::invalid(format!(
-                "the option `table` is {name:?}, which is no name of a table"
+                "the option `table` is {name:?}, which is not the name of a table"
             ))
             .with_help(
                 "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
@@ -111,7 +112,7 @@ fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Optio
     let stays_here = hosts.iter().all(Host::is_this_machine);
     match mode.as_deref() {
         Some("verify-full") => Ok(Some(Tls { authority, identity })),
-        Some("disable") if has_files => Err(Error::invalid("sslmode=disable, and yet there are options of TLS")
+        Some("disable") if has_files => Err(Error::invalid("sslmode=disable, but there are TLS options")
             .with_help("leave out `sslmode`, or `ca`, `cert` and `key`")),
         Some("disable") if stays_here || plaintext => Ok(None),
         Some("disable") => Err(Error::invalid("sslmode=disable would send the user and the password unencrypted to another machine")
@@ -119,7 +120,8 @@ fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Optio
         None if has_files || !stays_here => Ok(Some(Tls { authority, identity })),
         None => Ok(None),
         Some(other) => Err(Error::invalid(format!("the option `sslmode` is verify-full or disable, not {other:?}"))
-            .with_help("the other modes of libpq do not check whose certificate it is, so anyone on the way could be the server: name the authority with ca=FILE")),
+            .with_help("the other modes of libpq do not check that the certificate belongs to the host, so an \
+                intermediary could impersonate the server: name the authority with ca=FILE")),
     }
 }
 
@@ -132,7 +134,7 @@ fn host(text: &str) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the PostgreSQL store URL names no host".to_owned()
         } else {
-            format!("{} is no host and port of a PostgreSQL server", hosts::shown(text))
+            format!("{} is not the host and port of a PostgreSQL server", hosts::shown(text))
         })
         .with_help(FORM)
     })

@@ -81,10 +81,10 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
         ),
         true if says(&["NotValidForName", "not valid for name"]) => (
             ErrorKind::Invalid,
-            "the server's certificate is for another name than the host in the store URL: use that name",
+            "the server's certificate is not for the host in the store URL: use a name in the certificate",
         ),
         _ if says(&["Connection refused"]) => {
-            (ErrorKind::Unavailable, "is the server running, and are host and port right?")
+            (ErrorKind::Unavailable, "is the server running, and are the host and port right?")
         }
         _ => return None,
     })
@@ -98,7 +98,8 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         "42P01" | "3F000" => (
             ErrorKind::Invalid,
             format!(
-                "make the table {name:?} with `leasehold init`, or name another one with table=NAME in the store URL"
+                "create the table {name:?} with `leasehold init`, or name another one with table=NAME in the store \
+                 URL"
             ),
         ),
         "42703" => (
@@ -114,7 +115,8 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         "42501" => (
             ErrorKind::Denied,
             format!(
-                "the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; `leasehold init` needs CREATE or a table of its own"
+                "the user needs SELECT, INSERT, UPDATE and DELETE on the table {name:?} and USAGE on its schema; \
+                 `leasehold init` needs CREATE on the schema, or must own the table"
             ),
         ),
         "22008" => (
@@ -139,7 +141,7 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
             ),
         ),
         "08P01" if said.contains("startup parameter") => {
-            (ErrorKind::Unsupported, "a pooler, and not the server itself, has answered".to_owned())
+            (ErrorKind::Unsupported, "a pooler responded, and not the server itself".to_owned())
         }
         "22021" | "22P05" => (
             ErrorKind::Invalid,
@@ -155,7 +157,8 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
             Some("23" | "42" | "0A") => (
                 ErrorKind::Unsupported,
                 format!(
-                    "the table {name:?} is not as `leasehold init` makes it: `leasehold doctor` says more"
+                    "the table {name:?} differs from the one that `leasehold init` creates: `leasehold doctor` \
+                     shows the details"
                 ),
             ),
             // Conflicts of transactions, timeouts, resources, restarts.

@@ -40,9 +40,9 @@ impl PostgresLeases {
         let mut examined = Examined::default();
         let table = self.sessions.table();
         examined.least_permissions = vec![
-            "the least that leasehold needs:".to_owned(),
+            "the minimum that leasehold needs:".to_owned(),
             format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO ...", table.sql),
-            "(DELETE is for `leasehold sweep` and the doctor alone)".to_owned(),
+            "(DELETE is only for `leasehold sweep` and the doctor)".to_owned(),
         ];
         let budget = RetryBudget::of_question(&self.env);
         if let Err(error) = budget.request(self.look_at_all(&mut examined)).await {
@@ -73,7 +73,10 @@ impl PostgresLeases {
             if cell(row, "has_triggers")? {
                 examined.push(
                     Finding::warning("triggers", format!("the table {:?} has triggers", table.name))
-                        .with_help("they run in the transaction of each grant: what they do to the rows or how long they take is not known"),
+                        .with_help(
+                            "they run in the transaction of each grant; leasehold does not know what they do \
+                            to the rows or how long they take",
+                        ),
                 );
             }
         }
@@ -105,7 +108,7 @@ fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
     let name = &table.name;
     if found.kind.is_none() {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
-            .with_help("make it: leasehold init");
+            .with_help("create it: leasehold init");
     }
     // That the server is no primary is another finding.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
@@ -210,7 +213,7 @@ fn row_security(is_active: bool, has_policies: bool, table: &Table) -> Finding {
         (false, _) => Finding::passed(CHECK, "every row is visible to the user"),
         (true, false) => Finding::failed(
             CHECK,
-            "row security is on and has no policy: the user sees no lock and can take none",
+            "row security is on without a policy: the user can neither see nor acquire locks",
         )
         .with_help(off),
         (true, true) => Finding::warning(

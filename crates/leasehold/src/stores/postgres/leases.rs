@@ -115,7 +115,8 @@ impl PostgresLeases {
         let parameters: [Parameter<'_>; 1] = [(&table.sql, Type::TEXT)];
         let rows = self.rows(Effect::None, &self.statements.is_shared, &parameters).await?;
         if cell(only(&rows)?, "is_shared")? {
-            let message = format!("the table {:?} is, or was made, for other clients too", table.name);
+            let message =
+                format!("the table {:?} is used by other clients too, or was created for them", table.name);
             return Err(Fault::new(ErrorKind::Unsupported, message)
                 .with_help("ShedLock remembers which names have rows: its job would not run again until its JVM restarts. Keep the rows")
                 .not_applied());
@@ -318,7 +319,7 @@ pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, 
 
 /// The statement was answered with something else than it asks for. It may have had its effect.
 fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
-    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {why}")).maybe_applied()
+    Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
 }
 
 /// As PostgreSQL's settings have durations.

@@ -99,9 +99,10 @@ impl Listener {
         };
         match timeout(&*self.env.clock, EXAMINATION, tried).await {
             Some(Ok(())) => Finding::passed(CHECK, "a release wakes the first waiter at once"),
-            Some(Err(error)) if error.fault().kind == ErrorKind::Unsupported => {
-                Finding::passed(CHECK, "a pooler is before the server: waiters poll, at least every 0.5 s")
-            }
+            Some(Err(error)) if error.fault().kind == ErrorKind::Unsupported => Finding::passed(
+                CHECK,
+                "a pooler is in front of the server: waiters poll, at least every 0.5 s",
+            ),
             Some(Err(error)) if error.fault().kind == ErrorKind::Denied => {
                 Finding::of_error(CHECK, CheckStatus::Failed, &error)
                     .with_help("or add notify=off to the store URL: a release that may not notify fails")
@@ -143,7 +144,7 @@ impl Listener {
         match timeout(&*self.env.clock, LIMIT, asked).await {
             Some(Ok(true)) => Ok(()),
             Some(Ok(false)) => {
-                Err(Fault::new(ErrorKind::Unsupported, "a pooler is before the server").not_applied())
+                Err(Fault::new(ErrorKind::Unsupported, "a pooler is in front of the server").not_applied())
             }
             Some(Err(error)) => Err(errors::of_statement(&error, Effect::None, table)),
             None => Err(Fault::unavailable("PostgreSQL did not respond").not_applied()),

@@ -111,7 +111,7 @@ impl Cells {
                 let holder = serde_json::from_str(text).map_err(|error| format!("holder: {error}"))?;
                 Ok(State::Held { grant, holder })
             }
-            other => Err(format!("there is no state {other:?}")),
+            other => Err(format!("unknown state {other:?}")),
         }
     }
 }
@@ -129,7 +129,7 @@ fn waiter(waiter: &Value) -> Waiter {
 
 fn token(number: i64) -> Result<Token, String> {
     let token = u64::try_from(number).ok().and_then(Token::new);
-    token.ok_or_else(|| format!("{number} is no fencing token"))
+    token.ok_or_else(|| format!("{number} is not a fencing token"))
 }
 
 #[cfg(test)]

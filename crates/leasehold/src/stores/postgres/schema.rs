@@ -78,7 +78,9 @@ impl PostgresLeases {
             // Another process has just made the table, and may have made it otherwise. PostgreSQL reports the collision
             // although the statement says IF NOT EXISTS.
             Err(error) if is_collision(&error) => {
-                return Err(Fault::unavailable("another process made the table at once").not_applied());
+                return Err(
+                    Fault::unavailable("another process created the table at the same time").not_applied()
+                );
             }
             made => made.map_err(|error| errors::of_statement(&error, Effect::Writes, table))?,
         }

@@ -64,7 +64,7 @@ pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found,
         }
     };
     let found = rows.first().map(parse).transpose().map_err(|error| {
-        Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's answer cannot be read: {error}")).not_applied()
+        Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {error}")).not_applied()
     })?;
     Ok(found.unwrap_or_default())
 }
@@ -113,7 +113,7 @@ pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Faul
             return Err(refused(format!(
                 "{name:?} is not an ordinary table (a view, a partitioned, foreign or temporary table)"
             ))
-            .with_help("make a table of its own with `leasehold init`"));
+            .with_help("create a separate table with `leasehold init`"));
         }
     }
     match &found.wrong_times {

@@ -24,7 +24,7 @@ pub(super) struct Answer {
 impl Answer {
     pub(super) fn of(value: Value) -> Result<Self, StoreError> {
         read(value).ok_or_else(|| {
-            Fault::new(ErrorKind::Corrupt, "the answer of a script of leasehold cannot be read")
+            Fault::new(ErrorKind::Corrupt, "the response of a script of leasehold cannot be read")
                 .maybe_applied()
         })
     }
@@ -53,7 +53,7 @@ impl Answer {
     }
 
     fn token(&self, name: &str) -> Result<Option<Token>, String> {
-        let token = |number| Token::new(number).ok_or_else(|| format!("{number} is no fencing token"));
+        let token = |number| Token::new(number).ok_or_else(|| format!("{number} is not a fencing token"));
         self.number(name)?.map(token).transpose()
     }
 
@@ -111,7 +111,7 @@ impl Answer {
                 let holder = serde_json::from_str(text).map_err(|error| format!("holder: {error}"))?;
                 Ok(State::Held { grant, holder })
             }
-            other => Err(format!("there is no state {other:?}")),
+            other => Err(format!("unknown state {other:?}")),
         }
     }
 }

@@ -51,15 +51,20 @@ impl Location {
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         url.take_common(options)?;
         if !options.store_clock {
-            return Err(Error::invalid("a Redis store has no store_clock=off: the server's clock alone decides when a lease ends")
-                .with_help("leave the option out, and keep the server's clock right (NTP without steps); `margin` is for small steps"));
+            return Err(Error::invalid(
+                "a Redis store has no store_clock=off: the server's clock alone decides when a lease ends",
+            )
+            .with_help(
+                "remove the option, and keep the server's clock accurate (NTP without steps); `margin` \
+                    is for small steps",
+            ));
         }
         let tls = take_tls(&mut url)?;
         let master = url.take("master").map(checked_master).transpose()?;
         let sentinel_user = url.take("sentinel_user").filter(|user| !user.is_empty());
         let sentinel_password = sentinel_password(&mut url)?;
         if master.is_none() && (sentinel_user.is_some() || sentinel_password.is_some()) {
-            return Err(Error::invalid("the store URL has a login for Sentinels, and names no Sentinels")
+            return Err(Error::invalid("the store URL has a login for Sentinels, but names no Sentinels")
                 .with_help("add master=NAME if the hosts are Sentinels, or leave the options out"));
         }
         if sentinel_user.is_some() && sentinel_password.is_none() {
@@ -119,7 +124,7 @@ fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let (authority, identity) = (url.take("ca"), take_identity(url)?);
     let wanted = authority.is_some() || identity.is_some();
     match switch {
-        Some(false) if wanted => Err(Error::invalid("tls=off, and yet there are options of TLS")
+        Some(false) if wanted => Err(Error::invalid("tls=off, but there are TLS options")
             .with_help("leave out `tls`, or `ca`, `cert` and `key`")),
         Some(true) => Ok(Some(Tls { authority, identity })),
         None if wanted => Ok(Some(Tls { authority, identity })),
@@ -132,7 +137,7 @@ fn checked_master(name: String) -> Result<String, Error> {
     if !name.is_empty() && name.chars().all(is_name) {
         return Ok(name);
     }
-    Err(Error::invalid(format!("the option `master` is {name:?}, which is no name of a primary"))
+    Err(Error::invalid(format!("the option `master` is {name:?}, which is not the name of a primary"))
         .with_help("it is the name in the Sentinels' configuration: sentinel monitor NAME ..."))
 }
 
@@ -142,7 +147,7 @@ fn sentinel_password(url: &mut StoreUrl) -> Result<Option<Password>, Error> {
     let file = Password::file(url, "sentinel_password_file")?;
     if variable.is_some() && file.is_some() {
         return Err(Error::invalid("the store URL names more than one password of the Sentinels")
-            .with_help("leave one of them: `sentinel_password_env` or `sentinel_password_file`"));
+            .with_help("keep one of them: `sentinel_password_env` or `sentinel_password_file`"));
     }
     Ok(variable.or(file))
 }
@@ -167,7 +172,7 @@ fn host(text: &str, port: u16) -> Result<Host, Error> {
         Error::invalid(if text.is_empty() {
             "the Redis store URL names no host".to_owned()
         } else {
-            format!("{} is no host and port of a Redis server", hosts::shown(text))
+            format!("{} is not the host and port of a Redis server", hosts::shown(text))
         })
         .with_help(FORM)
     })

@@ -116,7 +116,7 @@ impl Way {
             Some(Ok(Some((name, port)))) => self.connect_to(&Host { name, port }, env, calls).await,
             Some(Ok(None)) => Err(Fault::new(
                 ErrorKind::Invalid,
-                format!("the Sentinel {sentinel} knows no primary {master:?}"),
+                format!("the Sentinel {sentinel} does not know a primary {master:?}"),
             )
             .with_help(
                 "the option `master` is the name in the Sentinels' configuration: sentinel monitor NAME ...",
@@ -185,7 +185,7 @@ impl Way {
             match of_tls(&error) {
                 Some(help) => Fault::new(ErrorKind::Invalid, message).with_help(help),
                 None if error.kind() == std::io::ErrorKind::ConnectionRefused => Fault::unavailable(message)
-                    .with_help("is the server running, and are host and port right?"),
+                    .with_help("is the server running, and are the host and port right?"),
                 None => Fault::unavailable(message),
             }
             .not_applied()
@@ -337,9 +337,8 @@ impl Facts {
                 "{host} may delete locks when its memory is full: maxmemory-policy is {}",
                 self.policy
             );
-            return Err(Fault::new(ErrorKind::Unsupported, message).with_help(
-                "set maxmemory-policy to noeviction, or use another server than that of a cache",
-            ));
+            return Err(Fault::new(ErrorKind::Unsupported, message)
+                .with_help("set maxmemory-policy to noeviction, or use a server that is not a cache"));
         }
         Ok(())
     }

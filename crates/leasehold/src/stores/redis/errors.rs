@@ -98,7 +98,7 @@ fn of_answer(code: &str, detail: &str) -> Fault {
         }
         _ if code == "NOREPLICAS" || says("-NOREPLICAS") => {
             return Fault::unavailable(message)
-                .with_help("fewer replicas are connected than min-replicas-to-write asks for");
+                .with_help("fewer replicas are connected than min-replicas-to-write requires");
         }
         _ if code == "MISCONF" || says("-MISCONF") => {
             return Fault::unavailable(message)
@@ -137,5 +137,5 @@ pub(super) fn cluster() -> Fault {
         ErrorKind::Unsupported,
         "the Redis server is part of a cluster, which leasehold does not support",
     )
-    .with_help("use a primary with replicas, with Sentinel if it has to fail over by itself")
+    .with_help("use a primary with replicas, with Sentinel if it must fail over automatically")
 }

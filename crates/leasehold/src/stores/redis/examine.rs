@@ -113,11 +113,11 @@ impl RedisLeases {
 
 fn least_permissions() -> Vec<String> {
     [
-        "the least that leasehold needs (a prefix of `locks/` here):",
+        "the minimum that leasehold needs (a prefix of `locks/` here):",
         "ACL SETUSER ... on >PASSWORD ~locks/* &locks/* +evalsha +script|load +info +time",
         "    +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex",
         "    +publish +subscribe +unsubscribe",
-        "and +select for another database than 0",
+        "and +select for a database other than 0",
     ]
     .map(str::to_owned)
     .to_vec()
@@ -142,7 +142,7 @@ fn eviction(facts: &Facts) -> Finding {
             CHECK,
             format!("maxmemory-policy is {policy}: when its memory is full, the server deletes locks"),
         )
-        .with_help("set maxmemory-policy to noeviction, or use another server than that of a cache"),
+        .with_help("set maxmemory-policy to noeviction, or use a server that is not a cache"),
         (true, false) => Finding::warning(
             CHECK,
             format!(

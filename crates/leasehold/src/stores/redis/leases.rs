@@ -226,7 +226,8 @@ impl ServerLeases for RedisLeases {
         let mut script = self.scripts.names.prepare_invoke();
         script.key(self.names_key()).arg(begin).arg(end).arg(PAGE).arg(self.lock(""));
         let unreadable = || {
-            Fault::new(ErrorKind::Corrupt, "the answer of a script of leasehold cannot be read").not_applied()
+            Fault::new(ErrorKind::Corrupt, "the response of a script of leasehold cannot be read")
+                .not_applied()
         };
         let Value::Array(mut parts) = self.links.invoke(&link, &script).await? else {
             return Err(unreadable());

@@ -88,7 +88,7 @@ fn metadata(object: &str, headers: Headers) -> Result<Metadata, StoreError> {
             ErrorKind::Unsupported,
             format!("{missing} metadata entries of {object:?} cannot be read over HTTP, and would be lost in a write"),
         )
-        .with_help("take the entries out whose names or values no header can carry")
+        .with_help("remove the entries whose names or values cannot be sent in a header")
         .not_applied());
     }
     Ok(Metadata {
@@ -125,9 +125,12 @@ pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
     };
     Err(Fault::new(
         ErrorKind::Unsupported,
-        format!("the store answered {what}, so the object has no version to compare"),
+        format!("the store responded {what}, so the object has no version to compare"),
     )
-    .with_help("conditional writes need strong ETags: use a store, or a way to it, that gives them"))
+    .with_help(
+        "conditional writes need strong ETags: use a store that returns them, without a proxy that removes \
+        them",
+    ))
 }
 
 /// The ETag of an object with these bytes, unless it is encrypted with a customer's key: their MD5.
@@ -150,5 +153,5 @@ async fn collected(object: &str, mut body: ByteStream, contents: Contents) -> Re
 }
 
 fn broken_off(object: &str, detail: &str) -> StoreError {
-    Fault::unavailable(format!("the answer to reading {object:?} broke off: {detail}")).not_applied()
+    Fault::unavailable(format!("the response to reading {object:?} was interrupted: {detail}")).not_applied()
 }

@@ -10,7 +10,8 @@ use crate::url::StoreUrl;
 pub(super) const SERVICE: Service = Service {
     id: "S3",
     article: "an",
-    no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores take us-east-1",
+    no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores accept \
+        us-east-1",
 };
 
 /// The settings in a store URL.
@@ -78,7 +79,7 @@ fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
 fn path_style(url: &mut StoreUrl, bucket: &str) -> Result<Option<bool>, Error> {
     let path_style = url.take_switch("path_style")?;
     if path_style == Some(true) && bucket.starts_with("arn:") {
-        return Err(Error::invalid("an access point has no path style")
+        return Err(Error::invalid("an access point cannot be addressed in path style")
             .with_help("leave `path_style` out, or name the bucket instead of the access point"));
     }
     Ok(path_style)
@@ -92,8 +93,9 @@ fn is_access_point(name: &str) -> bool {
 }
 
 fn not_an_access_point(arn: &str) -> Error {
-    let error =
-        Error::invalid(format!("{arn:?} is no bucket name, nor the ARN of an access point in one region"));
+    let error = Error::invalid(format!(
+        "{arn:?} is neither a bucket name nor the ARN of an access point in one region"
+    ));
     if arn.contains(".mrap") {
         return error.with_help(
             "a Multi-Region Access Point leads to buckets that are copied to each other, and two clients could be granted \
@@ -118,7 +120,7 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     let error = Error::invalid(if bucket.is_empty() {
         "the S3 store URL names no bucket".to_owned()
     } else {
-        format!("{bucket:?} is no bucket name")
+        format!("{bucket:?} is not a bucket name")
     });
     Err(error.with_help(
         "an S3 store is s3://bucket/prefix; a bucket name has 3 to 63 lower-case letters, digits, `-` and `.`",
@@ -174,10 +176,10 @@ mod tests {
             ("s3://ab", "\"ab\""),
             ("s3://-abc", "-abc"),
             ("s3://a..b", "a..b"),
-            ("s3://arn:aws:s3:eu-west-1:1:accesspoint/x", "no bucket name"),
-            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint", "no bucket name"),
-            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/X_", "no bucket name"),
-            ("s3://arn:aws:s3:::bucket/p", "no bucket name"),
+            ("s3://arn:aws:s3:eu-west-1:1:accesspoint/x", "neither a bucket name"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint", "neither a bucket name"),
+            ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/X_", "neither a bucket name"),
+            ("s3://arn:aws:s3:::bucket/p", "neither a bucket name"),
             ("s3://arn:aws:s3::123456789012:accesspoint/x.mrap/p", "ARN"),
             ("s3://arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/x", "ARN"),
             ("s3://arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-1/accesspoint/x", "ARN"),

@@ -193,9 +193,9 @@ impl Case<'_> {
     /// The error of a bucket with Object Lock for a body without a checksum.
     fn no_checksum(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
-            "the bucket has Object Lock and takes no object without a checksum: add ?checksum=crc32 to the store URL, or \
-             checksum=md5 for an older store. With a default retention each renewal of a lock leaves a version that stays \
-             until its retention ends: rather use another bucket",
+            "the bucket has Object Lock and accepts no object without a checksum: add ?checksum=crc32 to the store \
+             URL, or checksum=md5 for an older store. With a default retention each renewal of a lock leaves a \
+             version that stays until its retention ends, so it is better to use another bucket",
         )
     }
 
@@ -251,8 +251,8 @@ impl Case<'_> {
         match self.operation {
             Operation::List => fault.with_help(format!("allow s3:ListBucket on {bucket}")),
             Operation::Read | Operation::Head => fault.with_help(format!(
-                "allow s3:GetObject on {object}, and s3:ListBucket on {bucket}: without the latter S3 answers 403 also for \
-                 an object that does not exist yet",
+                "allow s3:GetObject on {object}, and s3:ListBucket on {bucket}: without the latter S3 also responds \
+                 with 403 for an object that does not exist yet",
             )),
             _ => fault.with_help(format!("allow {} on {object}", permission(self.operation))),
         }
@@ -260,19 +260,21 @@ impl Case<'_> {
 
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the answer is not one of S3: check the endpoint")
+            .with_help("the response is not one of S3's: check the endpoint")
     }
 
     fn bad_key(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
-            "the store does not take so long a key: use a shorter lock name or prefix (other characters than letters, \
-             digits and - . _ ~ take three bytes or more; MinIO takes 255 bytes between two slashes)",
+            "the key is too long for the store: use a shorter lock name or prefix (characters other than letters, \
+             digits and - . _ ~ take three bytes or more; MinIO allows 255 bytes between two slashes)",
         )
     }
 
     fn unexpected(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Invalid, answer)
-            .with_help(format!("S3 does not answer so: check that {} is an S3 endpoint", self.endpoint))
+        self.fault(ErrorKind::Invalid, answer).with_help(format!(
+            "this is not a response of S3: check that {} is an S3 endpoint",
+            self.endpoint
+        ))
     }
 }
 

@@ -43,7 +43,7 @@ impl S3Register {
 
     fn least_permissions(&self) -> Vec<String> {
         let (bucket, objects) = (self.place.arn(), self.place.arn_of(&format!("{}*", self.keys.object(""))));
-        let mut lines = vec!["the least that leasehold needs:".to_owned()];
+        let mut lines = vec!["the minimum that leasehold needs:".to_owned()];
         lines.extend(match self.place.is_directory() {
             true => vec![format!(
                 r#"{{"Effect":"Allow","Action":"s3express:CreateSession","Resource":"{bucket}"}}"#
@@ -121,7 +121,7 @@ impl S3Register {
             Ok(output) => Ok(Some(output)),
             Err(Trouble::Answered(answer)) if answer.status == 404 => Ok(None),
             Err(Trouble::Answered(answer)) if matches!(answer.status, 401 | 403) => {
-                Err(format!("not looked at: that needs {permission}, which locks do not"))
+                Err(format!("not checked: this needs {permission}, which locks do not need"))
             }
             Err(Trouble::Answered(answer)) => Err(unanswered(&answer.status)),
             Err(_) => Err(unanswered(&"nothing")),
@@ -133,21 +133,21 @@ impl S3Register {
 fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
     const CHECK: &str = "delete-missing";
     match answer {
-        Ok(Deleted::Conflict) => Finding::passed(CHECK, "a delete of a version of nothing is refused"),
+        Ok(Deleted::Conflict) => Finding::passed(CHECK, "a conditional delete of a missing object is refused"),
         Ok(Deleted::Deleted) => {
-            Finding::warning(CHECK, "a delete of a version of nothing is answered as if it had deleted something").with_help(
+            Finding::warning(CHECK, "a conditional delete of a missing object is reported as a success").with_help(
                 "locks are safe; with ?protocol=existence a release does not notice that another client deleted the object",
             )
         }
         Err(error) if error.fault().kind == ErrorKind::Denied => {
-            Finding::not_applicable(CHECK, "not asked: that needs s3:DeleteObject, which locks do not")
+            Finding::not_applicable(CHECK, "not checked: this needs s3:DeleteObject, which locks do not need")
         }
         Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
     }
 }
 
 fn unanswered(status: &dyn Display) -> String {
-    format!("not looked at: the store answers {status} when it is asked")
+    format!("not checked: the store responds with {status}")
 }
 
 /// Under a default retention, written objects cannot be deleted, not even those of the examination.
@@ -228,14 +228,18 @@ fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
         None => Finding::passed(CHECK, "no rule deletes current objects here"),
         Some((rule, true, when)) => {
             Finding::failed(CHECK, format!("the rule {:?} deletes all objects here {when}", named(rule)))
-                .with_help("the record of a lock that is held goes too: limit the rule to another prefix")
+                .with_help(
+                    "it also deletes the record of a lock that is held: limit the rule to another prefix",
+                )
         }
-        Some((rule, false, when)) => {
-            Finding::warning(CHECK, format!("the rule {:?} deletes objects here {when}", named(rule))).with_help(
-                "a held lock is written again long before that; a job that rests longer (leasehold once --per) runs again \
-                 too early: limit the rule to another prefix",
-            )
-        }
+        Some((rule, false, when)) => Finding::warning(
+            CHECK,
+            format!("the rule {:?} deletes objects here {when}", named(rule)),
+        )
+        .with_help(
+            "a held lock is written again long before that, but a job with a longer cooldown (leasehold once \
+                 --per) runs again too early: limit the rule to another prefix",
+        ),
     }
 }
 
@@ -247,9 +251,10 @@ fn versions(on: bool, rules: &[LifecycleRule], base: &str) -> Finding {
     });
     match (on, ended) {
         (false, _) => Finding::passed(CHECK, "off"),
-        (true, true) => Finding::passed(CHECK, "on, and a lifecycle rule ends old versions"),
+        (true, true) => Finding::passed(CHECK, "on, and a lifecycle rule deletes old versions"),
         (true, false) => Finding::warning(CHECK, "on: every renewal leaves a version of about 1 KB").with_help(
-            "locks are safe; let a lifecycle rule end noncurrent versions below the prefix after a day (docs/stores/s3.md)",
+            "locks are safe; let a lifecycle rule delete noncurrent versions below the prefix after a day \
+             (docs/stores/s3.md)",
         ),
     }
 }

@@ -78,7 +78,7 @@ impl Checksum {
             "sha256" => Self::Sha256,
             "md5" => Self::Md5,
             other => {
-                return Err(Error::invalid(format!("there is no checksum {other:?}"))
+                return Err(Error::invalid(format!("unknown checksum {other:?}"))
                     .with_help("the option `checksum` is none, crc32, crc32c, sha256 or md5"));
             }
         })
@@ -92,7 +92,7 @@ impl Encryption {
             "aws:kms" => Self::Kms,
             "aws:kms:dsse" => Self::KmsDsse,
             other => {
-                return Err(Error::invalid(format!("there is no encryption {other:?}"))
+                return Err(Error::invalid(format!("unknown encryption {other:?}"))
                     .with_help("the option `sse` is AES256, aws:kms or aws:kms:dsse"));
             }
         })
@@ -103,7 +103,7 @@ fn checked_key(key: String) -> Result<String, Error> {
     if !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b":/_-".contains(&b)) {
         return Ok(key);
     }
-    Err(Error::invalid(format!("{key:?} is no key of KMS"))
+    Err(Error::invalid(format!("{key:?} is not a KMS key"))
         .with_help("the option `kms_key` is the key's ARN, its id, or alias/name"))
 }
 
@@ -111,7 +111,7 @@ fn checked_owner(owner: String) -> Result<String, Error> {
     if is_account(&owner) {
         return Ok(owner);
     }
-    Err(Error::invalid(format!("{owner:?} is no account"))
+    Err(Error::invalid(format!("{owner:?} is not an account"))
         .with_help("the option `expected_bucket_owner` is the 12 digits of an account, like 111122223333"))
 }
 

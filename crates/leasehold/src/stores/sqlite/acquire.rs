@@ -74,7 +74,7 @@ pub(super) fn acquire(
             return Ok(verdict);
         }
     }
-    Err(Fault::unavailable("the token counter cannot be brought to the disk").into())
+    Err(Fault::unavailable("the token counter cannot be written to the disk").into())
 }
 
 /// Remembers the grant as this process's own, so that a renewal by a copy of the process is noticed. Of a claim that

@@ -57,7 +57,7 @@ impl SqliteLeases {
 fn file_system(location: &Location) -> Finding {
     const CHECK: &str = "file-system";
     if location.allow_network {
-        return Finding::warning(CHECK, "not looked at: ?allow_network=on")
+        return Finding::warning(CHECK, "not checked: ?allow_network=on")
             .with_help("a file that two machines open grants its locks twice: only one may open it");
     }
     match location.file_system() {
@@ -82,9 +82,9 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
     const CHECK: &str = "integrity";
     let word: String = connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))?;
     Ok(match word.as_str() {
-        "ok" => Finding::passed(CHECK, "the file is whole"),
+        "ok" => Finding::passed(CHECK, "the file is intact"),
         other => Finding::failed(CHECK, format!("the file is damaged: {other}")).with_help(
-            "move it away with its -wal and -shm files; a new one is made, and tokens keep rising",
+            "move it away with its -wal and -shm files; a new one is created, and tokens keep rising",
         ),
     })
 }
@@ -105,7 +105,7 @@ fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Troub
             "a second connection of this process waits (other processes were not tried)",
         )),
         Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once").with_help(
-            "this SQLite, or this file system, does not keep locks: put the file on a local disk",
+            "this SQLite library or this file system does not honour file locks: put the file on a local disk",
         )),
         Err(trouble) => Err(trouble),
     }

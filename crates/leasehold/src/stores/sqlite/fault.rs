@@ -92,7 +92,7 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
     const WRITABLE: &str =
         "the file and its folder must both be writable: SQLite keeps -wal and -shm files beside it";
     const RESTORE: &str =
-        "move it away with its -wal and -shm files; a new one is made, and tokens keep rising";
+        "move it away with its -wal and -shm files; a new one is created, and tokens keep rising";
     if error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_READONLY_DBMOVED) {
         return (ErrorKind::Unavailable, "was moved or replaced meanwhile", None);
     }
@@ -100,7 +100,7 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => (
             ErrorKind::Unavailable,
             "is busy",
-            Some("another process keeps its write lock, a backup or an open sqlite3 shell perhaps"),
+            Some("another process holds its write lock, perhaps a backup or an open sqlite3 shell"),
         ),
         Some(ErrorCode::ReadOnly) => (ErrorKind::Denied, "cannot be written", Some(WRITABLE)),
         Some(ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied) => {
@@ -110,7 +110,7 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
         Some(ErrorCode::DiskFull) => (
             ErrorKind::Unavailable,
             "cannot grow",
-            Some("the disk is full: make room, nothing else is wrong"),
+            Some("the disk is full: free some space; nothing else is wrong"),
         ),
         Some(ErrorCode::SystemIoFailure) => (
             ErrorKind::Unavailable,
@@ -126,7 +126,7 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
         Some(ErrorCode::Unknown | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => {
             (ErrorKind::Corrupt, "does not have the tables that it should have", Some(RESTORE))
         }
-        _ => (ErrorKind::Unavailable, "does not answer as it should", None),
+        _ => (ErrorKind::Unavailable, "does not respond as it should", None),
     }
 }
 

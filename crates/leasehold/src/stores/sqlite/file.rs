@@ -157,7 +157,8 @@ impl File {
         Fault::unavailable(format!(
             "the -wal or -shm file of {path} was deleted or replaced while in use, and this process still has it open"
         ))
-        .with_help("restart the programs that use this file; never delete its -wal and -shm files before they ended")
+        .with_help("restart the programs that use this file; never delete its -wal and -shm files while they are \
+            running")
     }
 
     fn named(&self, trouble: Trouble) -> Trouble {

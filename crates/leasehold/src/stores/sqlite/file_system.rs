@@ -49,7 +49,7 @@ fn kind(status: &StatFs) -> Result<String, String> {
 /// Other systems report the type in other ways, which are not supported yet.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn kind(_: &StatFs) -> Result<String, String> {
-    Err("this operating system does not tell".to_owned())
+    Err("this operating system does not report it".to_owned())
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

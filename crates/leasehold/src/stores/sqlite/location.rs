@@ -34,7 +34,7 @@ impl Location {
         let authority = url.authority().unwrap_or("");
         if !authority.is_empty() || url.user().is_some() {
             return Err(Error::invalid(format!("a file has no host: {url}")).with_help(format!(
-                "with one slash or three for an absolute path, with none for a relative one: sqlite:{}",
+                "use one or three slashes for an absolute path, none for a relative one: sqlite:{}",
                 format_args!("{authority}{}", url.path())
             )));
         }
@@ -55,7 +55,9 @@ impl Location {
         };
         // The file may be opened again after the program has changed its working directory.
         let path = std::path::absolute(path).map_err(|error| {
-            Error::invalid(format!("{url} is relative to a working directory that cannot be told: {error}"))
+            Error::invalid(format!(
+                "{url} is relative to a working directory that cannot be determined: {error}"
+            ))
         })?;
         Ok(Self { path, allow_network, is_default })
     }
@@ -114,7 +116,7 @@ impl Location {
     fn no_folder(&self) -> Fault {
         let (folder, path) = (folder_of(&self.path).display(), self.path.display());
         Fault::new(ErrorKind::Invalid, format!("the folder {folder} does not exist"))
-            .with_help(format!("check the path, or make the folder: leasehold init --store sqlite:{path}"))
+            .with_help(format!("check the path, or create the folder: leasehold init --store sqlite:{path}"))
     }
 }
 

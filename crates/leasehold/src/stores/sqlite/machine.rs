@@ -136,8 +136,11 @@ fn boot_id() -> Result<String, Fault> {
         return Ok(format!("{MASKED}{id}"));
     }
     if id.is_empty() {
-        return Err(Fault::new(ErrorKind::Unsupported, "this system does not tell one boot from another")
-            .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
+        return Err(Fault::new(
+            ErrorKind::Unsupported,
+            "this system does not distinguish one boot from another",
+        )
+        .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
     }
     Ok(id.to_owned())
 }

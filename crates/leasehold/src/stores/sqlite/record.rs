@@ -179,7 +179,7 @@ fn parse(row: &Row<'_>) -> Result<Record, Trouble> {
             until_us: unsigned(row, "rest_us")?,
         }),
         "held" => State::Held(Box::new(parse_hold(row)?)),
-        other => return Err(Trouble::Garbled(format!("there is no state {other:?}"))),
+        other => return Err(Trouble::Garbled(format!("unknown state {other:?}"))),
     };
     Ok(Record { token, history: from_json(&row.get::<_, String>("history")?)?, state })
 }

@@ -197,7 +197,10 @@ pub(super) fn next_token(
     let number = lowest.saturating_add(room - 1).max(now.wall_us());
     let token = Token::new(number).ok_or_else(|| {
         Fault::new(ErrorKind::Corrupt, format!("the next token would be {number}, and tokens are below 2^53"))
-            .with_help("is the wall clock right? if the file says so: release everything and name a new file")
+            .with_help(
+                "is the wall clock right? if the number comes from the file: release all locks and name a \
+                new file",
+            )
     })?;
     let beyond = !same_boot || number > counter.ceiling;
     counter.token = number;

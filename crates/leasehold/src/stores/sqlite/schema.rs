@@ -99,7 +99,7 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
 
 fn other_version(version: i64) -> Fault {
     let message =
-        format!("the file has version {version} of leasehold's tables; this program knows {VERSION}");
+        format!("the file has version {version} of leasehold's tables, but this program supports {VERSION}");
     if version > VERSION {
         Fault::new(ErrorKind::Unsupported, message).with_help("upgrade leasehold, or name another file")
     } else {
@@ -109,5 +109,5 @@ fn other_version(version: i64) -> Fault {
 
 fn foreign() -> Fault {
     Fault::new(ErrorKind::Invalid, "the file is the SQLite database of another program")
-        .with_help("give leasehold a file of its own; nothing was overwritten")
+        .with_help("name a separate file for leasehold; nothing was overwritten")
 }

@@ -86,7 +86,7 @@ fn send(asks: &mpsc::UnboundedSender<LeaseKeepAliveRequest>, id: i64) -> Result<
 }
 
 fn ended() -> Status {
-    Status::unavailable("the stream of keep-alives ended without an answer")
+    Status::unavailable("the stream of keep-alives ended without a response")
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ async fn saying(text: &'static [u8]) -> String {
 async fn the_wrong_scheme_is_named() {
     const ALERT: &[u8] = b"\x15\x03\x03\0\x02\x02\x16";
     for (scheme, other, said, named) in [
-        ("https", "http", &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak TLS"),
+        ("https", "http", &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not use TLS"),
         ("http", "https", ALERT, "does not respond in plain HTTP"),
     ] {
         let address = saying(said).await;
