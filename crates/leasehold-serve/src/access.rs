@@ -2,18 +2,26 @@
 
 mod browser;
 mod file;
+#[cfg(feature = "oidc")]
+mod oidc;
+#[cfg(not(feature = "oidc"))]
+#[path = "access/without_oidc.rs"]
+mod oidc;
 mod session;
 
 use std::collections::HashMap;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use leasehold::LockName;
+use leasehold::clock::Moment;
+use leasehold::env::Env;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
 pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
+use self::oidc::Issuers;
 pub(crate) use self::session::LASTS as SESSION_LASTS;
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
@@ -66,6 +74,8 @@ pub struct Access {
     /// The principals of client certificates, by a name in them.
     certificates: HashMap<String, String>,
     rules: Vec<Rule>,
+    /// The issuers of JWTs, with rules of their own.
+    issuers: Issuers,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
     /// Whether callers choose the name of the holder that others see. Otherwise it is that of the principal.
@@ -94,12 +104,14 @@ impl Access {
             tokens: HashMap::from([(digest(operator), OPERATOR.to_owned())]),
             certificates: HashMap::new(),
             rules: vec![Rule { principal: OPERATOR.to_owned(), prefix: String::new(), rights: all }],
+            issuers: Issuers::default(),
             anonymous: vec![Right::Read, Right::Acquire],
             free_names: true,
         }
     }
 
-    /// Access by the tokens and rules of a file in TOML.
+    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature `oidc`.
+    /// Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
     ///
     /// # Errors
     /// Names what is wrong in the text. It repeats no digest.
@@ -134,6 +146,28 @@ impl Access {
         }
     }
 
+    /// As [`caller`](Self::caller). A token that is in no [[token]] may be one of an issuer.
+    pub(crate) async fn identified(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&CertificateNames>,
+        now: Moment,
+    ) -> Result<Caller, Problem> {
+        let known = self.caller(headers, certificate);
+        if known.is_err()
+            && let Some(token) = headers.get(header::AUTHORIZATION).and_then(bearer)
+            && let Some(caller) = self.issuers.caller(token, now).await
+        {
+            return caller;
+        }
+        known
+    }
+
+    /// Fetches the keys of the issuers, now and again. Runs until it is dropped.
+    pub(crate) async fn keep_keys(&self, env: &Env) {
+        self.issuers.keep_keys(env).await;
+    }
+
     /// The caller of a request with these `headers`, on a connection with this client `certificate`. A token counts
     /// before the certificate.
     pub(crate) fn caller(
@@ -150,11 +184,7 @@ impl Access {
             }
             return Ok(self.anyone());
         };
-        let token = value.to_str().ok().and_then(|value| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
-        let Some(token) = token else {
+        let Some(token) = bearer(value) else {
             return Err(unauthorized("the header `Authorization` has no bearer token"));
         };
         let Some(principal) = self.tokens.get(&digest(token)) else {
@@ -219,6 +249,12 @@ impl Caller {
     pub(crate) fn name(&self) -> &str {
         self.principal.as_deref().unwrap_or("anonymous")
     }
+}
+
+/// The token in a header `Authorization`.
+fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 fn digest(token: &str) -> Digest {

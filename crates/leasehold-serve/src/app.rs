@@ -124,6 +124,11 @@ impl App {
         self.access.open_session(token, &self.secret, self.now().wall_us())
     }
 
+    /// Fetches the keys of the issuers of tokens, now and again. Runs until it is dropped.
+    pub(crate) async fn keep_keys(&self) {
+        self.access.keep_keys(self.locker.store().env()).await;
+    }
+
     /// Tells viewers and the audit log what `arrival` has caused.
     pub(crate) fn tell(&self, mut event: FeedEvent, arrival: &Arrival) {
         event.at_us = self.now().wall_us();
@@ -214,13 +219,14 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
     } else {
         let headers = request.headers();
         let certificate = request.extensions().get::<CertificateNames>();
-        let checked = app.hosts.check(headers).and_then(|()| {
+        let checked = match app.hosts.check(headers) {
+            Err(problem) => Err(problem),
             // Its pages ask for a token where they need one.
-            if is_dashboard(request.uri().path()) {
-                return Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()));
+            Ok(()) if is_dashboard(request.uri().path()) => {
+                Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()))
             }
-            app.access.caller(headers, certificate)
-        });
+            Ok(()) => app.access.identified(headers, certificate, at).await,
+        };
         match checked {
             Ok(caller) => {
                 request.extensions_mut().insert(Arrival { at, caller });

@@ -6,7 +6,7 @@
 //!
 //! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
 //!   answers with a shape from `view`, or with a `problem`.
-//! - `access`: who may do what; checks against other sites in a browser.
+//! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
 //! - `connections`, `tls`: how requests arrive.
 //! - `ui`: the dashboard.
 //! - `app`: what all routes share. `feed`: the events that viewers get.

@@ -121,6 +121,10 @@ impl Server {
             let app = self.app.clone();
             async move { app.feed.look().await }
         });
+        let keys = tokio::spawn({
+            let app = self.app.clone();
+            async move { app.keep_keys().await }
+        });
         tokio::spawn({
             let stopping = stopping.clone();
             async move {
@@ -137,6 +141,7 @@ impl Server {
         let router = api::router(self.app, pages.unwrap_or_default());
         Connections { router, tls: self.tls, clock, stopping }.serve(self.listener).await;
         looking.abort();
+        keys.abort();
         if let Some(metrics) = metrics {
             metrics.abort();
         }

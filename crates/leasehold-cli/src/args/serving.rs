@@ -27,7 +27,7 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7420")]
     pub(crate) listen: SocketAddr,
-    /// File with tokens and rules, in TOML [default: this machine's users may see and acquire locks]
+    /// File with tokens, issuers of tokens (OIDC) and rules, in TOML [default: this machine's users may see and acquire locks]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) access: Option<PathBuf>,
     /// File with a secret of at least 32 bytes, the same for all servers of the store. With it, a server recognises

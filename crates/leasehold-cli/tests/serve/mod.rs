@@ -5,6 +5,8 @@ mod bad_input;
 mod claims;
 mod dashboard;
 mod holds;
+#[cfg(feature = "oidc")]
+mod oidc;
 mod records;
 mod replicas;
 mod tls;

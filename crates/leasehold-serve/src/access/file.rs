@@ -1,10 +1,11 @@
-//! The access file: tokens and rules in TOML.
+//! The access file: tokens, certificates, issuers and rules in TOML.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::Deserialize;
 
+use super::oidc::{IssuerEntry, Issuers};
 use super::{Access, Digest, Right, Rule};
 
 /// Why an access file cannot be used.
@@ -27,6 +28,8 @@ struct File {
     #[serde(default)]
     certificate: Vec<CertificateEntry>,
     #[serde(default)]
+    issuer: Vec<IssuerEntry>,
+    #[serde(default)]
     rule: Vec<RuleEntry>,
 }
 
@@ -47,7 +50,11 @@ struct CertificateEntry {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleEntry {
-    principal: String,
+    /// A rule is either for a principal,
+    principal: Option<String>,
+    /// or for those tokens of an issuer that have these claims.
+    issuer: Option<String>,
+    claims: Option<BTreeMap<String, String>>,
     #[serde(default)]
     prefix: String,
     allow: Vec<Right>,
@@ -80,27 +87,38 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
             return Err(InvalidAccess(format!("the certificate name `{name}` belongs to two principals")));
         }
     }
-    for rule in &file.rule {
-        if !tokens.values().chain(certificates.values()).any(|principal| *principal == rule.principal) {
-            return Err(InvalidAccess(format!(
-                "a rule names the principal `{}`, which has no token or certificate",
-                rule.principal
-            )));
-        }
+    let mut issuers = Issuers::new(file.issuer).map_err(InvalidAccess)?;
+    let principals: Vec<&String> = tokens.values().chain(certificates.values()).collect();
+    if let Some(principal) = principals.iter().find(|principal| issuers.has_principal(principal)) {
+        return Err(InvalidAccess(format!(
+            "the principal `{principal}` looks like one of an issuer: choose another name for it or for the issuer"
+        )));
     }
-    if tokens.is_empty() && certificates.is_empty() {
+    if principals.is_empty() && issuers.is_empty() {
         return Err(InvalidAccess(
-            "the file has neither a [[token]] nor a [[certificate]], so no caller would have access".into(),
+            "the file has neither a [[token]] nor a [[certificate]] nor an [[issuer]], so no caller would have access"
+                .into(),
         ));
     }
-    let rule = |rule: RuleEntry| Rule { principal: rule.principal, prefix: rule.prefix, rights: rule.allow };
-    Ok(Access {
-        tokens,
-        certificates,
-        rules: file.rule.into_iter().map(rule).collect(),
-        anonymous: Vec::new(),
-        free_names: false,
-    })
+    let mut rules = Vec::new();
+    for RuleEntry { principal, issuer, claims, prefix, allow } in file.rule {
+        match (principal, issuer) {
+            (Some(principal), None) if claims.is_some() => {
+                return Err(InvalidAccess(format!("a rule of the principal `{principal}` has `claims`")));
+            }
+            (Some(principal), None) if !principals.contains(&&principal) => {
+                return Err(InvalidAccess(format!(
+                    "a rule names the principal `{principal}`, which has no token or certificate"
+                )));
+            }
+            (Some(principal), None) => rules.push(Rule { principal, prefix, rights: allow }),
+            (None, Some(issuer)) => {
+                issuers.add_rule(&issuer, claims, &prefix, allow).map_err(InvalidAccess)?;
+            }
+            _ => return Err(InvalidAccess("a rule needs either a `principal` or an `issuer`".into())),
+        }
+    }
+    Ok(Access { tokens, certificates, rules, issuers, anonymous: Vec::new(), free_names: false })
 }
 
 fn check(principal: &str) -> Result<(), InvalidAccess> {
@@ -127,6 +145,7 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_with_its_reason() {
         let digest = "ab".repeat(32);
+        let token = format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{digest}\"\n");
         for (text, wanted) in [
             (String::new(), "neither a [[token]]"),
             (format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{}\"", &digest[1..]), "64 hexadecimal"),
@@ -141,6 +160,12 @@ mod tests {
             ("[[certificate]]\nprincipal = \"a\"\nname = \"n\"\n".repeat(2), "two principals"),
             (format!("[[token]]\nprincipal = \"a\"\nsecret = \"{digest}\""), "line 3"),
             ("[[rule]]\nprincipal = \"a\"\nallow = [\"all\"]".to_owned(), "line 3"),
+            (format!("{token}[[rule]]\nallow = []"), "a `principal` or an `issuer`"),
+            (format!("{token}[[rule]]\nprincipal = \"a\"\nissuer = \"b\"\nallow = []"), "either"),
+            (format!("{token}[[rule]]\nprincipal = \"a\"\nclaims = {{}}\nallow = []"), "`claims`"),
+            (format!("{token}[[rule]]\nissuer = \"b\"\nclaims = {{}}\nallow = []"), "the issuer `b`"),
+            #[cfg(not(feature = "oidc"))]
+            (format!("{token}[[issuer]]\nname = \"b\""), "--features oidc"),
         ] {
             let error = parse(&text).unwrap_err().to_string();
             assert!(error.contains(wanted) && !error.contains(&digest[1..]), "{error}");

@@ -111,7 +111,7 @@ pub(super) async fn sign_in(
     match app.open_session(form.token.trim()) {
         Some(cookie) => with_cookie(&headers, &cookie, SESSION_LASTS.as_secs(), Redirect::to(to)),
         None => {
-            form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one."))
+            form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one. Tokens of an issuer (OIDC) cannot be used here."))
                 .with_status(StatusCode::UNAUTHORIZED)
                 .into_response()
         }

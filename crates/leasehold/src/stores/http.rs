@@ -42,8 +42,8 @@ const POLL_INTERVAL: PollInterval =
 
 /// Opens `https://host` or `http://host:7420`, and asks the server what its store can do.
 ///
-/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`. `ca`
-/// names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy. `http:` beyond this machine needs
+/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`, which is
+/// read again for each request. `ca` names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy. `http:` beyond this machine needs
 /// `insecure=on`. The common options `store_clock` and `margin` have no effect: the server reads its store's clock.
 ///
 /// ```no_run

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, ETAG, HeaderMap, HeaderName};
 use reqwest::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -35,7 +35,6 @@ pub(super) struct Client {
     pub(super) config: Config,
     pub(super) env: Env,
     http: reqwest::Client,
-    authorization: Option<HeaderValue>,
 }
 
 /// A request.
@@ -86,22 +85,15 @@ pub(super) enum Answer {
 impl Client {
     pub(super) fn new(config: Config, env: Env) -> Result<Self, Error> {
         let http = https::client(&config.transport)?;
-        let authorization = config.token.as_ref().map(|token| {
-            let value = HeaderValue::try_from(token.header());
-            value.map_err(|_| Error::invalid("the token cannot be sent in a header")).map(|mut value| {
-                value.set_sensitive(true);
-                value
-            })
-        });
-        Ok(Self { config, env, http, authorization: authorization.transpose()? })
+        Ok(Self { config, env, http })
     }
 
     /// Sends `request` once. The caller limits its time.
     pub(super) async fn send(&self, request: &Request) -> Result<Answer, StoreError> {
         let url = format!("{}{}", self.config.base, request.target);
         let mut builder = self.http.request(request.method.clone(), url);
-        if let Some(authorization) = &self.authorization {
-            builder = builder.header(AUTHORIZATION, authorization.clone());
+        if let Some(token) = &self.config.token {
+            builder = builder.header(AUTHORIZATION, token.header());
         }
         for (name, value) in &request.headers {
             builder = builder.header(name, value);
@@ -234,7 +226,7 @@ impl Client {
         };
         match (status.as_u16(), problem.word()) {
             (401, _) => Fault::new(ErrorKind::Denied, &message)
-                .with_help("set LEASEHOLD_HTTP_TOKEN to a token of the server's access file, or name its file with ?token_file=/path")
+                .with_help("set LEASEHOLD_HTTP_TOKEN to a token that the server knows, or name its file with ?token_file=/path; a token that expires belongs in a file, which is read for each request")
                 .not_applied(),
             (403, _) => fault(ErrorKind::Denied).not_applied(),
             (_, "store-denied") => request.unknown(fault(ErrorKind::Denied)),

@@ -1,6 +1,9 @@
 //! Where the server is, and the token for it.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use reqwest::header::HeaderValue;
 
 use crate::error::Error;
 use crate::stores::transport::{Transport, checked_url};
@@ -9,8 +12,8 @@ use crate::url::StoreUrl;
 /// The variable of the bearer token.
 const VARIABLE: &str = "LEASEHOLD_HTTP_TOKEN";
 
-/// The longest token.
-const MOST_TOKEN: usize = 4_096;
+/// The longest token. A server takes no longer one.
+const MOST_TOKEN: usize = 8 * 1024;
 
 /// A server, and how to reach it.
 pub(super) struct Config {
@@ -21,8 +24,12 @@ pub(super) struct Config {
 }
 
 /// A bearer token. A secret.
-#[derive(Clone)]
-pub(super) struct BearerToken(String);
+pub(super) struct BearerToken {
+    /// The file that has it.
+    file: Option<String>,
+    /// The value of the header `Authorization`.
+    latest: Mutex<HeaderValue>,
+}
 
 impl fmt::Debug for BearerToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,32 +100,47 @@ fn token_in_file(path: &str) -> Result<BearerToken, Error> {
         Error::invalid(format!("the option `token_file` names {path:?}, which cannot be read: {error}"))
             .with_help(help)
     })?;
-    checked(text.trim_end_matches(['\r', '\n']), "the file of `token_file`")
+    let token = checked(&text, "the file of `token_file`")?;
+    Ok(BearerToken { file: Some(path.to_owned()), ..token })
 }
 
 /// Checks that the token can be in a header. Does not repeat it.
 fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
-    if (1..=MOST_TOKEN).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
-        return Ok(BearerToken(token.to_owned()));
+    let header = header(token).ok_or_else(|| {
+        Error::invalid(format!("{source} contains no token: a token is one word of visible ASCII characters")).with_help(
+            "it is the token whose SHA-256 is in the server's access file, one of an issuer there, or what `leasehold \
+             serve` printed",
+        )
+    })?;
+    Ok(BearerToken { file: None, latest: Mutex::new(header) })
+}
+
+/// The value of the header `Authorization` for the token in `text`.
+fn header(text: &str) -> Option<HeaderValue> {
+    let token = text.trim_end_matches(['\r', '\n']);
+    if !(1..=MOST_TOKEN).contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return None;
     }
-    Err(Error::invalid(format!(
-        "{source} contains no token: a token is one word of visible ASCII \
-        characters"
-    ))
-    .with_help(
-        "it is the token whose SHA-256 is in the server's access file, or what `leasehold serve` printed",
-    ))
+    let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
+    header.set_sensitive(true);
+    Some(header)
 }
 
 impl BearerToken {
     #[cfg(test)]
     pub(super) fn for_tests(token: &str) -> Self {
-        Self(token.to_owned())
+        checked(token, "the test").unwrap()
     }
 
-    /// The value of the header `Authorization`.
-    pub(super) fn header(&self) -> String {
-        format!("Bearer {}", self.0)
+    /// The value of the header `Authorization` for the next request. Reads the file again: another program may replace a
+    /// token that soon expires. While the file has no token, as in the middle of that, it is the one before.
+    pub(super) fn header(&self) -> HeaderValue {
+        let read = self.file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(header) = read.and_then(|text| header(&text)) {
+            *latest = header;
+        }
+        latest.clone()
     }
 }
 
@@ -180,8 +202,8 @@ mod tests {
         assert!(token_of(None).unwrap().is_none() && token_of(Some(String::new())).unwrap().is_none());
         let token = token_of(Some("hunter2".to_owned())).unwrap().unwrap();
         assert_eq!(
-            (token.header().as_str(), format!("{token:?}").as_str()),
-            ("Bearer hunter2", "BearerToken")
+            (token.header().to_str().unwrap(), format!("{token:?} {:?}", token.header()).as_str()),
+            ("Bearer hunter2", "BearerToken Sensitive")
         );
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
@@ -198,6 +220,15 @@ mod tests {
             assert_eq!(token.is_ok(), is_good, "{text:?}");
             assert!(!format!("{token:?}").contains("hunt"), "{token:?}");
         }
+        std::fs::write(&file, "one\n").unwrap();
+        let token = token_in_file(path).unwrap();
+        let header = || token.header().to_str().unwrap().to_owned();
+        std::fs::write(&file, "two").unwrap();
+        assert_eq!(header(), "Bearer two", "another program has replaced it");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(header(), "Bearer two");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(header(), "Bearer two");
         let relative = token_in_file("hunter2").unwrap_err();
         assert!(!format!("{relative:?}").contains("hunter2"), "{relative:?}");
         assert!(token_in_file("/nowhere/token").unwrap_err().to_string().contains("/nowhere/token"));

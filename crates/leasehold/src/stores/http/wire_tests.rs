@@ -297,6 +297,22 @@ async fn an_error_says_whether_the_request_may_have_had_its_effect() {
     assert!(short(&error) == "maybe corrupt" && !error.to_string().contains("hunter2"), "{error}");
 }
 
+#[tokio::test]
+async fn each_request_has_the_token_that_is_in_the_file_now() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    let server = Server::start(|_| ok(&json!({ "lock": name(), "state": "free", "token": null }))).await;
+    std::fs::write(&file, "one").unwrap();
+    let mut url = StoreUrl::parse(&format!("{}?token_file={}", server.url, file.display())).unwrap();
+    let client = Client::new(Config::from_url(&mut url).unwrap(), Env::system()).unwrap();
+    let store = HttpLeases::new(client, described()).unwrap();
+    store.inspect(&name()).await.unwrap();
+    std::fs::write(&file, "two\n").unwrap();
+    store.inspect(&name()).await.unwrap();
+    let seen = server.requests();
+    assert!(seen[0].has("authorization: bearer one") && seen[1].has("authorization: bearer two"));
+}
+
 /// The same claim, so that the server recognises it.
 #[tokio::test]
 async fn a_request_without_an_answer_is_repeated_with_the_same_claim() {

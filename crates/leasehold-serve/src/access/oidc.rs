@@ -1,0 +1,256 @@
+//! JSON Web Tokens of OpenID Connect issuers.
+//!
+//! A token's times are compared with this server's wall clock. That is authentication alone: no lock depends on it.
+
+mod keys;
+mod source;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use futures_util::future;
+use jsonwebtoken::{Algorithm, Validation};
+use leasehold::clock::Moment;
+use leasehold::env::Env;
+use serde::Deserialize;
+use serde_json::Value;
+
+use self::keys::{Key, Keys, NoKey};
+use self::source::Source;
+use self::template::{Condition, Template};
+use super::{Caller, Right, unauthorized};
+use crate::problem::Problem;
+
+/// The longest token, in bytes.
+const MOST_TOKEN: usize = 8 * 1024;
+/// By how much the clocks of the issuer and of this server may differ.
+const LEEWAY: Duration = Duration::from_secs(10);
+
+/// An entry [[issuer]] of the access file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IssuerEntry {
+    name: String,
+    url: String,
+    audience: String,
+    #[serde(default = "subject")]
+    principal: String,
+    jwks: Option<String>,
+    ca: Option<PathBuf>,
+}
+
+fn subject() -> String {
+    "{sub}".to_owned()
+}
+
+/// The issuers of an access file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Issuers(Vec<Issuer>);
+
+#[derive(Clone, Debug)]
+struct Issuer {
+    /// In the access file, and at the beginning of its principals.
+    name: String,
+    url: String,
+    audience: String,
+    principal: Template,
+    rules: Vec<IssuerRule>,
+    keys: Arc<Keys>,
+}
+
+/// Rights of the tokens that meet all conditions.
+#[derive(Clone, Debug)]
+struct IssuerRule {
+    conditions: Vec<Condition>,
+    prefix: Template,
+    rights: Vec<Right>,
+}
+
+impl Issuers {
+    /// # Errors
+    /// Says what is wrong in an entry.
+    pub(super) fn new(entries: Vec<IssuerEntry>) -> Result<Self, String> {
+        // Otherwise it would be chosen by the features of all crates in the program, and a choice of two panics.
+        let _ = jsonwebtoken::crypto::aws_lc::DEFAULT_PROVIDER.install_default();
+        let mut issuers: Vec<Issuer> = Vec::new();
+        for entry in entries {
+            let issuer = Issuer::new(entry)?;
+            for other in &issuers {
+                if other.name == issuer.name || other.url == issuer.url {
+                    return Err(format!("two issuers have the name `{}` or the same `url`", issuer.name));
+                }
+            }
+            issuers.push(issuer);
+        }
+        Ok(Self(issuers))
+    }
+
+    /// Adds a rule for the tokens of the issuer with the name `issuer`.
+    ///
+    /// # Errors
+    /// Says what is wrong in the rule.
+    pub(super) fn add_rule(
+        &mut self,
+        issuer: &str,
+        claims: Option<BTreeMap<String, String>>,
+        prefix: &str,
+        rights: Vec<Right>,
+    ) -> Result<(), String> {
+        let Some(of) = self.0.iter_mut().find(|of| of.name == issuer) else {
+            return Err(format!("a rule names the issuer `{issuer}`, which the file does not have"));
+        };
+        // Anyone can get a token of some issuers, such as GitHub's.
+        let claims = claims.ok_or_else(|| {
+            format!("a rule of the issuer `{issuer}` has no `claims`: name those that a token must have; `claims = {{}}` means every token of the issuer")
+        })?;
+        let conditions = claims.into_iter().map(|(claim, pattern)| Condition::parse(claim, pattern));
+        let conditions = conditions.collect::<Result<_, _>>()?;
+        of.rules.push(IssuerRule { conditions, prefix: Template::prefix(prefix)?, rights });
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `principal` could be that of a token of an issuer.
+    pub(super) fn has_principal(&self, principal: &str) -> bool {
+        let name = principal.split_once(':').map(|(name, _)| name);
+        self.0.iter().any(|issuer| Some(&*issuer.name) == name)
+    }
+
+    /// Fetches the keys of all issuers, now and again. Runs until it is dropped.
+    pub(super) async fn keep_keys(&self, env: &Env) {
+        future::join_all(self.0.iter().map(|issuer| issuer.keys.keep(&issuer.name, env))).await;
+    }
+
+    /// The caller with this `token`; `None` if it is no token of an issuer.
+    pub(super) async fn caller(&self, token: &str, now: Moment) -> Option<Result<Caller, Problem>> {
+        if self.is_empty() || token.bytes().filter(|byte| *byte == b'.').count() != 2 {
+            return None;
+        }
+        Some(self.checked(token, now).await)
+    }
+
+    async fn checked(&self, token: &str, now: Moment) -> Result<Caller, Problem> {
+        if token.len() > MOST_TOKEN {
+            return Err(refused(&format!("is longer than {MOST_TOKEN} bytes")));
+        }
+        let header = jsonwebtoken::decode_header(token)
+            .map_err(|_| refused("has a header that cannot be read, or a wrong algorithm (`alg`)"))?;
+        if header.crit.is_some() {
+            return Err(refused("has an extension (`crit`) that is not supported"));
+        }
+        // Not verified yet: they choose the key, and nothing else.
+        let claims = jsonwebtoken::dangerous::insecure_decode_claims::<Value>(token)
+            .map_err(|_| refused("has claims that cannot be read"))?;
+        let url = claims.get("iss").and_then(Value::as_str);
+        let issuer = self.0.iter().find(|issuer| Some(&*issuer.url) == url);
+        let issuer =
+            issuer.ok_or_else(|| refused("is by an issuer (`iss`) that the access file does not name"))?;
+        let id = header.kid.ok_or_else(|| refused("does not name its key (`kid`)"))?;
+        let key = issuer.keys.find(&id, now).await.map_err(|missing| issuer.without_key(&missing))?;
+        let claims = issuer.verified(token, &key, now)?;
+        issuer.caller(&claims)
+    }
+}
+
+impl Issuer {
+    fn new(entry: IssuerEntry) -> Result<Self, String> {
+        let IssuerEntry { name, url, audience, principal, jwks, ca } = entry;
+        let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if !(1..=32).contains(&name.len()) || !name.bytes().all(is_plain) {
+            return Err(
+                "the `name` of an issuer has 1 to 32 characters: small letters, digits and `-`".into()
+            );
+        }
+        let flaw = |flaw: String| format!("the issuer `{name}`: {flaw}");
+        if audience.is_empty() {
+            return Err(flaw("its `audience` is empty".to_owned()));
+        }
+        let principal = Template::parse(&principal).map_err(flaw)?;
+        let source = Source::new(&url, jwks.as_deref(), ca.as_deref()).map_err(flaw)?;
+        Ok(Self { url, audience, principal, rules: Vec::new(), keys: Arc::new(Keys::new(source)), name })
+    }
+
+    /// Verifies the token, and returns its claims.
+    fn verified(&self, token: &str, key: &Key, now: Moment) -> Result<Value, Problem> {
+        let mut validation = Validation::new(Algorithm::EdDSA);
+        validation.algorithms.clone_from(&key.algorithms);
+        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+        validation.set_issuer(&[&self.url]);
+        validation.set_audience(&[&self.audience]);
+        // By our clock, below.
+        (validation.validate_exp, validation.validate_nbf) = (false, false);
+        let verified = jsonwebtoken::decode::<Value>(token, &key.decoding, &validation);
+        let claims = verified.map_err(|error| invalid(&error))?.claims;
+        let (now, leeway) = (Duration::from_micros(now.wall_us()).as_secs_f64(), LEEWAY.as_secs_f64());
+        let expires = claims.get("exp").and_then(Value::as_f64);
+        if expires.is_none_or(|expires| now >= expires + leeway) {
+            return Err(refused("has expired (`exp`)"));
+        }
+        match claims.get("nbf") {
+            Some(begins) if begins.as_f64().is_none_or(|begins| begins > now + leeway) => {
+                Err(refused("is not valid yet (`nbf`): compare the clocks of this server and of the issuer"))
+            }
+            _ => Ok(claims),
+        }
+    }
+
+    /// The caller whose token has these verified claims.
+    fn caller(&self, claims: &Value) -> Result<Caller, Problem> {
+        let principal = Template::text(&self.principal, claims)
+            .map_err(|flaw| refused(&format!("makes no principal: {flaw}")))?;
+        let mut rights = Vec::new();
+        for rule in &self.rules {
+            if rule.conditions.iter().all(|condition| condition.holds(claims))
+                && let Some(prefix) = rule.prefix.prefix_of(claims)
+            {
+                rights.push((prefix, rule.rights.clone()));
+            }
+        }
+        let principal = format!("{}:{principal}", self.name);
+        if rights.is_empty() {
+            // Some issuers have many users who are strangers here.
+            let detail = format!("no rule of the access file fits the token of `{principal}`");
+            return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
+                .with_help("ask the operator of the server for a rule"));
+        }
+        Ok(Caller { principal: Some(principal), names_holders: false, rights })
+    }
+
+    fn without_key(&self, missing: &NoKey) -> Problem {
+        match missing {
+            NoKey::Unknown => refused("names a key (`kid`) that its issuer does not have"),
+            NoKey::Unavailable => {
+                let detail = format!("the keys of the issuer `{}` could not be fetched", self.name);
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+                    .with_help("the log of the server says why")
+                    .retry_after(keys::PAUSE)
+            }
+        }
+    }
+}
+
+fn refused(flaw: &str) -> Problem {
+    unauthorized(&format!("the token {flaw}")).with_help("get a new token from its issuer")
+}
+
+/// What `error` says, without anything from the token.
+fn invalid(error: &jsonwebtoken::errors::Error) -> Problem {
+    use jsonwebtoken::errors::ErrorKind;
+    refused(&match error.kind() {
+        ErrorKind::InvalidAudience => "is for another audience (`aud`)".to_owned(),
+        ErrorKind::InvalidAlgorithm | ErrorKind::InvalidAlgorithmName => {
+            "has an algorithm (`alg`) that its key does not allow".to_owned()
+        }
+        ErrorKind::MissingRequiredClaim(claim) => format!("has no claim `{claim}` that can be used"),
+        _ => "has a wrong signature, or cannot be read".to_owned(),
+    })
+}

@@ -1,0 +1,578 @@
+//! Tokens of an issuer on this machine, with keys that each test makes.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair};
+use axum::Router;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use futures_util::{FutureExt as _, future};
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header};
+use leasehold::clock::{Clock as _, SystemClock, TestClock};
+use leasehold::env::Env;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::super::{Access, Caller, Right};
+use super::keys::{AGE, Key, PAUSE};
+use super::{IssuerEntry, Issuers, LEEWAY, MOST_TOKEN};
+use crate::problem::Problem;
+
+/// A key of an issuer.
+struct TestKey {
+    id: &'static str,
+    algorithm: Algorithm,
+    secret: EncodingKey,
+}
+
+impl TestKey {
+    fn ed25519(id: &'static str) -> Self {
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8v1(&SystemRandom::new()).unwrap();
+        Self { id, algorithm: Algorithm::EdDSA, secret: EncodingKey::from_ed_der(pkcs8.as_ref()) }
+    }
+
+    fn p256(id: &'static str) -> Self {
+        let random = SystemRandom::new();
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+        Self { id, algorithm: Algorithm::ES256, secret: EncodingKey::from_ec_der(pkcs8.as_ref()) }
+    }
+
+    fn public(&self) -> Value {
+        let mut jwk = Jwk::from_encoding_key(&self.secret, self.algorithm).unwrap();
+        jwk.common.key_id = Some(self.id.to_owned());
+        serde_json::to_value(jwk).unwrap()
+    }
+
+    fn header(&self) -> Header {
+        Header { kid: Some(self.id.to_owned()), ..Header::new(self.algorithm) }
+    }
+
+    fn sign(&self, claims: &Value) -> String {
+        jsonwebtoken::encode(&self.header(), claims, &self.secret).unwrap()
+    }
+}
+
+/// What the issuer's server answers.
+#[derive(Clone)]
+struct Answers {
+    status: StatusCode,
+    /// In its configuration.
+    changes: Value,
+    keys: Vec<Value>,
+    /// Where another server has the documents.
+    elsewhere: Option<String>,
+}
+
+impl Answers {
+    fn new(keys: &[&TestKey]) -> Self {
+        let keys = keys.iter().map(|key| key.public()).collect();
+        Self { status: StatusCode::OK, changes: json!({}), keys, elsewhere: None }
+    }
+
+    fn with(mut self, changes: Value) -> Self {
+        self.changes = changes;
+        self
+    }
+}
+
+/// An issuer that listens on this machine.
+struct TestIssuer {
+    url: String,
+    answers: Mutex<Answers>,
+    /// How often its keys were asked for.
+    fetches: watch::Sender<usize>,
+    /// Whether it answers.
+    is_open: watch::Sender<bool>,
+}
+
+impl TestIssuer {
+    async fn start(keys: &[&TestKey]) -> Arc<Self> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let issuer = Arc::new(Self {
+            url,
+            answers: Mutex::new(Answers::new(keys)),
+            fetches: watch::Sender::new(0),
+            is_open: watch::Sender::new(true),
+        });
+        let answering = issuer.clone();
+        let router = Router::new().fallback(move |uri: Uri| {
+            let issuer = answering.clone();
+            async move { issuer.answer(uri.path()).await }
+        });
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        issuer
+    }
+
+    async fn answer(&self, path: &str) -> Response {
+        if path == "/keys" {
+            self.fetches.send_modify(|fetches| *fetches += 1);
+        }
+        self.is_open.subscribe().wait_for(|is_open| *is_open).await.unwrap();
+        let Answers { status, changes, keys, elsewhere } = self.answers.lock().unwrap().clone();
+        if let Some(elsewhere) = elsewhere {
+            return Redirect::temporary(&format!("{elsewhere}{path}")).into_response();
+        }
+        let mut document = json!({ "keys": keys });
+        if path == "/.well-known/openid-configuration" {
+            let keys = format!("{}/keys", self.url);
+            document = json!({"issuer": self.url, "jwks_uri": keys, "more": [1]});
+            document.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        }
+        (status, document.to_string()).into_response()
+    }
+
+    fn set(&self, answers: Answers) {
+        *self.answers.lock().unwrap() = answers;
+    }
+
+    fn publish(&self, keys: &[&TestKey]) {
+        self.set(Answers::new(keys));
+    }
+
+    fn fetches(&self) -> usize {
+        *self.fetches.borrow()
+    }
+
+    async fn fetched(&self, times: usize) {
+        self.fetches.subscribe().wait_for(|fetches| *fetches >= times).await.unwrap();
+    }
+
+    /// An access file with this issuer.
+    fn file(&self) -> String {
+        format!(
+            r#"
+            [[issuer]]
+            name = "test"
+            url = "{}"
+            audience = "locks"
+            [[rule]]
+            issuer = "test"
+            claims = {{ team = "my/*" }}
+            prefix = "ci/{{team}}/"
+            allow = ["read", "acquire"]
+            "#,
+            self.url
+        )
+    }
+}
+
+/// A server's access, whose clock the test moves.
+struct Server {
+    access: Access,
+    env: Env,
+    clock: Arc<TestClock>,
+    keeping: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    fn new(file: &str) -> Self {
+        let access = Access::parse(file).unwrap();
+        let clock = Arc::new(TestClock::default());
+        let env = Env::seeded(clock.clone(), 1);
+        let keeping = tokio::spawn({
+            let (access, env) = (access.clone(), env.clone());
+            async move { access.keep_keys(&env).await }
+        });
+        Self { access, env, clock, keeping }
+    }
+
+    fn now_s(&self) -> f64 {
+        Duration::from_micros(self.env.now().wall_us()).as_secs_f64()
+    }
+
+    /// The claims of a good token.
+    fn claims(&self, issuer: &TestIssuer) -> Value {
+        json!({"iss": issuer.url, "aud": "locks", "sub": "s", "team": "my/app", "exp": self.now_s() + 300.0})
+    }
+
+    async fn ask(&self, token: &str) -> Result<Caller, Problem> {
+        let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+        self.access.identified(&headers, None, self.env.now()).await
+    }
+
+    /// Expects a refusal with this status that says `wanted`, and does not repeat the token.
+    #[track_caller]
+    fn refused(asked: Result<Caller, Problem>, token: &str, status: u16, wanted: &str) {
+        let problem = asked.unwrap_err();
+        let text = format!("{problem:?}");
+        assert!(problem.status() == status && problem.detail().contains(wanted), "{wanted}: {text}");
+        for part in token.split('.').filter(|part| part.len() > 8) {
+            assert!(!text.contains(part), "{text}");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.keeping.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_token_has_the_rights_of_the_rules_it_meets() {
+    for key in [TestKey::ed25519("a"), TestKey::p256("b")] {
+        let issuer = TestIssuer::start(&[&key]).await;
+        let server = Server::new(&issuer.file());
+        let caller = server.ask(&key.sign(&server.claims(&issuer))).await.unwrap();
+        assert_eq!(caller.name(), "test:s");
+        assert!(!caller.names_holders);
+        assert!(caller.may(Right::Read, "ci/my/app/x") && caller.may(Right::Acquire, "ci/my/app/x"));
+        for other in ["ci/my/app", "ci/my/application/x", "ci/my/ap", "ci/other/x", "x"] {
+            assert!(!caller.may(Right::Read, other), "{other}");
+        }
+        assert!(!caller.may(Right::Evict, "ci/my/app/x"));
+        let mut claims = server.claims(&issuer);
+        claims["aud"] = json!(["others", "locks"]);
+        claims["nbf"] = json!(server.now_s());
+        assert!(server.ask(&key.sign(&claims)).await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_token_with_a_flaw_is_refused() {
+    let (key, other) = (TestKey::ed25519("a"), TestKey::ed25519("a"));
+    let issuer = TestIssuer::start(&[&key]).await;
+    let server = Server::new(&issuer.file());
+    let now = server.now_s();
+    let with = |name: &str, value: Value| {
+        let mut claims = server.claims(&issuer);
+        claims[name] = value;
+        key.sign(&claims)
+    };
+    let without = |name: &str| {
+        let mut claims = server.claims(&issuer);
+        claims.as_object_mut().unwrap().remove(name);
+        key.sign(&claims)
+    };
+    let good = key.sign(&server.claims(&issuer));
+    assert!(server.ask(&good).await.is_ok());
+    let (head, rest) = good.split_once('.').unwrap();
+    let (claims, signature) = rest.split_once('.').unwrap();
+    let others = without("team");
+    let other_claims = others.split('.').nth(1).unwrap();
+    let header =
+        |header: Header| jsonwebtoken::encode(&header, &server.claims(&issuer), &key.secret).unwrap();
+    let leeway = LEEWAY.as_secs_f64();
+    for (flaw, token, wanted) in [
+        ("another key", other.sign(&server.claims(&issuer)), "signature"),
+        ("other claims", format!("{head}.{other_claims}.{signature}"), "signature"),
+        ("no signature", format!("{head}.{claims}."), "signature"),
+        ("another audience", with("aud", json!("others")), "`aud`"),
+        ("a longer audience", with("aud", json!("locks2")), "`aud`"),
+        ("other audiences", with("aud", json!(["others"])), "`aud`"),
+        ("no audience", without("aud"), "`aud`"),
+        ("an audience that is no text", with("aud", json!(7)), "`aud`"),
+        ("another issuer", with("iss", json!("https://other.example")), "`iss`"),
+        ("a longer issuer", with("iss", json!(format!("{}/", issuer.url))), "`iss`"),
+        ("a list of issuers", with("iss", json!([issuer.url])), "`iss`"),
+        ("no issuer", without("iss"), "`iss`"),
+        ("expired", with("exp", json!(now - leeway - 1.0)), "expired"),
+        ("no end", without("exp"), "`exp`"),
+        ("an end that is no number", with("exp", json!("never")), "`exp`"),
+        ("not yet valid", with("nbf", json!(now + leeway + 60.0)), "`nbf`"),
+        ("a begin that is no number", with("nbf", json!("soon")), "`nbf`"),
+        ("no key", header(Header { kid: None, ..key.header() }), "`kid`"),
+        ("an extension", header(Header { crit: Some(vec!["b64".into()]), ..key.header() }), "`crit`"),
+        ("too long", with("more", json!("x".repeat(MOST_TOKEN))), "longer"),
+        ("no text", "a.b.c".to_owned(), "header"),
+        ("no token of an issuer", "opaque".to_owned(), "unknown"),
+        ("four parts", format!("{good}.x"), "unknown"),
+    ] {
+        let asked = server.ask(&token).await;
+        assert!(asked.is_err(), "{flaw}");
+        Server::refused(asked, &token, 401, wanted);
+    }
+    assert!(server.ask(&with("exp", json!(now - leeway + 5.0))).await.is_ok(), "clocks differ");
+    assert!(server.ask(&with("nbf", json!(now + leeway - 5.0))).await.is_ok(), "clocks differ");
+}
+
+#[tokio::test]
+async fn an_algorithm_that_the_key_does_not_have_is_refused() {
+    let key = TestKey::ed25519("a");
+    let issuer = TestIssuer::start(&[&key]).await;
+    let server = Server::new(&issuer.file());
+    let claims = server.claims(&issuer);
+    // {"alg":"none","kid":"a"} and {"kid":"a"}
+    for head in ["eyJhbGciOiJub25lIiwia2lkIjoiYSJ9", "eyJraWQiOiJhIn0"] {
+        let good = key.sign(&claims);
+        let token = format!("{head}.{}.", good.split('.').nth(1).unwrap());
+        Server::refused(server.ask(&token).await, &token, 401, "`alg`");
+    }
+    // The public key, which everyone has, as a shared secret.
+    let public = key.public();
+    let x = public["x"].as_str().unwrap();
+    let decoded = EncodingKey::from_urlsafe_base64_secret(&format!("{x}=")).unwrap();
+    for secret in [decoded, EncodingKey::from_secret(x.as_bytes()), EncodingKey::from_secret(b"")] {
+        for algorithm in [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512] {
+            let header = Header { kid: Some("a".to_owned()), ..Header::new(algorithm) };
+            let token = jsonwebtoken::encode(&header, &claims, &secret).unwrap();
+            Server::refused(server.ask(&token).await, &token, 401, "`alg`");
+        }
+    }
+    // Another type of key.
+    let ec = TestKey::p256("a").sign(&claims);
+    Server::refused(server.ask(&ec).await, &ec, 401, "`alg`");
+}
+
+#[tokio::test]
+async fn unknown_keys_cause_one_fetch_in_a_pause() {
+    let (key, other) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let issuer = TestIssuer::start(&[&key]).await;
+    let server = Server::new(&issuer.file());
+    let claims = server.claims(&issuer);
+    let (good, unknown) = (key.sign(&claims), other.sign(&claims));
+    assert!(server.ask(&good).await.is_ok());
+    for _ in 0..20 {
+        Server::refused(server.ask(&unknown).await, &unknown, 401, "`kid`");
+    }
+    assert_eq!(issuer.fetches(), 1, "the last fetch was a moment ago");
+    server.clock.suspend(PAUSE);
+    let many = (0..100).map(|_| server.ask(&unknown));
+    for refused in future::join_all(many).await {
+        Server::refused(refused, &unknown, 401, "`kid`");
+    }
+    assert_eq!(issuer.fetches(), 2, "all of them share one fetch");
+    server.clock.suspend(PAUSE);
+    assert!(server.ask(&good).await.is_ok());
+    assert_eq!(issuer.fetches(), 2, "a known key causes none");
+}
+
+#[tokio::test]
+async fn new_keys_are_fetched_when_a_token_names_one() {
+    let (old, new) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let issuer = TestIssuer::start(&[&old]).await;
+    let server = Server::new(&issuer.file());
+    let claims = server.claims(&issuer);
+    assert!(server.ask(&old.sign(&claims)).await.is_ok());
+    issuer.publish(&[&new]);
+    server.clock.suspend(PAUSE);
+    assert!(server.ask(&new.sign(&claims)).await.is_ok());
+    let withdrawn = old.sign(&claims);
+    Server::refused(server.ask(&withdrawn).await, &withdrawn, 401, "`kid`");
+}
+
+#[tokio::test]
+async fn withdrawn_keys_end_without_a_request() {
+    let (old, new) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let issuer = TestIssuer::start(&[&old]).await;
+    let server = Server::new(&issuer.file());
+    let good = |key: &TestKey| {
+        let mut claims = server.claims(&issuer);
+        claims["exp"] = json!(server.now_s() + 1e6);
+        key.sign(&claims)
+    };
+    assert!(server.ask(&good(&old)).await.is_ok());
+    issuer.publish(&[&new]);
+    server.clock.suspend(AGE);
+    issuer.fetched(2).await;
+    // Known once that fetch has ended.
+    assert!(server.ask(&good(&new)).await.is_ok());
+    assert!(server.ask(&good(&old)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_known_key_does_not_wait_for_a_fetch() {
+    let (key, new) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let issuer = TestIssuer::start(&[&key]).await;
+    let server = Server::new(&issuer.file());
+    let claims = server.claims(&issuer);
+    let (good, other) = (key.sign(&claims), new.sign(&claims));
+    assert!(server.ask(&good).await.is_ok());
+    issuer.is_open.send_replace(false);
+    server.clock.suspend(PAUSE);
+    let mut waiting = Box::pin(server.ask(&other));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    // The configuration comes first, and the issuer does not answer.
+    assert!(server.ask(&good).now_or_never().expect("it waits").is_ok());
+    // Its client goes, and the fetch goes on.
+    drop(waiting);
+    issuer.publish(&[&key, &new]);
+    issuer.is_open.send_replace(true);
+    issuer.fetched(2).await;
+    assert!(server.ask(&other).await.is_ok());
+    assert_eq!(issuer.fetches(), 2);
+}
+
+#[tokio::test]
+async fn without_its_keys_an_issuer_gives_no_access() {
+    let (key, other) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let issuer = TestIssuer::start(&[]).await;
+    let elsewhere = TestIssuer::start(&[&key]).await;
+    elsewhere.set(Answers::new(&[&key]).with(json!({"issuer": issuer.url})));
+    let good = || Answers::new(&[&key]);
+    let down = || Answers { status: StatusCode::SERVICE_UNAVAILABLE, ..good() };
+    let server = Server::new(&issuer.file());
+    let claims = server.claims(&issuer);
+    let (token, unknown) = (key.sign(&claims), other.sign(&claims));
+    for (flaw, answers) in [
+        ("no keys", Answers::new(&[])),
+        ("an error", down()),
+        ("a redirect", Answers { elsewhere: Some(elsewhere.url.clone()), ..good() }),
+        ("another issuer", good().with(json!({"issuer": format!("{}/", issuer.url)}))),
+        ("no `jwks_uri`", good().with(json!({"jwks_uri": null}))),
+        ("keys without TLS", good().with(json!({"jwks_uri": "http://192.0.2.1/keys"}))),
+        ("too long", good().with(json!({"more": "x".repeat(2 << 20)}))),
+    ] {
+        issuer.set(answers);
+        server.clock.suspend(PAUSE);
+        let asked = server.ask(&token).await;
+        assert!(asked.is_err(), "{flaw}");
+        Server::refused(asked, &token, 503, "`test`");
+    }
+    assert_eq!(elsewhere.fetches(), 0);
+    issuer.publish(&[&key]);
+    server.clock.suspend(PAUSE);
+    assert!(server.ask(&token).await.is_ok());
+    // From now on, an outage ends no access.
+    issuer.set(down());
+    server.clock.suspend(PAUSE);
+    Server::refused(server.ask(&unknown).await, &unknown, 503, "`test`");
+    assert!(server.ask(&token).await.is_ok());
+}
+
+#[tokio::test]
+async fn keys_come_from_a_file_or_another_url_too() {
+    let key = TestKey::ed25519("a");
+    let (issuer, elsewhere) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.json");
+    std::fs::write(&file, json!({"keys": [key.public()]}).to_string()).unwrap();
+    for jwks in [format!("{}/keys", elsewhere.url), file.display().to_string()] {
+        let text = issuer.file().replace("[[rule]]", &format!("jwks = \"{jwks}\"\n[[rule]]"));
+        let server = Server::new(&text);
+        assert!(server.ask(&key.sign(&server.claims(&issuer))).await.is_ok(), "{jwks}");
+    }
+    assert_eq!(issuer.fetches(), 0);
+}
+
+#[tokio::test]
+async fn a_token_without_a_rule_that_fits_is_refused() {
+    let key = TestKey::ed25519("a");
+    let issuer = TestIssuer::start(&[&key]).await;
+    let server = Server::new(&issuer.file());
+    let with = |name: &str, value: Value| {
+        let mut claims = server.claims(&issuer);
+        claims[name] = value;
+        key.sign(&claims)
+    };
+    for team in [json!("others/app"), json!("my"), json!("my/.."), json!("my/a\nb"), json!(7), json!(null)] {
+        let token = with("team", team);
+        Server::refused(server.ask(&token).await, &token, 403, "no rule");
+    }
+    for subject in [json!(null), json!(7), json!("a\u{1b}[31m")] {
+        let token = with("sub", subject);
+        Server::refused(server.ask(&token).await, &token, 401, "principal");
+    }
+}
+
+#[tokio::test]
+async fn two_issuers_share_no_key_and_no_rule() {
+    let (key, forged) = (TestKey::ed25519("a"), TestKey::ed25519("b"));
+    let (one, two) = (TestIssuer::start(&[&key]).await, TestIssuer::start(&[&forged]).await);
+    let second = two.file().replace("\"test\"", "\"second\"").replace("ci/", "second/");
+    let server = Server::new(&format!("{}{second}", one.file()));
+    let caller = server.ask(&forged.sign(&server.claims(&two))).await.unwrap();
+    assert_eq!(caller.name(), "second:s");
+    assert!(caller.may(Right::Read, "second/my/app/x") && !caller.may(Right::Read, "ci/my/app/x"));
+    assert!(server.ask(&key.sign(&server.claims(&one))).await.is_ok());
+    let token = forged.sign(&server.claims(&one));
+    Server::refused(server.ask(&token).await, &token, 401, "`kid`");
+}
+
+/// `caller` chooses the issuer by a claim that is not verified yet.
+#[test]
+fn an_issuer_verifies_no_token_of_another_one() {
+    let key = TestKey::ed25519("a");
+    let url = "https://issuer.example".to_owned();
+    let entry = IssuerEntry {
+        name: "a".to_owned(),
+        url: url.clone(),
+        audience: "locks".to_owned(),
+        principal: super::subject(),
+        jwks: None,
+        ca: None,
+    };
+    let issuers = Issuers::new(vec![entry]).unwrap();
+    let decoding = DecodingKey::from_jwk(&serde_json::from_value(key.public()).unwrap()).unwrap();
+    let decoding = Key { decoding, algorithms: vec![key.algorithm] };
+    let now = SystemClock.now();
+    let verified = |issuer: Value| {
+        let claims = json!({"iss": issuer, "aud": "locks", "exp": now.wall_us() / 1_000_000 + 300});
+        issuers.0[0].verified(&key.sign(&claims), &decoding, now)
+    };
+    assert!(verified(json!(url)).is_ok());
+    for other in [json!("https://other.example"), json!(null), json!([]), json!(["https://other.example"])] {
+        assert!(verified(other.clone()).is_err(), "{other}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_of_the_file_counts_before_an_issuer() {
+    let key = TestKey::ed25519("a");
+    let issuer = TestIssuer::start(&[&key]).await;
+    issuer.is_open.send_replace(false);
+    // The SHA-256 of "a.b.c".
+    let digest: String = super::super::digest("a.b.c").iter().map(|byte| format!("{byte:02x}")).collect();
+    let server = Server::new(&format!(
+        "{}[[token]]\nprincipal = \"fixed\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"fixed\"\nallow = [\"read\"]",
+        issuer.file()
+    ));
+    let caller = server.ask("a.b.c").now_or_never().expect("it waits").unwrap();
+    assert_eq!(caller.name(), "fixed");
+    assert!(server.access.needs_token());
+    assert!(server.access.identified(&HeaderMap::new(), None, server.env.now()).await.is_err());
+}
+
+#[test]
+fn a_bad_issuer_is_refused_with_its_reason() {
+    let good = "[[issuer]]\nname = \"a\"\nurl = \"https://a.example\"\naudience = \"b\"\n";
+    assert!(Access::parse(good).is_ok());
+    let digest = "ab".repeat(32);
+    let rule = |more: &str| format!("{good}[[rule]]\nissuer = \"a\"\n{more}\nallow = [\"read\"]");
+    for (text, wanted) in [
+        (good.replace("audience = \"b\"\n", ""), "audience"),
+        (good.replace("\"b\"", "\"\""), "`audience`"),
+        (good.replace("\"a\"", "\"A:\""), "`name`"),
+        (good.replace("https:", "http:"), "https://"),
+        (good.replace("https://", "https://hunter2@"), "login"),
+        (format!("{good}principal = \"{{sub\""), "braces"),
+        (format!("{good}jwks = \"http://b.example\""), "https://"),
+        (format!("{good}jwks = \"keys.json\""), "keys.json"),
+        (format!("{good}ca = \"/nowhere/ca.pem\""), "/nowhere/ca.pem"),
+        (format!("{good}secret = \"hunter2\""), "line 5"),
+        (good.repeat(2), "two issuers"),
+        (rule(""), "`claims`"),
+        (rule("claims = { a = \"b*\" }"), "`b*`"),
+        (rule("claims = {}\nprefix = \"ci\""), "end with `/`"),
+        (rule("claims = {}\nprefix = \"{a}-{b}/\""), "between `/`"),
+        (
+            format!("{good}[[token]]\nprincipal = \"a:x\"\nsha256 = \"{digest}\""),
+            "looks like one of an issuer",
+        ),
+        (format!("{good}[[certificate]]\nprincipal = \"a:x\"\nname = \"x\""), "looks like one of an issuer"),
+    ] {
+        let error = Access::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(wanted) && !error.contains("hunter2"), "{text}: {error}");
+    }
+    assert!(Access::parse(&rule("claims = {}\nprefix = \"{/a/b}/\"")).is_ok());
+}
+
+#[test]
+fn the_access_files_of_the_documentation_are_valid() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve.md")).unwrap();
+    let (_, section) = text.split_once("### OIDC").unwrap();
+    let blocks = section.split("```toml").skip(1).map(|block| block.split_once("```").unwrap().0);
+    // That file is in pods alone.
+    let file: String = blocks
+        .flat_map(str::lines)
+        .filter(|line| !line.starts_with("ca ="))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert!(file.contains("cluster") && file.contains("github"));
+    Access::parse(&file).unwrap();
+}
