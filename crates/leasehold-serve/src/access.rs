@@ -2,6 +2,7 @@
 
 mod browser;
 mod file;
+mod seal;
 mod session;
 
 use std::collections::HashMap;
@@ -14,7 +15,8 @@ use utoipa::ToSchema;
 
 pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
-pub(crate) use self::session::LASTS as SESSION_LASTS;
+pub(crate) use self::seal::{is_seal, seal};
+pub(crate) use self::session::{LASTS as SESSION_LASTS, cookies};
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
 

@@ -16,6 +16,7 @@ mod lock;
 mod locks;
 mod parts;
 mod reading;
+mod reserve;
 mod session;
 mod store;
 mod timeline;
@@ -43,7 +44,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/", get(home))
         .route("/ui", get(home))
         .route("/ui/", get(locks::page))
-        .route("/ui/lock/{*name}", get(lock::page))
+        .route("/ui/lock/{*name}", get(lock::page).post(lock::act))
         .route("/ui/waiting", get(waiting::page))
         .route("/ui/activity", get(activity::page))
         .route("/ui/store", get(store::page))

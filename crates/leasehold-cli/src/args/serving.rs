@@ -12,7 +12,8 @@ use clap::{Args, ValueEnum, ValueHint};
 their holds themselves. The server keeps no state that a lock depends on: any server on the same store serves any \
 ticket. SIGTERM ends it. Nothing is released then.
 
-Open the address in a browser to see the locks; with --ui=rw, to evict holders (docs/dashboard.md).
+Open the address in a browser to see the locks; with --ui=rw, to reserve locks and evict holders too
+(docs/dashboard.md).
 
 Only this machine can reach the default address, and every user of the machine may see and acquire locks. To evict a \
 holder, send the token that is printed at the start. Beyond this machine, --access and --tls-cert are needed.
@@ -69,6 +70,6 @@ pub(crate) enum Ui {
     Off,
     /// Show the locks
     Ro,
-    /// Also evict holders, after signing in with a token
+    /// Also reserve locks and evict holders, after signing in with a token
     Rw,
 }
