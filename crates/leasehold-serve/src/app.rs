@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, Caller, Hosts, Right, is_seal, seal};
 use crate::audit::Audit;
+use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
@@ -56,7 +57,7 @@ pub enum Dashboard {
     /// It shows the locks and changes nothing.
     #[default]
     ReadOnly,
-    /// Callers can evict holders and reserve locks, as far as their rights go.
+    /// Callers can evict holders, reserve locks and examine the store, as far as their rights go.
     ReadWrite,
 }
 
@@ -86,6 +87,7 @@ pub(crate) struct App {
     /// Cancelled when the server stops: requests that wait are answered.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
+    pub(crate) examiner: Examiner,
     access: Access,
     hosts: Hosts,
     audit: Option<Audit>,
@@ -104,6 +106,7 @@ impl App {
             limits: Arc::default(),
             stopping: CancellationToken::new(),
             dashboard: settings.dashboard,
+            examiner: Examiner::default(),
             access: settings.access,
             hosts: Hosts::of(address, &settings.hosts, settings.tls.is_some()),
             secret: settings.secret,

@@ -47,7 +47,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/ui/lock/{*name}", get(lock::page).post(lock::act))
         .route("/ui/waiting", get(waiting::page))
         .route("/ui/activity", get(activity::page))
-        .route("/ui/store", get(store::page))
+        .route("/ui/store", get(store::page).post(store::examine))
         .route("/ui/evict/{*name}", get(evict::page).post(evict::evict))
         .route("/ui/events", get(events))
         .route("/ui/sign-in", get(session::page).post(session::sign_in))

@@ -70,6 +70,6 @@ pub(crate) enum Ui {
     Off,
     /// Show the locks
     Ro,
-    /// Also reserve locks and evict holders, after signing in with a token
+    /// Also reserve locks, evict holders and examine the store, after signing in with a token
     Rw,
 }

@@ -1,6 +1,7 @@
 //! The dashboard's pages, without a browser: what they contain, and who may change something. `tests/ui` of leasehold-serve has the
 //! tests in a browser.
 
+mod examine;
 mod reserve;
 
 use std::io::Read as _;
@@ -175,6 +176,7 @@ fn a_dashboard_that_is_read_only_has_no_forms() {
     assert!(is_held(&server, "deploy"));
     ask(&server, "POST /ui/lock/free", &cookie, &reserve::form("1h", "")).expect(403);
     assert!(!is_held(&server, "free"));
+    ask(&server, "POST /ui/store", &cookie, "").expect(403);
 }
 
 #[test]
