@@ -7,6 +7,7 @@ mod oidc;
 #[cfg(not(feature = "oidc"))]
 #[path = "access/without_oidc.rs"]
 mod oidc;
+mod seal;
 mod session;
 
 use std::collections::HashMap;
@@ -22,7 +23,8 @@ use utoipa::ToSchema;
 pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
 use self::oidc::Issuers;
-pub(crate) use self::session::LASTS as SESSION_LASTS;
+pub(crate) use self::seal::{is_seal, seal};
+pub(crate) use self::session::{LASTS as SESSION_LASTS, cookies};
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
 

@@ -4,7 +4,7 @@ pub(crate) mod events;
 pub(crate) mod evict;
 mod fence;
 mod health;
-mod holds;
+pub(crate) mod holds;
 mod locks;
 mod store;
 

@@ -10,15 +10,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use hmac::{Hmac, KeyInit as _, Mac as _};
 use leasehold::clock::{Deadline, Moment};
 use leasehold::lease::Id;
 use leasehold::{LockName, Locker};
-use sha2::Sha256;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Access, Caller, Hosts, Right};
+use crate::access::{Access, Caller, Hosts, Right, is_seal, seal};
 use crate::audit::Audit;
+use crate::examiner::Examiner;
 use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
@@ -59,7 +58,7 @@ pub enum Dashboard {
     /// It shows the locks and changes nothing.
     #[default]
     ReadOnly,
-    /// Callers with the right to evict can evict holders.
+    /// Callers can evict holders, reserve locks and examine the store, as far as their rights go.
     ReadWrite,
 }
 
@@ -90,6 +89,7 @@ pub(crate) struct App {
     /// Cancelled when the server stops: requests that wait are answered.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
+    pub(crate) examiner: Examiner,
     access: Access,
     hosts: Hosts,
     audit: Option<Audit>,
@@ -109,6 +109,7 @@ impl App {
             waits: Arc::default(),
             stopping: CancellationToken::new(),
             dashboard: settings.dashboard,
+            examiner: Examiner::default(),
             access: settings.access,
             hosts: Hosts::of(address, &settings.hosts, settings.tls.is_some()),
             secret: settings.secret,
@@ -153,21 +154,25 @@ impl App {
         key: &str,
         ttl: Duration,
     ) -> Result<Id, Problem> {
-        let failed =
-            |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used");
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.secret).map_err(|_| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
-        })?;
         let store = self.locker.url().unwrap_or_default();
         let ttl = ttl.as_millis().to_string();
-        for part in [caller.name(), store, name.as_str(), key, &ttl] {
-            // With its length, so that no two lists of parts look the same.
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part.as_bytes());
-        }
-        let bytes = mac.finalize().into_bytes();
-        let hex: String = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        hex.parse().map_err(failed)
+        let seal = self.seal(&[caller.name(), store, name.as_str(), key, &ttl])?;
+        let id = seal.get(..32).and_then(|digits| digits.parse().ok());
+        id.ok_or_else(|| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the key could not be used")
+        })
+    }
+
+    /// A seal over `parts` that only servers with the same secret can make.
+    pub(crate) fn seal(&self, parts: &[&str]) -> Result<String, Problem> {
+        seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>()).ok_or_else(|| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
+        })
+    }
+
+    /// Whether `sealed` is the seal over `parts`.
+    pub(crate) fn is_seal(&self, parts: &[&str], sealed: &str) -> bool {
+        is_seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>(), sealed)
     }
 }
 

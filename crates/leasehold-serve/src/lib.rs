@@ -9,7 +9,7 @@
 //! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
 //! - `connections`, `tls`: how requests arrive.
 //! - `ui`: the dashboard.
-//! - `app`: what all routes share. `feed`: the events that viewers get.
+//! - `app`: what all routes share. `feed`: the events that viewers get. `examiner`: the doctor, for the dashboard.
 
 mod access;
 mod api;
@@ -17,6 +17,7 @@ mod app;
 mod audit;
 mod body;
 mod connections;
+mod examiner;
 mod feed;
 mod limits;
 mod metrics;

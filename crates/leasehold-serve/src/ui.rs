@@ -16,6 +16,7 @@ mod lock;
 mod locks;
 mod parts;
 mod reading;
+mod reserve;
 mod session;
 mod store;
 mod timeline;
@@ -43,10 +44,10 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/", get(home))
         .route("/ui", get(home))
         .route("/ui/", get(locks::page))
-        .route("/ui/lock/{*name}", get(lock::page))
+        .route("/ui/lock/{*name}", get(lock::page).post(lock::act))
         .route("/ui/waiting", get(waiting::page))
         .route("/ui/activity", get(activity::page))
-        .route("/ui/store", get(store::page))
+        .route("/ui/store", get(store::page).post(store::examine))
         .route("/ui/evict/{*name}", get(evict::page).post(evict::evict))
         .route("/ui/events", get(events))
         .route("/ui/sign-in", get(session::page).post(session::sign_in))

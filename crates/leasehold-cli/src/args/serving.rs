@@ -12,7 +12,8 @@ use clap::{Args, ValueEnum, ValueHint};
 server does not renew locks for its clients. It keeps no state that a lock depends on: any server on the same store \
 accepts any ticket. SIGTERM stops the server; it releases no locks.
 
-Open the address in a browser to see the locks and, with --ui=rw, to evict holders (docs/dashboard.md).
+Open the address in a browser to see the locks and, with --ui=rw, to reserve locks and to evict holders \
+(docs/dashboard.md).
 
 Only this machine can reach the default address, and every user of the machine may see and acquire locks. To evict a \
 holder, send the token that the server prints at startup. To listen beyond this machine, use --access and --tls-cert.
@@ -69,6 +70,6 @@ pub(crate) enum Ui {
     Off,
     /// Show the locks
     Ro,
-    /// Also evict holders, after signing in with a token
+    /// Also reserve locks, evict holders and examine the store, after signing in with a token
     Rw,
 }

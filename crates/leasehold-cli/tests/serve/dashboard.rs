@@ -1,5 +1,8 @@
-//! The dashboard's pages, without a browser: what they contain, and who may evict. `tests/ui` of leasehold-serve has the
+//! The dashboard's pages, without a browser: what they contain, and who may change something. `tests/ui` of leasehold-serve has the
 //! tests in a browser.
+
+mod examine;
+mod reserve;
 
 use std::io::Read as _;
 
@@ -171,6 +174,9 @@ fn a_dashboard_that_is_read_only_has_no_forms() {
     ask(&server, "GET /ui/evict/deploy", &cookie, "").expect(403);
     ask(&server, "POST /ui/evict/deploy", &cookie, &form).expect(403);
     assert!(is_held(&server, "deploy"));
+    ask(&server, "POST /ui/lock/free", &cookie, &reserve::form("1h", "")).expect(403);
+    assert!(!is_held(&server, "free"));
+    ask(&server, "POST /ui/store", &cookie, "").expect(403);
 }
 
 #[test]

@@ -6,10 +6,8 @@
 use std::time::Duration;
 
 use axum::http::{HeaderMap, header};
-use hmac::{Hmac, KeyInit as _, Mac as _};
-use sha2::Sha256;
 
-use super::{Access, Caller, Digest, digest};
+use super::{Access, Caller, Digest, digest, is_seal, seal};
 use crate::tls::CertificateNames;
 
 /// How long a session lasts.
@@ -22,8 +20,7 @@ impl Access {
         let digest = digest(token);
         self.tokens.get(&digest)?;
         let expires = now_us / 1_000_000 + LASTS.as_secs();
-        let seal = seal(secret, &digest, expires)?.finalize().into_bytes();
-        let seal: String = seal.iter().map(|byte| format!("{byte:02x}")).collect();
+        let seal = seal(secret, &parts(&digest, &expires.to_le_bytes()))?;
         Some(format!("{COOKIE}={expires}.{seal}"))
     }
 
@@ -40,7 +37,7 @@ impl Access {
         secret: &[u8],
         now_us: u64,
     ) -> Caller {
-        let principal = cookies(headers).find_map(|value| self.check(value, secret, now_us));
+        let principal = cookies(headers, COOKIE).find_map(|value| self.check(value, secret, now_us));
         let session = principal.map(|principal| self.known(principal));
         session.or_else(|| self.certified(certificate)).unwrap_or_else(|| self.anyone())
     }
@@ -51,30 +48,22 @@ impl Access {
         if expires <= now_us / 1_000_000 {
             return None;
         }
-        let sealed: Vec<u8> = (0..32)
-            .map(|at| u8::from_str_radix(sealed.get(2 * at..2 * at + 2)?, 16).ok())
-            .collect::<Option<_>>()?;
-        let is_of = |digest: &Digest| {
-            seal(secret, digest, expires).is_some_and(|mac| mac.verify_slice(&sealed).is_ok())
-        };
+        let is_of = |digest: &Digest| is_seal(secret, &parts(digest, &expires.to_le_bytes()), sealed);
         self.tokens.iter().find_map(|(digest, principal)| is_of(digest).then_some(principal.as_str()))
     }
 }
 
-fn seal(secret: &[u8], digest: &Digest, expires: u64) -> Option<Hmac<Sha256>> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
-    mac.update(b"leasehold session\0");
-    mac.update(digest);
-    mac.update(&expires.to_le_bytes());
-    Some(mac)
+/// What the seal of a session is over.
+fn parts<'a>(digest: &'a Digest, expires: &'a [u8]) -> [&'a [u8]; 3] {
+    [b"leasehold session", digest, expires]
 }
 
-/// The values of the session's cookie. Pages of other servers on this host can add some.
-fn cookies(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+/// The values of the cookies `wanted`. Pages of other servers on this host can add some.
+pub(crate) fn cookies<'a>(headers: &'a HeaderMap, wanted: &'static str) -> impl Iterator<Item = &'a str> {
     let cookies = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
-    cookies.flat_map(|value| value.split(';')).filter_map(|cookie| {
+    cookies.flat_map(|value| value.split(';')).filter_map(move |cookie| {
         let (name, value) = cookie.trim().split_once('=')?;
-        (name == COOKIE).then_some(value)
+        (name == wanted).then_some(value)
     })
 }
 

@@ -12,9 +12,10 @@ use leasehold::clock::Deadline;
 use leasehold::lease::{End, Id, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 
+pub(crate) use self::bodies::AcquireRequest;
 use self::bodies::{
-    AcquireRequest, Checked, Hold, HolderRequest, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest,
-    Renewed, RenewedAll, RenewedOne, TicketRequest, WithdrawRequest, WithdrawnAnswer,
+    Checked, Hold, HolderRequest, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest, Renewed,
+    RenewedAll, RenewedOne, TicketRequest, WithdrawRequest, WithdrawnAnswer,
 };
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
@@ -61,21 +62,33 @@ pub(crate) async fn acquire(
     headers: HeaderMap,
     Payload(request): Payload<AcquireRequest>,
 ) -> Result<Response, Problem> {
-    let outcome = granted(&app, &arrival, &headers, &request).await;
+    let key = headers.get(IDEMPOTENCY_KEY).map(HeaderValue::as_bytes);
+    let hold = acquire_one(&app, &arrival, key, &request).await?;
+    Ok((StatusCode::CREATED, Json(hold)).into_response())
+}
+
+/// Acquires a lock as `request` says, with this idempotency `key`.
+pub(crate) async fn acquire_one(
+    app: &App,
+    arrival: &Arrival,
+    key: Option<&[u8]>,
+    request: &AcquireRequest,
+) -> Result<Hold, Problem> {
+    let outcome = granted(app, arrival, key, request).await;
     app.metrics.acquired(&outcome, app.now().shortest_since(arrival.at));
-    Ok((StatusCode::CREATED, Json(outcome?)).into_response())
+    outcome
 }
 
 async fn granted(
     app: &App,
     arrival: &Arrival,
-    headers: &HeaderMap,
+    key: Option<&[u8]>,
     request: &AcquireRequest,
 ) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
     // Beside a claim it is not used, but a wrong one is an error.
-    let key = headers.get(IDEMPOTENCY_KEY).map(idempotency_key).transpose()?;
+    let key = key.map(idempotency_key).transpose()?;
     let claim = request.claim.as_deref().map(claim_id).transpose()?;
     let wait =
         request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
@@ -272,7 +285,8 @@ pub(crate) async fn renew(
     }
 }
 
-async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+/// Renews the hold of the ticket `text`.
+pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let outcome = renewed(app, arrival, text).await;
     app.metrics.renewed(&outcome);
     outcome
@@ -308,24 +322,34 @@ pub(crate) async fn release(
     arrival: Arrival,
     Payload(request): Payload<ReleaseRequest>,
 ) -> Result<Json<ReleasedAnswer>, Problem> {
-    let ticket = ticket(&arrival, &request.ticket)?;
-    let released = match &request.cooldown {
+    Ok(Json(release_one(&app, &arrival, &request.ticket, request.cooldown.as_deref()).await?))
+}
+
+/// Releases the hold of the ticket `text`.
+pub(crate) async fn release_one(
+    app: &App,
+    arrival: &Arrival,
+    text: &str,
+    cooldown: Option<&str>,
+) -> Result<ReleasedAnswer, Problem> {
+    let ticket = ticket(arrival, text)?;
+    let released = match cooldown {
         Some(cooldown) => {
             let cooldown = duration("cooldown", cooldown, MOST_COOLDOWN)?;
             app.locker.release_with_cooldown(&ticket, cooldown).await?
         }
         None => app.locker.release(&ticket).await?,
     };
-    if released == Released::AlreadyLost && !was_released(&app, &ticket).await? {
+    if released == Released::AlreadyLost && !was_released(app, &ticket).await? {
         let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
-        tell_loss(&app, &arrival, &loss);
+        tell_loss(app, arrival, &loss);
         return Err(lost(&ticket, LossReason::Ended));
     }
     if released == Released::Released {
-        tell(&app, &arrival, "released", ticket.name(), token(&app, &ticket));
+        tell(app, arrival, "released", ticket.name(), token(app, &ticket));
     }
     let before = released == Released::AlreadyLost;
-    Ok(Json(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before }))
+    Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
 }
 
 /// Withdraws an acquisition.
@@ -423,8 +447,8 @@ fn stopping() -> Problem {
         .retry_after(Duration::from_secs(1))
 }
 
-fn idempotency_key(key: &HeaderValue) -> Result<&str, Problem> {
-    match key.to_str() {
+fn idempotency_key(key: &[u8]) -> Result<&str, Problem> {
+    match std::str::from_utf8(key) {
         Ok(key) if KEY.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
         _ => {
             Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")

@@ -4,7 +4,6 @@ use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
-use leasehold::LockName;
 use maud::{Markup, html};
 use serde::Deserialize;
 
@@ -12,10 +11,10 @@ use super::format::{count, link};
 use super::layout::{Head, Page};
 use super::parts::{holder, lease, meaning, passing, person, text, token};
 use super::reading;
-use super::session::{must_be_own, sign_in_first};
+use super::session::{may_change, must_be_own, sign_in_first};
 use crate::access::Right;
 use crate::api::evict::{Outcome, end_grant};
-use crate::app::{App, Arrival, Dashboard, Shared};
+use crate::app::{Arrival, Shared};
 use crate::body::{Timely, lock_name, number};
 use crate::problem::Problem;
 use crate::view::LockDetail;
@@ -36,7 +35,8 @@ pub(super) async fn page(
 ) -> Response {
     let head = Head::new(&app, &arrival, &link("evict", &name));
     let shown = async {
-        let name = allowed(&app, &name)?;
+        may_change(&app)?;
+        let name = lock_name(&name)?;
         if !arrival.caller.may(Right::Evict, name.as_str()) && arrival.caller.principal.is_none() {
             return Ok(sign_in_first(&link("evict", name.as_str())).into_response());
         }
@@ -56,7 +56,8 @@ pub(super) async fn evict(
 ) -> Response {
     let head = Head::new(&app, &arrival, &link("lock", &name));
     let done = async {
-        let name = allowed(&app, &name)?;
+        may_change(&app)?;
+        let name = lock_name(&name)?;
         must_be_own(&headers)?;
         arrival.must(Right::Evict, &name)?;
         let Form(form) = form.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
@@ -79,15 +80,6 @@ pub(super) async fn evict(
         })
     };
     done.await.unwrap_or_else(|problem: Problem| head.problem(&problem).into_response())
-}
-
-/// The lock's name, if this dashboard may evict at all.
-fn allowed(app: &App, name: &str) -> Result<LockName, Problem> {
-    if app.dashboard != Dashboard::ReadWrite {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "read-only", "this dashboard is read-only")
-            .with_help("start the server with --ui=rw, or evict with `leasehold break`"));
-    }
-    lock_name(name)
 }
 
 fn form_page(head: Head, detail: &LockDetail, form: &Evict, flaw: Option<&str>) -> Page {

@@ -1,5 +1,6 @@
 //! One shape for each state, so that it does not depend on the colour alone.
 
+use leasehold::doctor::CheckStatus;
 use maud::{Markup, html};
 
 use crate::view::StateView;
@@ -33,6 +34,24 @@ pub(super) const STATES: [StateView; 5] =
 pub(super) fn badge(state: StateView) -> Markup {
     html! {
         span class={ "state " (word(state)) } { (shape(state)) (title(state)) }
+    }
+}
+
+/// The outcome of a check with its shape.
+pub(super) fn verdict(status: CheckStatus) -> Markup {
+    let (class, title, path) = match status {
+        CheckStatus::Passed => ("good", "Passed", "M2.5 8.5 6.3 12.3 13.5 4.2"),
+        CheckStatus::Warning => ("warn", "Warning", "M8 1.8 15 14H1zM8 6.2v3.6M8 11.2v1.4"),
+        CheckStatus::Failed => ("bad", "Failed", "M3 3l10 10M13 3 3 13"),
+        CheckStatus::NotApplicable => ("free", "Not checked", "M3 8h10"),
+    };
+    html! {
+        span class={ "state " (class) } {
+            svg class="icon" viewBox="0 0 16 16" aria-hidden="true" {
+                path d=(path) fill="none" stroke="currentColor" stroke-width="1.8" stroke-linejoin="round" {}
+            }
+            (title)
+        }
     }
 }
 

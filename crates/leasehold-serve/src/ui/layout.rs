@@ -63,10 +63,7 @@ impl Head {
         };
         let content = html! {
             h1 { (title) }
-            div class="notice bad" role="alert" {
-                p { (problem.detail()) }
-                @for help in problem.help() { p class="muted" { (help) } }
-            }
+            (alert(None, problem))
             p { a href=(self.path) { "Try again" } " or go to " a href="/ui/" { "all locks" } "." }
         };
         Page { status, ..self.page(title, "", content) }
@@ -150,6 +147,17 @@ impl IntoResponse for Page {
     fn into_response(self) -> Response {
         let body = self.render().into_string();
         (self.status, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], body).into_response()
+    }
+}
+
+/// What went wrong, and what to do. `effect` says what has become of it.
+pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
+    html! {
+        div class="notice bad" role="alert" {
+            @if let Some(effect) = effect { p { b { (effect) } } }
+            p { (problem.detail()) }
+            @for help in problem.help() { p class="muted" { (help) } }
+        }
     }
 }
 

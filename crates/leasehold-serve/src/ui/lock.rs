@@ -1,18 +1,23 @@
 //! The page of one lock.
 
-use axum::extract::{Path, State};
+use axum::extract::rejection::FormRejection;
+use axum::extract::{Form, Path, State};
 use axum::http::HeaderMap;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use leasehold::LockName;
 use maud::{Markup, html};
 
 use super::format::{link, shell, stamp, time, took};
-use super::layout::{Head, Page};
+use super::layout::{Head, Page, alert};
 use super::parts::{column, grant_ms, holder, lease, meaning, passing, person, sentence, text, token};
 use super::reading;
+use super::reserve::{self, Reservation};
 use super::timeline::timeline;
 use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
-use crate::body::lock_name;
-use crate::view::{LockDetail, LockView, PastView};
+use crate::body::{Timely, lock_name};
+use crate::problem::Problem;
+use crate::view::{LockDetail, LockView, PastView, StateView};
 
 pub(super) async fn page(
     State(app): Shared,
@@ -27,32 +32,88 @@ pub(super) async fn page(
     };
     match reading::lock(&app, &arrival, &headers, &name).await {
         Ok(detail) => {
-            let may_evict = arrival.caller.may(Right::Evict, name.as_str());
-            let content = content(&app, &detail, may_evict);
+            let own = Reservation::of(&app, &arrival, &headers, &name);
+            let content = content(&app, &arrival, &detail, own.as_ref(), None);
             head.page(name.as_str(), "/ui/", content).watching(name.as_str())
         }
         Err(problem) => head.problem(&problem),
     }
 }
 
-fn content(app: &App, detail: &LockDetail, may_evict: bool) -> Markup {
+/// Reserves the lock, or renews or releases what was reserved.
+pub(super) async fn act(
+    State(app): Shared,
+    arrival: Arrival,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+    Timely(form): Timely<Result<Form<reserve::Form>, FormRejection>>,
+) -> Response {
+    let head = Head::new(&app, &arrival, &link("lock", &name));
+    let done = async {
+        let name = lock_name(&name)?;
+        reserve::allowed(&app, &arrival, &headers, &name)?;
+        let Form(form) = form.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
+        match reserve::perform(&app, &arrival, &headers, &name, &form).await {
+            Ok(own) => {
+                let page = Redirect::to(&link("lock", name.as_str()));
+                reserve::remember(&app, &arrival, &headers, &name, own.as_ref(), page)
+            }
+            Err(problem) => failed(&app, &arrival, &headers, head.clone(), &name, form, &problem).await,
+        }
+    };
+    done.await.unwrap_or_else(|problem: Problem| head.problem(&problem).into_response())
+}
+
+/// The page of the lock with what went wrong, and the form as it was sent.
+async fn failed(
+    app: &App,
+    arrival: &Arrival,
+    headers: &HeaderMap,
+    head: Head,
+    name: &LockName,
+    form: reserve::Form,
+    problem: &Problem,
+) -> Result<Response, Problem> {
+    let form = form.after(problem);
+    let Ok(detail) = app.feed.inspect(name).await else {
+        let content =
+            html! { h1 class="name" { (name) } (alert(None, problem)) (reserve::again(app, name, &form)) };
+        return Ok(head.page(name.as_str(), "/ui/", content).with_status(problem.status()).into_response());
+    };
+    let own = Reservation::of(app, arrival, headers, name);
+    let content = content(app, arrival, &detail, own.as_ref(), Some((form, problem)));
+    let page = head.page(name.as_str(), "/ui/", content).watching(name.as_str());
+    Ok(page.with_status(problem.status()).into_response())
+}
+
+fn content(
+    app: &App,
+    arrival: &Arrival,
+    detail: &LockDetail,
+    own: Option<&Reservation>,
+    failed: Option<(reserve::Form, &Problem)>,
+) -> Markup {
     let lock = &detail.lock;
+    let own = own.filter(|own| own.holds(lock));
+    let forms = reserve::section(app, arrival, lock, own, failed.as_ref().map(|(form, _)| form));
     let now_us = app.now().wall_us();
     html! {
         p class="crumbs" { a href="/ui/" { "Locks" } (crumbs(&lock.lock)) }
         h1 class="name" { (lock.lock) }
+        @if let Some((form, problem)) = &failed { (alert(form.without_effect(problem), problem)) }
         section class="panel" data-key="now" data-lock=(lock.lock) data-version=(lock.version()) data-say=(sentence(lock)) aria-label="Now" {
             p { (meaning(lock)) }
             (facts(lock))
         }
+        label class="tell" hidden { input type="checkbox" id="tell"; " Tell me when the lock is free" }
         div class="columns" {
             section data-key="line" data-version=(lock.version()) {
                 h2 { "Waiting in line" }
                 (line(lock, app.locker.capabilities().fifo()))
             }
-            section data-key="actions" data-version=(lock.version()) {
+            section data-key="actions" data-version={ (lock.version()) (reserve::version(own)) } {
                 h2 { "Actions" }
-                (actions(app, lock, may_evict))
+                (actions(app, arrival, lock, forms, own.is_some()))
             }
         }
         section data-key="history" data-version={ (lock.version()) (detail.history.len()) } {
@@ -123,21 +184,23 @@ fn line(lock: &LockView, has_order: bool) -> Markup {
 }
 
 /// What can be done, and the same as command lines.
-fn actions(app: &App, lock: &LockView, may_evict: bool) -> Markup {
+fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>, is_own: bool) -> Markup {
+    let may_evict = arrival.caller.may(Right::Evict, &lock.lock);
     let evictable = lock.held.as_ref().and_then(|held| held.token).is_some();
     let url = app.locker.url().unwrap_or_default();
     let base = format!("leasehold -s {}", shell(url));
     let name = shell(&lock.lock);
     html! {
         @if app.dashboard == Dashboard::ReadWrite {
-            @if evictable {
+            @if let Some(forms) = &forms { (forms) }
+            @if evictable && !is_own {
                 p { a class="button danger" href=(link("evict", &lock.lock)) data-focus="evict" { "Evict the holder…" } }
                 @if !may_evict { p class="muted" { "You will be asked to sign in first." } }
-            } @else {
+            } @else if forms.is_none() {
                 p class="muted" { "There is no holder to evict." }
             }
         } @else {
-            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to evict holders here." }
+            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to reserve locks and evict holders here." }
         }
         p class="muted" { "The same in a terminal:" }
         pre class="commands" tabindex="0" aria-label="Commands" { code {
@@ -145,6 +208,8 @@ fn actions(app: &App, lock: &LockView, may_evict: bool) -> Markup {
             (base) " wait " (name)
             @if let Some(token) = lock.held.as_ref().and_then(|held| held.token) {
                 "\n" (base) " break " (name) " --token " (token)
+            } @else if lock.state == StateView::Free {
+                "\n" (base) " acquire " (name) " --try --ttl 1h"
             }
         } }
     }

@@ -134,10 +134,18 @@ pub(super) fn column(title: &str) -> Markup {
     html! { th scope="col" role="columnheader" { (title) } }
 }
 
+/// Whether no process renews the lease by itself.
+fn is_by_ticket(lock: &LockView) -> bool {
+    lock.held.as_ref().and_then(|held| held.holder.as_ref()).is_some_and(|holder| holder.pid == 0)
+}
+
 /// A state alone or with what it means, for a lock's own page.
 pub(super) fn meaning(lock: &LockView) -> Markup {
     let text = match lock.state {
         StateView::Free => "The next process that asks gets it.",
+        StateView::Held if is_by_ticket(lock) => {
+            "It is held until its lease ends, unless the holder renews it."
+        }
         StateView::Held => "Its holder renews the lease while it works.",
         StateView::Reserved => "It is free, and reserved for the first in line for a moment.",
         StateView::Cooldown => "It was released, and is not granted before the cooldown ends.",

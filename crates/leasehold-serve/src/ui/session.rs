@@ -4,16 +4,19 @@ use axum::extract::rejection::{FormRejection, QueryRejection};
 use axum::extract::{Form, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use maud::html;
 use serde::Deserialize;
 
 use super::format::in_query;
 use super::layout::{Head, Page};
 use crate::access::{Access, SESSION_LASTS};
-use crate::app::{Arrival, Shared};
+use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::problem::Problem;
+
+/// The pages for which a session counts.
+const PAGES: &str = "/ui/";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -58,7 +61,16 @@ pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
         return Ok(());
     }
     Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin", "the form does not say which page sent it")
-        .with_help("programs evict with POST /v1/evict"))
+        .with_help("programs use the API: see /openapi.json"))
+}
+
+/// Fails if this dashboard only shows.
+pub(super) fn may_change(app: &App) -> Result<(), Problem> {
+    if app.dashboard == Dashboard::ReadWrite {
+        return Ok(());
+    }
+    Err(Problem::new(StatusCode::FORBIDDEN, "read-only", "this dashboard is read-only")
+        .with_help("start the server with --ui=rw, or use the command `leasehold` in a terminal"))
 }
 
 /// A page of this dashboard, or its first one.
@@ -109,7 +121,7 @@ pub(super) async fn sign_in(
     };
     let to = own_page(&form.to);
     match app.open_session(form.token.trim()) {
-        Some(cookie) => with_cookie(&headers, &cookie, SESSION_LASTS.as_secs(), Redirect::to(to)),
+        Some(cookie) => with_cookie(&headers, &cookie, PAGES, SESSION_LASTS.as_secs(), Redirect::to(to)),
         None => {
             form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one. Tokens of an issuer (OIDC) cannot be used here."))
                 .with_status(StatusCode::UNAUTHORIZED)
@@ -120,18 +132,26 @@ pub(super) async fn sign_in(
 
 pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
     match must_be_own(&headers) {
-        Ok(()) => with_cookie(&headers, &Access::no_session(), 0, Redirect::to("/ui/")),
+        Ok(()) => with_cookie(&headers, &Access::no_session(), PAGES, 0, Redirect::to(PAGES)),
         Err(problem) => Head::new(&app, &arrival, "/ui/").problem(&problem).into_response(),
     }
 }
 
-fn with_cookie(headers: &HeaderMap, cookie: &str, seconds: u64, to: Redirect) -> Response {
+/// `response` with a `cookie` for `seconds`, for the pages below `path`. Scripts cannot read it, and browsers do not send it
+/// with requests of other sites.
+pub(super) fn with_cookie(
+    headers: &HeaderMap,
+    cookie: &str,
+    path: &str,
+    seconds: u64,
+    response: impl IntoResponse,
+) -> Response {
     let is_https =
         headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
     let secure = if is_https { "; Secure" } else { "" };
-    let cookie = format!("{cookie}; Path=/ui/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    let cookie = format!("{cookie}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     match HeaderValue::from_str(&cookie) {
-        Ok(cookie) => ([(header::SET_COOKIE, cookie)], to).into_response(),
+        Ok(cookie) => ([(header::SET_COOKIE, cookie)], response).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -1,13 +1,20 @@
 //! The page about the store, and what this dashboard costs it.
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use leasehold::doctor::{CheckStatus, Finding, RESERVED, Report};
+use leasehold::lease::printable;
 use maud::{Markup, html};
 
-use super::format::{count, shell};
+use super::format::{count, shell, span, stamp, time, took};
+use super::icons;
 use super::layout::{Head, Page};
-use super::parts::column;
+use super::parts::{column, text};
+use super::session::{may_change, must_be_own};
+use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
+use crate::examiner::{Examinations, Examined, LIMIT, Request};
 use crate::feed::Measured;
 use crate::problem::Problem;
 
@@ -16,14 +23,43 @@ pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
     if arrival.caller.is_stranger() {
         return head.problem(&Problem::new(StatusCode::FORBIDDEN, "forbidden", "you may not see this store"));
     }
-    head.page("Store", "/ui/store", content(&app))
+    head.page("Store", "/ui/store", content(&app, &arrival))
 }
 
-fn content(app: &App) -> Markup {
+/// Runs the doctor, and shows the page when it has ended.
+pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
+    let done = async {
+        may_change(&app)?;
+        must_be_own(&headers)?;
+        if !may_examine(&arrival) {
+            let detail = format!("{} may not examine this store", arrival.caller.name());
+            return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail).with_help(format!(
+                "sign in with a token that may evict holders of all locks, or of those below `{RESERVED}`"
+            )));
+        }
+        app.limits.admit(arrival.caller.name(), arrival.at)?;
+        tokio::select! {
+            biased;
+            done = app.examiner.examine(&app.locker, arrival.caller.name()) => done,
+            () = app.stopping.cancelled() => Ok(()),
+        }
+    };
+    match done.await {
+        Ok(()) => Redirect::to("/ui/store").into_response(),
+        Err(problem) => Head::new(&app, &arrival, "/ui/store").problem(&problem).into_response(),
+    }
+}
+
+/// An examination acquires and evicts locks below `RESERVED`.
+fn may_examine(arrival: &Arrival) -> bool {
+    arrival.caller.may(Right::Evict, RESERVED)
+}
+
+fn content(app: &App, arrival: &Arrival) -> Markup {
     let capabilities = app.locker.capabilities();
     let url = app.locker.url().unwrap_or("given by the program");
     let watching = match app.dashboard {
-        Dashboard::ReadWrite => "on; holders can be evicted",
+        Dashboard::ReadWrite => "on; locks can be reserved, holders evicted",
         Dashboard::ReadOnly | Dashboard::Off => "read-only",
     };
     html! {
@@ -40,8 +76,98 @@ fn content(app: &App) -> Markup {
         }
         section {
             h2 { "Is the store safe?" }
-            p { "The doctor tests the store's preconditions, clock and permissions. It writes to the store, so it does not run from this page:" }
+            p {
+                "The doctor tests the store's preconditions, clock and permissions. It sends some hundred requests, and writes records whose names begin with "
+                code { (RESERVED) } "."
+            }
+            (doctor(app, arrival))
+            p class="muted" { "The same in a terminal:" }
             pre tabindex="0" aria-label="Command" { code { "leasehold -s " (shell(url)) " doctor" } }
+        }
+    }
+}
+
+/// The button, and the latest result.
+fn doctor(app: &App, arrival: &Arrival) -> Markup {
+    let Examinations { running, last } = app.examiner.examinations();
+    html! {
+        @if app.dashboard != Dashboard::ReadWrite {
+            p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to examine the store here." }
+        } @else if let Some(running) = &running {
+            p class="notice" role="status" { "An examination is running: " (asked(running)) ". Load this page again to see its result." }
+        } @else if may_examine(arrival) {
+            form method="post" action="/ui/store" class="buttons" { button type="submit" { "Examine the store" } }
+            p class="muted" { "It takes some seconds, at most " (LIMIT.as_secs() / 60) " minutes." }
+        } @else if arrival.caller.principal.is_none() {
+            p { a class="button" href="/ui/sign-in?to=/ui/store" { "Examine the store…" } }
+            p class="muted" { "You will be asked to sign in first." }
+        } @else {
+            p class="muted" { "You may not examine it: this needs the right to evict the holders of all locks." }
+        }
+        @match &last {
+            None => p class="muted" { "This server has not examined the store since it started." },
+            Some(last) => (result(last)),
+        }
+    }
+}
+
+fn asked(request: &Request) -> Markup {
+    html! {
+        b { (text(&request.by)) } " asked for it at "
+        time datetime=(stamp(request.at_us)) { (time(request.at_us)) " UTC" }
+    }
+}
+
+fn result(last: &Examined) -> Markup {
+    html! {
+        h3 { "Latest result" }
+        p class="muted" { "This server keeps it in memory, until it stops." }
+        @match &last.report {
+            None => p class="notice bad" {
+                "The examination had not ended after " (span(last.took_ms)) ", and was stopped: " (asked(&last.request))
+                ". Records whose names begin with " code { (RESERVED) } " may remain. They affect no lock."
+            },
+            Some(report) => {
+                p class=(if report.is_safe() { "notice" } else { "notice bad" }) { b { (summary(report)) } " " (asked(&last.request)) "; it took " (took(last.took_ms)) "." }
+                (findings(&report.findings))
+            }
+        }
+    }
+}
+
+fn summary(report: &Report) -> String {
+    let number = |status| report.findings.iter().filter(|finding| finding.verdict == status).count();
+    let failed = match number(CheckStatus::Failed) {
+        0 => "The store is safe for locks".to_owned(),
+        failed => format!("The store is not safe for locks: {} failed", count(failed, "check", "checks")),
+    };
+    match number(CheckStatus::Warning) {
+        0 => format!("{failed}."),
+        warnings => format!("{failed}; {}.", count(warnings, "warning", "warnings")),
+    }
+}
+
+fn findings(findings: &[Finding]) -> Markup {
+    // As in the command: the store's answers are text of others.
+    let shown = |text: &str| printable(text, 400);
+    html! {
+        table role="table" class="cards findings" {
+            caption class="sr" { "What the doctor found" }
+            thead role="rowgroup" { tr role="row" { (column("Result")) (column("Check")) (column("Finding")) } }
+            tbody role="rowgroup" {
+                @for finding in findings {
+                    tr role="row" {
+                        td role="cell" class="c-state" { (icons::verdict(finding.verdict)) }
+                        td role="cell" class="c-name" { b { (finding.check) } }
+                        td role="cell" {
+                            (shown(&finding.seen))
+                            @for help in finding.help.iter().flat_map(|help| help.lines()) {
+                                span class="note" { "Help: " (shown(help)) }
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 }

@@ -1,6 +1,8 @@
 """The dashboard in a real browser."""
 
+import os
 import re
+import sqlite3
 import time
 from urllib.parse import quote
 
@@ -12,6 +14,9 @@ from locks import HOSTILE, HOSTILE_NAME, requests, viewers
 PAGES = ["/ui/", "/ui/?prefix=deploy/&state=held&sort=waiting", "/ui/?find=nothing-like-this", "/ui/lock/deploy/prod/api",
          "/ui/lock/" + quote(HOSTILE_NAME), "/ui/waiting", "/ui/activity", "/ui/store", "/ui/evict/deploy/prod/api", "/ui/sign-in"]
 LIVE = "#live[data-live=on]"
+# Headless pages are never hidden by themselves.
+HIDE = """hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+  document.dispatchEvent(new Event('visibilitychange')); }"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -153,6 +158,128 @@ def test_an_eviction_that_comes_too_late_shows_the_change(site, open_page):
     assert site.show("deploy")["holder"]["name"] == "bob"
 
 
+def test_a_lock_is_reserved_renewed_and_released(site, open_page):
+    server = site.serve("--ui=rw")
+    page = open_page(server.address + "/ui/lock/deploy/prod")
+    page.wait_for_selector(LIVE)
+    page.click("text=Reserve the lock…")
+    page.fill("#token", server.token)
+    page.press("#token", "Enter")
+    page.wait_for_selector("#note")
+    page.select_option("#ttl", "8h")
+    page.fill("#note", "restore <the> database")
+    page.click("main button >> text=Reserve")
+    page.get_by_text("Reserved by you").wait_for()
+    assert page.url.endswith("/ui/lock/deploy/prod"), "nothing secret in the address"
+    shown = site.show("deploy/prod")
+    assert shown["holder"]["name"] == "operator" and shown["holder"]["note"] == "restore <the> database"
+    assert "lh1_" not in page.content()
+
+    page.reload()
+    page.get_by_text("Reserved by you").wait_for()
+    assert "restore <the> database" in page.inner_text("section[data-lock]")
+    until = page.inner_text("[data-key=actions] time")
+    page.wait_for_timeout(1_000)  # the time that is shown has seconds
+    page.click("main button >> text=Renew")
+    page.wait_for_function("until => document.querySelector('[data-key=actions] time').innerText > until", arg=until)
+    assert site.show("deploy/prod")["token"] == shown["token"]
+    other = open_page(server.address + "/ui/lock/deploy/prod", token=server.token)
+    assert "Reserved by you" not in other.inner_text("main"), "another browser has no ticket"
+
+    page.click("main button >> text=Release")
+    page.wait_for_selector("#note")
+    other.locator("section[data-lock] >> text=Free").wait_for()
+    assert site.show("deploy/prod")["state"] == "free"
+
+
+def test_what_is_typed_is_kept_when_the_store_does_not_answer(site, open_page):
+    server = site.serve("--ui=rw")
+    page = open_page(server.address + "/ui/lock/deploy", token=server.token)
+    page.fill("#note", "a long note")
+    busy = sqlite3.connect(site.store.removeprefix("sqlite:"), isolation_level=None)
+    busy.execute("BEGIN IMMEDIATE")
+    page.click("main button >> text=Reserve")
+    page.locator("main [role=alert]").get_by_text("did not answer").wait_for()
+    assert page.input_value("#note") == "a long note"
+    busy.execute("ROLLBACK")
+    page.click("main button >> text=Reserve")
+    page.get_by_text("Reserved by you").wait_for()
+
+
+def test_a_hidden_tab_tells_when_the_lock_is_free(site, open_page):
+    ticket = site.acquire("deploy", owner="alice", ttl="1h")
+    server = site.serve()
+    page = open_page(server.address + "/ui/lock/deploy")
+    page.wait_for_selector(LIVE)
+    page.check("text=Tell me when the lock is free")
+    page.evaluate(HIDE, True)
+    site.release(ticket)
+    page.wait_for_function("() => document.title.startsWith('Free: deploy')")
+    until(lambda: viewers(server.address) == 0, page)  # it was told, so the hidden tab costs nothing again
+    page.evaluate(HIDE, False)
+    site.acquire("deploy", owner="bob", ttl="1h")
+    page.wait_for_function("() => document.title.startsWith('deploy')")
+
+
+def test_what_is_typed_is_kept_when_the_lock_changes(site, open_page):
+    server = site.serve("--ui=rw")
+    page = open_page(server.address + "/ui/lock/deploy", token=server.token)
+    page.wait_for_selector(LIVE)
+    page.select_option("#ttl", "15m")
+    page.focus("#note")
+    page.keyboard.type("a long note")
+    ticket = site.acquire("deploy")
+    page.wait_for_selector("#note", state="detached")
+    site.release(ticket)
+    page.wait_for_selector("#note")
+    assert page.input_value("#note") == "a long note" and page.input_value("#ttl") == "15m"
+
+
+def test_the_store_is_examined_without_javascript(site, open_page):
+    server = site.serve("--ui=rw")
+    page = open_page(server.address + "/ui/store", java_script_enabled=False)
+    page.click("text=Examine the store…")
+    page.fill("#token", server.token)
+    page.press("#token", "Enter")
+    page.click("main button >> text=Examine the store")
+    page.get_by_text("The store is safe for locks").wait_for()
+    results = page.locator(".findings .state").all_inner_texts()
+    assert "Passed" in results and "Failed" not in results
+    assert page.locator(".findings .state svg").count() == len(results), "not by the colour alone"
+    reader = open_page(server.address + "/ui/store")
+    assert "operator asked for it" in reader.inner_text("main")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_forms_and_findings_fit_and_are_accessible(site, open_page, scheme, width):
+    server = site.serve("--ui=rw", "--store", site.store + "?allow_network=on")  # the doctor warns of it
+    page = open_page(server.address + "/ui/store", width, scheme, server.token)
+
+    def check(what):
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{what} scrolls sideways"
+        found = Axe().run(page)
+        assert found.violations_count == 0, f"{what}: {found.generate_report()}"
+        if folder := os.environ.get("SCREENSHOTS"):  # for people to look at
+            page.screenshot(path=f"{folder}/{what}-{width}-{scheme}.png", full_page=True)
+
+    page.click("main button >> text=Examine the store")
+    page.get_by_text("The store is safe for locks; 1 warning.").wait_for()
+    assert page.locator(".findings .state.warn").inner_text().strip() == "Warning"
+    check("findings")
+    page.goto(server.address + "/ui/lock/deploy/prod")
+    check("free")
+    site.acquire("deploy/prod", owner="bob", note="a deploy")
+    page.evaluate("document.querySelector('form.stack').submit()")  # as it was shown before
+    page.locator("main [role=alert]").wait_for()
+    check("taken")
+    page.goto(server.address + "/ui/lock/mine")
+    page.fill("#note", "restore the database")
+    page.click("main button >> text=Reserve")
+    page.get_by_text("Reserved by you").wait_for()
+    check("reserved")
+
+
 def test_a_read_only_dashboard_has_no_forms(site, open_page):
     site.acquire("deploy")
     server = site.serve()
@@ -184,13 +311,11 @@ def test_no_viewers_cost_the_store_nothing(site, open_page):
     seen = requests(server.address)
     until(lambda: requests(server.address) >= seen + 5, page)  # the server looks at the locks of a visible page
 
-    hide = """hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
-      document.dispatchEvent(new Event('visibilitychange')); }"""
-    page.evaluate(hide, True)  # headless pages are never hidden by themselves
+    page.evaluate(HIDE, True)
     until(lambda: viewers(server.address) == 0, page)
     asks_nothing(server, page, "a hidden tab")
 
-    page.evaluate(hide, False)
+    page.evaluate(HIDE, False)
     page.wait_for_selector(LIVE)
     seen = requests(server.address)
     until(lambda: requests(server.address) > seen, page)

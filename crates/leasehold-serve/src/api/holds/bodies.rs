@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use crate::problem::Problem;
 
 /// What to acquire.
-#[derive(Deserialize, ToSchema)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AcquireRequest {
     /// The lock's name, such as `deploy/prod`.
@@ -38,6 +38,13 @@ pub(crate) struct AcquireRequest {
     pub(super) barge: bool,
 }
 
+impl AcquireRequest {
+    /// For the lock `lock` as it is, without waiting.
+    pub(crate) fn new(lock: String, ttl: String, note: Option<String>) -> Self {
+        Self { lock, ttl: Some(ttl), note, ..Self::default() }
+    }
+}
+
 /// A process that wants a lock.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -57,13 +64,13 @@ pub(crate) struct HolderRequest {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Hold {
     /// The right to renew and release the lock. A secret.
-    pub(super) ticket: String,
+    pub(crate) ticket: String,
     /// The lock's name; for a permit or a reader, with its number.
     pub(super) lock: String,
     /// The fencing token; null if the store has none.
     pub(super) token: Option<u64>,
     /// For how long the lock is held, counted from any moment before the client sent this request.
-    pub(super) valid_ms: u64,
+    pub(crate) valid_ms: u64,
     /// Renew when a third of this has passed.
     pub(super) ttl_ms: u64,
     /// How long this request waited.
@@ -76,7 +83,7 @@ pub(crate) struct Renewed {
     pub(super) lock: String,
     pub(super) token: Option<u64>,
     /// For how long the lock is held, counted from any moment before the client sent this request.
-    pub(super) valid_ms: u64,
+    pub(crate) valid_ms: u64,
     pub(super) ttl_ms: u64,
 }
 

@@ -68,7 +68,11 @@ function look(event) {
 
 // --- changes ---------------------------------------------------------------------------------------------------------
 
-/** Replaces `old` by `fresh` if they differ. The element with the focus keeps it. */
+// What was typed into each field, also into one that is not there at the moment.
+const typed = new Map();
+document.addEventListener("input", ({ target }) => typed.set(target.id, target.value));
+
+/** Replaces `old` by `fresh` if they differ. The element with the focus keeps it, and fields keep what was typed. */
 function patch(old, fresh) {
   if (old.dataset.version !== undefined && old.dataset.version === fresh.dataset.version) {
     takeTimes(old, fresh);
@@ -76,6 +80,9 @@ function patch(old, fresh) {
   }
   if (old.dataset.version === undefined && old.textContent === fresh.textContent) return false;
   const focus = old.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  for (const field of fresh.querySelectorAll("input[id], select[id]")) {
+    if (typed.has(field.id)) field.value = typed.get(field.id);
+  }
   if (old.dataset.version !== undefined) fresh.classList.add("changed");
   old.replaceWith(fresh);
   if (focus !== undefined) {
@@ -137,7 +144,22 @@ async function refresh() {
   }
   document.getElementById("asof").replaceChildren(...fresh.getElementById("asof").childNodes);
   announce(said);
+  tellIfFree();
   tick();
+}
+
+const tell = document.getElementById("tell");
+const title = document.title;
+
+/** Tells who asked for it that the lock is free. Screen readers hear of each change anyway. */
+function tellIfFree() {
+  const isFree = document.querySelector("section[data-lock] .state.free") !== null;
+  if (!isFree) document.title = title;
+  if (!isFree || !tell?.checked) return;
+  tell.checked = false;
+  document.title = `Free: ${title}`;
+  if (globalThis.Notification?.permission === "granted") new Notification(document.title);
+  follow();
 }
 
 let toSay = [];
@@ -228,9 +250,9 @@ function close() {
   setText(LIVE, "Paused");
 }
 
-/** Streams while somebody can see the page, so that a hidden tab costs the store nothing. */
+/** Streams while somebody can see the page or wants to be told, so that other hidden tabs cost the store nothing. */
 function follow() {
-  if (document.hidden) close();
+  if (document.hidden && !tell?.checked) close();
   else if (!source) open();
 }
 
@@ -253,6 +275,13 @@ setInterval(() => {
 
 if (EVENTS) {
   LIVE.hidden = false;
+  if (tell) {
+    tell.parentElement.hidden = false;
+    tell.addEventListener("change", () => {
+      if (tell.checked) globalThis.Notification?.requestPermission();
+      tellIfFree();
+    });
+  }
   follow();
   document.addEventListener("visibilitychange", follow);
   addEventListener("pagehide", close);

@@ -1,0 +1,87 @@
+//! The doctor on the page about the store: who may run it, and what the page shows.
+
+use super::{ask, ask_from, get, sign_in};
+use crate::serve::{SECRET, Server, bearer};
+use crate::support::Sandbox;
+
+const NEVER: &str = "This server has not examined the store since it started.";
+
+fn is_examined(server: &Server) -> bool {
+    !get(server, "/ui/store").expect(200).text.contains(NEVER)
+}
+
+#[test]
+fn the_doctors_findings_stay_on_the_page() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    let ticket = server.acquire("deploy", "k").expect(201).ticket();
+    let cookie = sign_in(&server);
+    let page = ask(&server, "GET /ui/store", &cookie, "").expect(200).text;
+    assert!(page.contains("Examine the store</button>") && page.contains(NEVER), "{page}");
+    assert_eq!(ask(&server, "POST /ui/store", &cookie, "").expect(303).header("location"), Some("/ui/store"));
+
+    // For readers too.
+    let page = get(&server, "/ui/store").expect(200).text;
+    assert!(page.contains("The store is safe for locks") && page.contains("<b>operator</b> asked for it"));
+    assert!(page.contains("in memory") && !page.contains("Examine the store</button>"), "{page}");
+    let doctor = sandbox.run("doctor --json").expect(0).stdout;
+    let report: serde_json::Value = serde_json::from_str(&doctor).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.len() > 5);
+    for finding in findings {
+        let check = finding["check"].as_str().unwrap();
+        assert!(page.contains(&format!("<b>{check}</b>")), "{check}: {page}");
+    }
+    for secret in [&*server.operator, &ticket, SECRET, cookie.split_once('=').unwrap().1] {
+        assert!(!page.contains(secret));
+    }
+    assert_eq!(server.state("deploy")["state"], "held");
+}
+
+#[test]
+fn examining_needs_a_session_with_the_right_to_evict() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    assert!(!get(&server, "/ui/store").text.contains("Examine the store</button>"));
+    ask(&server, "POST /ui/store", "", "").expect(403);
+    ask(&server, "POST /ui/store", "leasehold-session=99999999999.00", "").expect(403);
+    let (token, origin) = (bearer(&server.operator), format!("http://{}", server.address));
+    ask_from(&server, "POST /ui/store", &[("Authorization", &token), ("Origin", &origin)], "").expect(403);
+    assert!(!is_examined(&server));
+
+    // The digest of `test`.
+    let access = |allow: &str, prefix: &str| {
+        let text = format!(
+            "[[token]]\nprincipal = \"ci\"\nsha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n\
+             [[rule]]\nprincipal = \"ci\"\nprefix = \"{prefix}\"\nallow = [{allow}]\n"
+        );
+        let file = sandbox.write("access.toml", &text);
+        Server::start(&sandbox, &format!("--ui rw --access {}", file.display()))
+    };
+    let all = "\"read\", \"acquire\", \"evict\"";
+    for (allow, prefix, status) in [
+        ("\"read\", \"acquire\"", "", 403),
+        (all, "ci/", 403),
+        (all, "leasehold-doctor-", 303),
+        (all, "", 303),
+    ] {
+        let server = access(allow, prefix);
+        let cookie = ask(&server, "POST /ui/sign-in", "", "token=test").expect(303).cookie();
+        ask(&server, "POST /ui/store", &cookie, "").expect(status);
+        let page = ask(&server, "GET /ui/store", &cookie, "").expect(200).text;
+        assert_eq!(page.contains(NEVER), status == 403, "{allow} on {prefix}");
+    }
+}
+
+#[test]
+fn a_form_of_another_site_examines_nothing() {
+    let sandbox = Sandbox::new();
+    let server = Server::start(&sandbox, "--ui rw");
+    let cookie = sign_in(&server);
+    for origin in [Some("http://evil.example"), Some("null"), Some("http://127.0.0.1:1"), None] {
+        let mut headers = vec![("Cookie", &*cookie)];
+        headers.extend(origin.map(|origin| ("Origin", origin)));
+        ask_from(&server, "POST /ui/store", &headers, "").expect(403);
+    }
+    assert!(!is_examined(&server));
+}

@@ -1,0 +1,134 @@
+//! The doctor's examination of the store, as the dashboard starts it: one at a time. The latest result is kept.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use leasehold::Locker;
+use leasehold::clock::timeout;
+use leasehold::doctor::{Examination, Report};
+use tokio::sync::watch;
+
+use crate::problem::Problem;
+use crate::view::ms;
+
+/// How long an examination may take. It usually takes some seconds.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// The examinations of this server's store. In memory: a server that starts knows of none.
+#[derive(Debug, Default)]
+pub(crate) struct Examiner(watch::Sender<Examinations>);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Examinations {
+    /// The one that runs.
+    pub(crate) running: Option<Request>,
+    /// The latest one that has ended.
+    pub(crate) last: Option<Arc<Examined>>,
+}
+
+/// Who asked for an examination.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) by: String,
+    /// When, in microseconds since the Unix epoch.
+    pub(crate) at_us: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Examined {
+    pub(crate) request: Request,
+    pub(crate) took_ms: u64,
+    /// `None` if it was stopped at the limit.
+    pub(crate) report: Option<Report>,
+}
+
+impl Examiner {
+    pub(crate) fn examinations(&self) -> Examinations {
+        self.0.borrow().clone()
+    }
+
+    /// Examines the store of `locker` because `by` asked for it, and returns when the result is there. If this future is
+    /// dropped, the examination goes on.
+    ///
+    /// # Errors
+    /// Another one runs.
+    pub(crate) async fn examine(&self, locker: &Locker, by: &str) -> Result<(), Problem> {
+        self.examine_within(LIMIT, locker, by).await
+    }
+
+    async fn examine_within(&self, limit: Duration, locker: &Locker, by: &str) -> Result<(), Problem> {
+        let env = locker.store().env().clone();
+        let begun = env.now();
+        let request = Request { by: by.to_owned(), at_us: begun.wall_us() };
+        let is_first = self.0.send_if_modified(|examinations| {
+            let is_first = examinations.running.is_none();
+            examinations.running.get_or_insert_with(|| request.clone());
+            is_first
+        });
+        if !is_first {
+            return Err(Problem::new(
+                StatusCode::CONFLICT,
+                "busy",
+                "an examination of the store already runs",
+            )
+            .with_help("its result appears on the page Store"));
+        }
+        let (locker, examinations) = (locker.clone(), self.0.clone());
+        // In a task of its own: an examination that is dropped leaves behind what it has written.
+        let examined = tokio::spawn(async move {
+            let report = timeout(&*env.clock, limit, locker.examine(&Examination::default())).await;
+            let took_ms = ms(env.now().longest_since(begun));
+            examinations.send_modify(|examinations| {
+                examinations.running = None;
+                examinations.last = Some(Arc::new(Examined { request, took_ms, report }));
+            });
+        });
+        examined.await.map_err(|_| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the examination could not end")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::clock::SystemClock;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_examination_runs_at_a_time() {
+        let (locker, examiner) = (Locker::open("mem:").await.unwrap(), Examiner::default());
+        let (first, second) = tokio::join!(examiner.examine(&locker, "a"), examiner.examine(&locker, "b"));
+        first.unwrap();
+        assert_eq!(second.unwrap_err().word(), "busy");
+        let Examinations { running, last } = examiner.examinations();
+        let last = last.unwrap();
+        assert!(running.is_none() && last.request.by == "a" && last.report.as_ref().unwrap().is_safe());
+        examiner.examine(&locker, "b").await.unwrap();
+        assert_eq!(examiner.examinations().last.unwrap().request.by, "b");
+    }
+
+    #[tokio::test]
+    async fn an_examination_that_takes_too_long_is_stopped() {
+        let (locker, examiner) = (Locker::open("mem:").await.unwrap(), Examiner::default());
+        examiner.examine_within(Duration::ZERO, &locker, "a").await.unwrap();
+        let Examinations { running, last } = examiner.examinations();
+        assert!(running.is_none() && last.unwrap().report.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_examination_ends_without_its_viewer() {
+        let (locker, examiner) = (Locker::open("mem:").await.unwrap(), Examiner::default());
+        tokio::select! {
+            biased;
+            _ = examiner.examine(&locker, "a") => panic!("it takes more than one poll"),
+            () = std::future::ready(()) => {}
+        }
+        assert!(examiner.examinations().running.is_some());
+        let mut examinations = examiner.0.subscribe();
+        let ended = examinations.wait_for(|examinations| examinations.last.is_some());
+        timeout(&SystemClock, Duration::from_secs(60), ended).await.unwrap().unwrap();
+        assert!(examiner.examinations().running.is_none());
+    }
+}

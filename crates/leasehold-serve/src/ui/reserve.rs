@@ -1,0 +1,253 @@
+//! Reserving a lock: a person holds it for a time, like any other holder.
+//!
+//! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's principal.
+//! Pages, addresses and logs never contain the ticket.
+
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use leasehold::lease::Id;
+use leasehold::{LockName, Ticket};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::format::{in_query, link, stamp, time};
+use super::session::{may_change, must_be_own, with_cookie};
+use crate::access::{Right, cookies};
+use crate::api::holds::{AcquireRequest, acquire_one, release_one, renew_one};
+use crate::app::{App, Arrival, Dashboard};
+use crate::problem::Problem;
+use crate::view::{LockView, StateView};
+
+const COOKIE: &str = "leasehold-reservation";
+/// The times that the form offers. The longest is `Ttl::MAX`.
+const TIMES: [(&str, &str); 4] =
+    [("15m", "15 minutes"), ("1h", "1 hour"), ("8h", "8 hours"), ("24h", "24 hours")];
+
+/// What a form on the page of a lock asks for.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Form {
+    action: String,
+    /// The idempotency key of the acquisition: a form that is sent twice reserves once.
+    key: String,
+    ttl: String,
+    note: String,
+}
+
+impl Form {
+    /// The form to show again after `problem`, with what was typed.
+    pub(super) fn after(mut self, problem: &Problem) -> Self {
+        // Without an answer of the store, the lock may have been acquired. Repeating it with the same key has that hold.
+        if !problem.status().is_server_error() {
+            self.key.clear();
+        }
+        self
+    }
+
+    /// What is certain after `problem`.
+    pub(super) fn without_effect(&self, problem: &Problem) -> Option<&'static str> {
+        (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was reserved.")
+    }
+}
+
+/// A lock that the caller has reserved in this browser.
+pub(super) struct Reservation {
+    ticket: Ticket,
+    /// Until when it is certain, in microseconds since the Unix epoch.
+    until_us: u64,
+}
+
+impl Reservation {
+    fn new(arrival: &Arrival, ticket: Ticket, valid_ms: u64) -> Self {
+        let until_us = arrival.at.wall_us().saturating_add(valid_ms.saturating_mul(1_000));
+        // A cookie has at most 4 KiB. The seal names the store.
+        Self { ticket: ticket.without_store(), until_us }
+    }
+
+    /// The reservation of `name` in the request's cookies.
+    pub(super) fn of(app: &App, arrival: &Arrival, headers: &HeaderMap, name: &LockName) -> Option<Self> {
+        cookies(headers, COOKIE).find_map(|value| {
+            let (text, seal) = value.rsplit_once('.')?;
+            let is_own = app.is_seal(&sealed(app, arrival, text)?, seal);
+            let (until, ticket) = text.split_once('.').filter(|_| is_own)?;
+            let (until_us, ticket): (_, Ticket) = (until.parse().ok()?, ticket.parse().ok()?);
+            // The page of `a/b` gets the cookie of the page of `a` too.
+            (ticket.name() == name).then_some(Self { ticket, until_us })
+        })
+    }
+
+    /// Whether the lock is still held by it.
+    pub(super) fn holds(&self, lock: &LockView) -> bool {
+        let token = lock.held.as_ref().and_then(|held| held.token);
+        matches!(lock.state, StateView::Held | StateView::Lapsed) && token == Some(self.ticket.token().get())
+    }
+
+    fn cookie(&self, app: &App, arrival: &Arrival) -> Result<String, Problem> {
+        let text = format!("{}.{}", self.until_us, self.ticket);
+        let parts = sealed(app, arrival, &text).ok_or_else(unknown)?;
+        Ok(format!("{COOKIE}={text}.{}", app.seal(&parts)?))
+    }
+}
+
+/// What the seal of the cookie's `text` is over.
+fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a str; 4]> {
+    let principal = arrival.caller.principal.as_deref()?;
+    Some(["leasehold reservation", app.locker.url().unwrap_or_default(), principal, text])
+}
+
+/// The caller has no name.
+fn unknown() -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", "a reservation is made in your name: sign in first")
+}
+
+/// Fails if the caller may not send a form about the lock `name`.
+pub(super) fn allowed(
+    app: &App,
+    arrival: &Arrival,
+    headers: &HeaderMap,
+    name: &LockName,
+) -> Result<(), Problem> {
+    may_change(app)?;
+    must_be_own(headers)?;
+    if arrival.caller.principal.is_none() {
+        return Err(unknown());
+    }
+    // The answer is the lock's page. The right to acquire is checked where the lock is acquired.
+    arrival.must(Right::Read, name)
+}
+
+/// Reserves, renews or releases `name`, as `form` says. Returns the reservation, or `None` if it has ended.
+pub(super) async fn perform(
+    app: &App,
+    arrival: &Arrival,
+    headers: &HeaderMap,
+    name: &LockName,
+    form: &Form,
+) -> Result<Option<Reservation>, Problem> {
+    if form.action == "reserve" {
+        let note = Some(form.note.trim()).filter(|note| !note.is_empty()).map(str::to_owned);
+        let request = AcquireRequest::new(name.to_string(), form.ttl.clone(), note);
+        let hold = acquire_one(app, arrival, Some(form.key.as_bytes()), &request).await;
+        let hold = hold.map_err(|problem| match problem.word() {
+            "key-spent" => Problem::new(
+                StatusCode::CONFLICT,
+                "key-spent",
+                "this form was sent before, and the reservation has ended",
+            )
+            .with_help("send it again to reserve the lock again"),
+            _ => problem,
+        })?;
+        return Ok(Some(Reservation::new(arrival, hold.ticket.parse()?, hold.valid_ms)));
+    }
+    let own = Reservation::of(app, arrival, headers, name).ok_or_else(|| {
+        Problem::new(StatusCode::CONFLICT, "not-reserved", "you have not reserved this lock in this browser")
+    })?;
+    let ticket = own.ticket.to_string();
+    match form.action.as_str() {
+        "renew" => {
+            let renewed = renew_one(app, arrival, &ticket).await?;
+            Ok(Some(Reservation::new(arrival, own.ticket, renewed.valid_ms)))
+        }
+        "release" => {
+            release_one(app, arrival, &ticket, None).await?;
+            Ok(None)
+        }
+        _ => Err(Problem::invalid("the form says neither `reserve` nor `renew` nor `release`")),
+    }
+}
+
+/// `response` with the cookie of `reservation`; without one, the cookie ends.
+pub(super) fn remember(
+    app: &App,
+    arrival: &Arrival,
+    headers: &HeaderMap,
+    name: &LockName,
+    reservation: Option<&Reservation>,
+    response: impl IntoResponse,
+) -> Result<Response, Problem> {
+    let (cookie, seconds) = match reservation {
+        // Longer than the lease: one that has lapsed can still be renewed if no other process has taken the lock over.
+        Some(own) => (own.cookie(app, arrival)?, own.ticket.ttl().as_secs().max(1) * 2),
+        None => (format!("{COOKIE}="), 0),
+    };
+    Ok(with_cookie(headers, &cookie, &link("lock", name.as_str()), seconds, response))
+}
+
+/// What changes in `section` besides the lock.
+pub(super) fn version(own: Option<&Reservation>) -> u64 {
+    own.map_or(0, |own| own.until_us)
+}
+
+/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to release.
+///
+/// `flawed` is a form that failed: it is shown again.
+pub(super) fn section(
+    app: &App,
+    arrival: &Arrival,
+    lock: &LockView,
+    own: Option<&Reservation>,
+    flawed: Option<&Form>,
+) -> Option<Markup> {
+    if app.dashboard != Dashboard::ReadWrite || !arrival.caller.may(Right::Acquire, &lock.lock) {
+        return None;
+    }
+    if let Some(own) = own {
+        return Some(reserved(app, lock, own));
+    }
+    let flawed = flawed.filter(|form| form.action == "reserve");
+    if lock.state != StateView::Free && flawed.is_none() {
+        return None;
+    }
+    let page = link("lock", &lock.lock);
+    Some(html! {
+        @if arrival.caller.principal.is_none() {
+            p { a class="button" href={ "/ui/sign-in?to=" (in_query(&page)) } data-focus="reserve" { "Reserve the lock…" } }
+            p class="muted" { "You will be asked to sign in first." }
+        } @else {
+            (form(app, &page, flawed))
+        }
+    })
+}
+
+/// The form as it was sent, on a page that knows nothing about the lock.
+pub(super) fn again(app: &App, name: &LockName, sent: &Form) -> Markup {
+    html! { @if sent.action == "reserve" { (form(app, &link("lock", name.as_str()), Some(sent))) } }
+}
+
+fn form(app: &App, page: &str, flawed: Option<&Form>) -> Markup {
+    let empty = Form::default();
+    let sent = flawed.unwrap_or(&empty);
+    let key = Some(sent.key.clone()).filter(|key| !key.is_empty());
+    let key = key.unwrap_or_else(|| Id::random(&app.locker.store().env().random).to_string());
+    let chosen = if TIMES.iter().any(|(value, _)| *value == sent.ttl) { &sent.ttl } else { "1h" };
+    html! {
+        p { "Reserve the lock for work by hand. It is not renewed for you: when the time is over, others get it." }
+        form method="post" action=(page) class="stack" autocomplete="off" {
+            input type="hidden" name="action" value="reserve";
+            input type="hidden" name="key" value=(key);
+            label for="ttl" { "For" }
+            select id="ttl" name="ttl" data-focus="ttl" {
+                @for (value, name) in TIMES { option value=(value) selected[value == chosen] { (name) } }
+            }
+            label for="note" { "Note, for the others (optional)" }
+            input type="text" id="note" name="note" value=(sent.note) maxlength="200" data-focus="note";
+            div class="buttons" { button type="submit" data-focus="reserve" { "Reserve" } }
+        }
+    }
+}
+
+fn reserved(app: &App, lock: &LockView, own: &Reservation) -> Markup {
+    let page = link("lock", &lock.lock);
+    let is_certain = own.until_us > app.now().wall_us();
+    html! {
+        p class=(if is_certain { "notice" } else { "notice warn" }) {
+            @if is_certain { b { "Reserved by you" } " until " } @else { b { "Your reservation" } " has ended: it was until " }
+            time datetime=(stamp(own.until_us)) { (time(own.until_us)) " UTC" } "."
+            @if !is_certain { " Another process may take the lock over, unless you renew it first." }
+        }
+        form method="post" action=(page) class="buttons" {
+            button type="submit" name="action" value="renew" data-focus="renew" { "Renew for " (humantime::format_duration(own.ticket.ttl())) }
+            button type="submit" name="action" value="release" data-focus="release" { "Release" }
+        }
+    }
+}
