@@ -85,7 +85,7 @@ pub(crate) struct App {
     pub(crate) limits: Arc<Limits>,
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// Cancelled when the server stops: requests that wait are answered.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
@@ -100,9 +100,11 @@ pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
     pub(crate) fn new(locker: Locker, settings: Settings, address: SocketAddr, audit: Option<Audit>) -> Self {
+        let metrics = Arc::new(Metrics::new(locker.capabilities().store));
+        let locker = locker.observed_by(metrics.clone());
         Self {
             feed: Arc::new(Feed::new(&locker)),
-            metrics: Metrics::new(locker.capabilities().store),
+            metrics,
             audit,
             locker,
             limits: Arc::default(),

@@ -93,7 +93,7 @@ pub(crate) struct Feed {
     /// How many viewers there are.
     viewers: watch::Sender<usize>,
     known: Mutex<Known>,
-    meter: Meter,
+    meter: Arc<Meter>,
 }
 
 #[derive(Default)]
@@ -129,14 +129,15 @@ impl Drop for Viewer {
 
 impl Feed {
     pub(crate) fn new(locker: &Locker) -> Self {
+        let meter = Arc::new(Meter::new(locker.store().env().clone()));
         Self {
-            locker: locker.clone(),
+            locker: locker.observed_by(meter.clone()),
             run: Id::random(&Random::from_os()).to_string().chars().take(8).collect(),
             sender: broadcast::channel(KEPT).0,
             recent: Mutex::default(),
             viewers: watch::channel(0).0,
             known: Mutex::default(),
-            meter: Meter::default(),
+            meter,
         }
     }
 
@@ -155,25 +156,14 @@ impl Feed {
 
     /// Looks at a lock for a viewer.
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
-        let answer = self.measured(self.locker.inspect(name)).await;
-        answer.map(|status| LockDetail::of(&status))
+        self.locker.inspect(name).await.map(|status| LockDetail::of(&status))
     }
 
     /// The names that begin with `prefix` in order, at most `most`.
     pub(crate) async fn names(&self, prefix: &str, most: usize) -> leasehold::Result<Vec<LockName>> {
-        let mut names: Vec<LockName> =
-            self.measured(self.locker.list(prefix).take(most).try_collect()).await?;
+        let mut names: Vec<LockName> = self.locker.list(prefix).take(most).try_collect().await?;
         names.sort_unstable();
         Ok(names)
-    }
-
-    async fn measured<T>(&self, asked: impl Future<Output = leasehold::Result<T>>) -> leasehold::Result<T> {
-        let env = self.locker.store().env();
-        let at = env.now();
-        let answer = asked.await;
-        let took = env.now().longest_since(at);
-        self.meter.count(Measured { at, took, failed: answer.is_err() });
-        answer
     }
 
     /// The locks under `prefix` as they were seen lately; `None` if they are not watched.

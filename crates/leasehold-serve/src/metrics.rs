@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use leasehold::ErrorKind;
+use leasehold::observe::{Event, Observer, Operation, Outcome as RequestOutcome};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
@@ -23,6 +25,17 @@ struct Reason {
     reason: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    operation: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Asked {
+    operation: &'static str,
+}
+
 /// The outcomes of requests for a lock, besides those of `COMMON`.
 const ACQUISITIONS: &[&str] =
     &["granted", "held", "key-spent", "too-many-requests", "too-many-waiters", "unsupported", "stopping"];
@@ -34,8 +47,18 @@ const RENEWALS: &[&str] = &["renewed", "lost"];
 const COMMON: &[&str] =
     &["invalid", "forbidden", "unavailable", "store-denied", "conflict", "corrupt", "failed"];
 
+/// The requests to the store that clients cause.
+const OPERATIONS: &[Operation] = &[
+    Operation::Acquire,
+    Operation::Renew,
+    Operation::Release,
+    Operation::Evict,
+    Operation::Inspect,
+    Operation::List,
+];
+
 /// The reasons of losses.
-const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere", "lost"];
+const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere"];
 
 /// What the server counts.
 #[derive(Debug)]
@@ -48,6 +71,19 @@ pub(crate) struct Metrics {
     evictions: Counter,
     waiters: Gauge,
     viewers: Gauge,
+    store_requests: Family<Request, Counter>,
+    store_seconds: Family<Asked, Histogram>,
+    slack: Histogram,
+}
+
+impl Observer for Metrics {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Request { operation, took, outcome, .. } = event {
+            let operation = operation.as_str();
+            self.store_requests.get_or_create(&Request { operation, outcome: outcome.as_str() }).inc();
+            self.store_seconds.get_or_create(&Asked { operation }).observe(took.as_secs_f64());
+        }
+    }
 }
 
 impl Metrics {
@@ -62,11 +98,17 @@ impl Metrics {
             evictions: Counter::default(),
             waiters: Gauge::default(),
             viewers: Gauge::default(),
+            store_requests: Family::default(),
+            store_seconds: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.001, 2.0, 16))
+            }),
+            slack: Histogram::new(linear_buckets(0.1, 0.1, 10)),
             registry: Registry::default(),
         };
         metrics.begin_at_zero();
         let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
             &metrics;
+        let Self { store_requests, store_seconds, slack, .. } = &metrics;
         registry.register("acquisitions", "Requests for a lock, by their outcome", acquisitions.clone());
         let help = "The time from a request for a lock to its grant";
         registry.register("acquire_duration_seconds", help, acquire_seconds.clone());
@@ -75,6 +117,15 @@ impl Metrics {
         registry.register("evictions", "Grants that were ended by an operator", evictions.clone());
         registry.register("waiters", "Requests that wait for a lock or for a change", waiters.clone());
         registry.register("viewers", "Open event streams", viewers.clone());
+        registry.register(
+            "store_requests",
+            "Requests to the store, by their outcome",
+            store_requests.clone(),
+        );
+        let help = "The time of requests to the store";
+        registry.register("store_request_duration_seconds", help, store_seconds.clone());
+        let help = "For how long a renewed hold was valid when its renewal was answered, divided by its ttl";
+        registry.register("renewal_slack_ratio", help, slack.clone());
         let build =
             Info::new(vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("store", store.to_owned())]);
         registry.register("build", "The version and the kind of store", build);
@@ -94,6 +145,14 @@ impl Metrics {
                 family.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(0);
             }
         }
+        for operation in OPERATIONS.iter().map(|operation| operation.as_str()) {
+            drop(self.store_seconds.get_or_create(&Asked { operation }));
+            for outcome in [RequestOutcome::Done, RequestOutcome::Failed(ErrorKind::Unavailable)] {
+                self.store_requests
+                    .get_or_create(&Request { operation, outcome: outcome.as_str() })
+                    .inc_by(0);
+            }
+        }
         for reason in REASONS {
             self.losses.get_or_create(&Reason { reason: (*reason).to_owned() }).inc_by(0);
         }
@@ -106,8 +165,12 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn renewed<T>(&self, outcome: &Result<T, Problem>) {
+    /// Counts a renewal. `slack`: the share of its ttl for which the hold is valid from now on.
+    pub(crate) fn renewed<T>(&self, outcome: &Result<T, Problem>, slack: Option<f64>) {
         self.renewals.get_or_create(&of(outcome, "renewed")).inc();
+        if let Some(slack) = slack {
+            self.slack.observe(slack);
+        }
     }
 
     pub(crate) fn lost(&self, reason: &str) {
@@ -149,12 +212,13 @@ mod tests {
             "leasehold_renewals_total{outcome=\"renewed\"} 0",
             "leasehold_renewals_total{outcome=\"unavailable\"} 0",
             "leasehold_losses_total{reason=\"taken_over\"} 0",
+            "leasehold_store_requests_total{operation=\"acquire\",outcome=\"unavailable\"} 0",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
         let reasons = [LossReason::Ended, LossReason::Deleted, LossReason::RenewedElsewhere];
         for reason in reasons.iter().chain([&LossReason::Expired { last_error: None }]) {
-            assert!(REASONS.contains(&crate::problem::reason(reason)), "{reason:?}");
+            assert!(REASONS.contains(&reason.as_str()), "{reason:?}");
         }
     }
 
@@ -163,7 +227,7 @@ mod tests {
         let metrics = Metrics::new("SQLite");
         metrics.acquired(&Ok(()), Duration::from_millis(3));
         metrics.acquired::<()>(&Err(Problem::invalid("no")), Duration::ZERO);
-        metrics.renewed(&Ok(()));
+        metrics.renewed(&Ok(()), Some(0.95));
         metrics.lost("ended");
         metrics.evicted();
         let text = metrics.text(2, 1);
@@ -172,6 +236,8 @@ mod tests {
             "leasehold_acquisitions_total{outcome=\"invalid\"} 1",
             "leasehold_acquire_duration_seconds_count 1",
             "leasehold_renewals_total{outcome=\"renewed\"} 1",
+            "leasehold_renewal_slack_ratio_bucket{le=\"0.9\"} 0",
+            "leasehold_renewal_slack_ratio_count 1",
             "leasehold_losses_total{reason=\"ended\"} 1",
             "leasehold_evictions_total 1",
             "leasehold_waiters 2",

@@ -101,7 +101,7 @@ impl Problem {
 
     /// Says what was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
-        self.reason = Some(reason(&loss.reason));
+        self.reason = Some(loss.reason.as_str());
         self.token = Some(Some(loss.token.get()));
         if let LossReason::TakenOver { by } = &loss.reason {
             self.held = Some(Box::new(HolderView::of(by)));
@@ -152,18 +152,6 @@ impl From<Error> for Problem {
             problem = problem.retry_after(Duration::from_secs(1));
         }
         problem
-    }
-}
-
-/// One word for the reason of a loss.
-pub(crate) fn reason(reason: &LossReason) -> &'static str {
-    match reason {
-        LossReason::Expired { .. } => "expired",
-        LossReason::TakenOver { .. } => "taken_over",
-        LossReason::Ended => "ended",
-        LossReason::Deleted => "deleted",
-        LossReason::RenewedElsewhere => "renewed_elsewhere",
-        _ => "lost",
     }
 }
 

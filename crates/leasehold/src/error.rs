@@ -81,9 +81,10 @@ pub enum ErrorKind {
     Conflict,
 }
 
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl ErrorKind {
+    /// One word, for labels and logs: `unavailable`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
             Self::Held => "held",
             Self::Lost => "lost",
             Self::Unavailable => "unavailable",
@@ -92,7 +93,13 @@ impl fmt::Display for ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",
             Self::Conflict => "conflict",
-        })
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
-use crate::runtime::renewer::{Command, Hold, Opened, RenewerHandle, bind, keep};
+use crate::runtime::opened::Opened;
+use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
 use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
@@ -52,9 +53,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that keeps `grant`. Must be called inside a tokio runtime.
+    /// A guard that keeps `grant`, which is that of a ticket. Must be called inside a tokio runtime.
     pub(crate) fn new(opened: Arc<Opened>, grant: Grant) -> Self {
-        Self::of(keep(opened, grant, None))
+        Self::of(keep(opened, grant, None, None))
     }
 
     pub(crate) fn of(hold: Hold) -> Self {

@@ -1,4 +1,7 @@
-//! The Rust code in `docs/guides`, which is compiled and run as documentation tests.
+//! The Rust code in `docs`, which is compiled and run as documentation tests.
 
 #[doc = include_str!("../../../docs/guides/leader-election.md")]
 struct LeaderElection;
+
+#[doc = include_str!("../../../docs/observability.md")]
+struct Observability;

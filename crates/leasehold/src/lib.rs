@@ -45,6 +45,8 @@
 //!   a leader and tells observers how to reach it.
 //! - [`update`] changes an object that has several writers, without a lock. [`fence`] writes an object with a guard's
 //!   token. [`Object`] opens an object by its URL.
+//! - [`Observer`] receives events for metrics. Acquisitions, renewals, releases and requests to the store are spans of
+//!   `tracing`.
 //! - To add a store, implement [`lease::LeaseStore`], or the smaller trait [`Register`]. [`RegisterLeases`] runs the
 //!   lease protocol on a register.
 //!
@@ -71,6 +73,7 @@ pub mod lease;
 mod lock;
 mod locker;
 mod objects;
+pub mod observe;
 mod primitives;
 mod protocol;
 pub mod random;
@@ -92,6 +95,7 @@ pub use self::lease::{
 pub use self::lock::Lock;
 pub use self::locker::Locker;
 pub use self::objects::{Object, Updated, fence, update};
+pub use self::observe::Observer;
 pub use self::primitives::{AlreadyRan, Due, Election, Leader, Leadership, Once, OncePer, RwLock, Semaphore};
 pub use self::protocol::RegisterLeases;
 pub use self::register::Register;

@@ -389,6 +389,7 @@ impl Lock {
             wait,
             on_wait: self.on_wait.clone(),
             store_timeout: self.store_timeout,
+            began: self.locker.store().env().now(),
         }
     }
 

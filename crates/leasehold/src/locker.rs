@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
+use tracing::{Instrument, info_span};
 
 use crate::doctor::{self, Examination, Report};
 use crate::error::{Error, Result};
@@ -13,8 +14,10 @@ use crate::lease::{
     Capabilities, Evicted, Eviction, Grant, Holder, HolderInfo, Id, LeaseStore, Released, Renewal, State,
     Status, StoreOptions, Swept, Token, Ttl,
 };
+use crate::observe::Observer;
+use crate::runtime::opened::Opened;
 use crate::runtime::queue::Queues;
-use crate::runtime::renewer::{Hold, Opened};
+use crate::runtime::renewer::Hold;
 use crate::stores;
 use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
@@ -72,6 +75,32 @@ impl Locker {
         Self::sharing(Opened::new(store, None, None))
     }
 
+    /// A locker for the same store that reports to `observer`, and to the observers that this one has.
+    ///
+    /// Tasks share queues only with tasks that use a clone of the same locker, so call this right after opening the store.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use leasehold::observe::{Event, Observer};
+    ///
+    /// struct Log;
+    ///
+    /// impl Observer for Log {
+    ///     fn observe(&self, event: &Event<'_>) {
+    ///         println!("{event:?}"); // requests, waits, acquired, renewed, lost, released, evicted
+    ///     }
+    /// }
+    ///
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locker = leasehold::Locker::open("mem:").await?.observed_by(Arc::new(Log));
+    /// locker.lock("deploy").acquire().await?.release().await?;
+    /// # Ok::<_, leasehold::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn observed_by(&self, observer: Arc<dyn Observer>) -> Self {
+        Self::sharing(self.0.opened.observed_by(observer))
+    }
+
     fn sharing(opened: Opened) -> Self {
         Self(Arc::new(Shared {
             opened: Arc::new(opened),
@@ -104,7 +133,8 @@ impl Locker {
     /// # Errors
     /// Errors of the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
-        Ok(self.store().evict(name, token).await?)
+        let span = info_span!("leasehold.evict", lock = %name, token = token.get());
+        Ok(self.store().evict(name, token).instrument(span).await?)
     }
 
     /// As [`evict`](Self::evict), and keeps in the lock's [history](Status::history) who decided it and why, on stores with
@@ -113,7 +143,8 @@ impl Locker {
     /// # Errors
     /// Errors of the store.
     pub async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
-        Ok(self.store().evict_for(name, token, why).await?)
+        let span = info_span!("leasehold.evict", lock = %name, token = token.get());
+        Ok(self.store().evict_for(name, token, why).instrument(span).await?)
     }
 
     /// Waits until the lock is free or its lease has lapsed, without acquiring it.
@@ -167,11 +198,7 @@ impl Locker {
     /// - Errors of the store.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         self.check(ticket)?;
-        let mut grant = ticket.grant(self.store().env().now());
-        match self.store().renew(&mut grant).await? {
-            Renewal::Renewed => Ok(Guard::new(self.opened().clone(), grant)),
-            Renewal::Lost(loss) => Err(Error::lost(loss)),
-        }
+        Ok(Guard::new(self.opened().clone(), self.renewed(ticket).await?))
     }
 
     /// Renews the lock of `ticket` once. Returns the ticket, and for how long the lock is now certain to be held.
@@ -180,11 +207,15 @@ impl Locker {
     /// As [`resume`](Self::resume).
     pub async fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         self.check(ticket)?;
+        let grant = self.renewed(ticket).await?;
+        Ok(HeldTicket::new(ticket.clone(), grant.deadline, self.store().env().clone()))
+    }
+
+    async fn renewed(&self, ticket: &Ticket) -> Result<Grant> {
         let mut grant = ticket.grant(self.store().env().now());
-        match self.store().renew(&mut grant).await? {
-            Renewal::Renewed => {
-                Ok(HeldTicket::new(ticket.clone(), grant.deadline, self.store().env().clone()))
-            }
+        let span = info_span!("leasehold.renew", lock = %grant.name, token = grant.token.get());
+        match self.store().renew(&mut grant).instrument(span).await? {
+            Renewal::Renewed => Ok(grant),
             Renewal::Lost(loss) => Err(Error::lost(loss)),
         }
     }
@@ -212,7 +243,8 @@ impl Locker {
     async fn end(&self, ticket: &Ticket, cooldown: Option<Duration>) -> Result<Released> {
         self.check(ticket)?;
         let mut grant = ticket.grant(self.store().env().now());
-        Ok(self.store().release(&mut grant, cooldown).await?)
+        let span = info_span!("leasehold.release", lock = %grant.name, token = grant.token.get());
+        Ok(self.store().release(&mut grant, cooldown).instrument(span).await?)
     }
 
     /// Withdraws the acquisition of `name` that was started with this `id`
@@ -223,7 +255,8 @@ impl Locker {
     /// Errors of the store.
     pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
         let mut grant = Grant::withdrawn(name.clone(), id, Ttl::DEFAULT, self.store().env().now());
-        Ok(self.store().release(&mut grant, None).await?)
+        let span = info_span!("leasehold.release", lock = %grant.name);
+        Ok(self.store().release(&mut grant, None).instrument(span).await?)
     }
 
     /// Refuses a ticket of another store. Without this check, this store would report a loss that did not happen.
@@ -280,7 +313,7 @@ impl Locker {
         self.store().capabilities()
     }
 
-    /// The underlying store.
+    /// The store. Requests to it are reported to the observers too.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         &self.0.opened.store
     }

@@ -15,6 +15,7 @@ mod interleavings;
 mod line;
 mod lines;
 mod many;
+mod observe;
 mod once;
 mod outage;
 mod permit_queue;

@@ -64,6 +64,11 @@ fn metrics_count_outcomes_and_name_no_lock() {
         "leasehold_renewals_total{outcome=\"lost\"} 1",
         "leasehold_losses_total{reason=\"ended\"} 1",
         "leasehold_waiters 0",
+        "leasehold_store_requests_total{operation=\"renew\",outcome=\"done\"} 1",
+        "leasehold_store_requests_total{operation=\"renew\",outcome=\"lost\"} 1",
+        "leasehold_store_requests_total{operation=\"acquire\",outcome=\"held\"} 1",
+        "leasehold_store_request_duration_seconds_count{operation=\"renew\"} 2",
+        "leasehold_renewal_slack_ratio_count 1",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }

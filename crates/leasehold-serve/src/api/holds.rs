@@ -288,7 +288,8 @@ pub(crate) async fn renew(
 /// Renews the hold of the ticket `text`.
 pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let outcome = renewed(app, arrival, text).await;
-    app.metrics.renewed(&outcome);
+    let slack = outcome.as_ref().ok().map(|held| held.valid_ms as f64 / held.ttl_ms as f64);
+    app.metrics.renewed(&outcome, slack);
     outcome
 }
 
@@ -429,7 +430,7 @@ fn tell(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token
 }
 
 fn tell_loss(app: &App, arrival: &Arrival, loss: &Loss) {
-    let reason = crate::problem::reason(&loss.reason);
+    let reason = loss.reason.as_str();
     app.metrics.lost(reason);
     let (token, reason) = (Some(loss.token.get()), Some(reason.to_owned()));
     app.tell(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) }, arrival);

@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::clock::Moment;
+use leasehold::env::Env;
+use leasehold::observe::{Event, Observer, Outcome};
 
 /// How many requests are remembered: more than two minutes of them at full speed.
 const KEPT: usize = 1_000;
@@ -13,27 +15,41 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
+    /// When it ended.
     pub(crate) at: Moment,
     pub(crate) took: Duration,
     pub(crate) failed: bool,
 }
 
-/// The requests to the store for viewers.
-#[derive(Debug, Default)]
-pub(crate) struct Meter(Mutex<(u64, VecDeque<Measured>)>);
+/// The requests to the store for viewers: observes the locker of the feed.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    env: Env,
+    /// All of them, and the latest.
+    requests: Mutex<(u64, VecDeque<Measured>)>,
+}
 
-impl Meter {
-    fn inner(&self) -> MutexGuard<'_, (u64, VecDeque<Measured>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn count(&self, measured: Measured) {
+impl Observer for Meter {
+    fn observe(&self, event: &Event<'_>) {
+        let Event::Request { took, outcome, .. } = event else { return };
+        let failed = matches!(outcome, Outcome::Failed(_));
+        let measured = Measured { at: self.env.now(), took: *took, failed };
         let mut inner = self.inner();
         inner.0 += 1;
         inner.1.push_back(measured);
         if inner.1.len() > KEPT {
             inner.1.pop_front();
         }
+    }
+}
+
+impl Meter {
+    pub(super) fn new(env: Env) -> Self {
+        Self { env, requests: Mutex::default() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, (u64, VecDeque<Measured>)> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All requests since the server started.

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::lease::{
     Capabilities, Evicted, HolderInfo, LeaseStore, Released, Status, StoreOptions, Swept, Token,
 };
+use crate::observe::Observer;
 use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
 
@@ -55,6 +56,12 @@ impl Locker {
     /// A locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self(crate::Locker::new(store))
+    }
+
+    /// A locker for the same store that reports to `observer`, as [`crate::Locker::observed_by`].
+    #[must_use]
+    pub fn observed_by(&self, observer: Arc<dyn Observer>) -> Self {
+        Self(self.0.observed_by(observer))
     }
 
     /// The lock called `name`. Sends no request. An invalid name is reported by the acquisition.

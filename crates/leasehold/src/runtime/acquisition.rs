@@ -9,14 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
-use crate::clock::timeout;
+use crate::clock::{Moment, timeout};
 use crate::error::{Error, ErrorKind, Result, StoreError};
-use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State};
+use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, Token};
+use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
+use crate::runtime::opened::Opened;
 use crate::runtime::outage::Outage;
-use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn};
-use crate::runtime::renewer::{CohortGrant, Hold, Opened, keep};
+use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
+use crate::runtime::renewer::{CohortGrant, Hold, keep};
 use crate::runtime::task;
 
 /// The number of grants in a row that come too late to be used, after which an acquisition ends with an error.
@@ -86,6 +90,15 @@ pub(crate) struct Request {
     pub(crate) on_wait: Option<Arc<OnWait>>,
     /// How long to keep trying a store that does not answer, if this was set.
     pub(crate) store_timeout: Option<Duration>,
+    /// When the acquisition began.
+    pub(crate) began: Moment,
+}
+
+impl Request {
+    /// On which settings another task may pass the lock on to this one.
+    fn wish(&self) -> Option<Wish<'_>> {
+        self.terms.as_ref().map(|terms| (terms, self.began))
+    }
 }
 
 /// An acquisition that does not have the turn of its process yet.
@@ -98,7 +111,7 @@ pub(crate) struct Acquisition {
 impl Acquisition {
     /// Takes the turn or a place in `queue`.
     pub(crate) fn enter(request: Request, queue: Arc<Queue<Hold>>) -> Self {
-        let entry = queue.enter(request.terms.as_ref());
+        let entry = queue.enter(request.wish());
         Self { request, queue, entry }
     }
 
@@ -110,28 +123,47 @@ impl Acquisition {
     /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store. A grant that
     /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
-        match task::answer_of(|reply| self.queue_up(Reply::Hold(reply))).await {
-            Some(outcome) => outcome,
-            None => Err(task::shut_down()),
-        }
+        let span = self.span();
+        let outcome =
+            task::answer_of(|reply| self.queue_up(Reply::Hold(reply))).instrument(span.clone()).await;
+        let outcome = outcome.unwrap_or_else(|| Err(task::shut_down()));
+        note(&span, outcome.as_ref().map(|hold| hold.identity.token));
+        outcome
     }
 
     /// Acquires the lock in a task, and returns the grant as the store made it. Dropping the future ends the task. A
     /// grant that arrives afterwards stays, and lapses.
     pub(crate) async fn grant(self) -> Result<Grant> {
-        match task::answer_of(|reply| self.queue_up(Reply::Grant(reply))).await {
-            Some(outcome) => outcome,
-            None => Err(task::shut_down()),
-        }
+        let span = self.span();
+        let outcome =
+            task::answer_of(|reply| self.queue_up(Reply::Grant(reply))).instrument(span.clone()).await;
+        let outcome = outcome.unwrap_or_else(|| Err(task::shut_down()));
+        note(&span, outcome.as_ref().map(|grant| grant.token));
+        outcome
+    }
+
+    /// The span of this acquisition, whose parent is the caller's current span.
+    fn span(&self) -> Span {
+        tracing::info_span!(
+            "leasehold.acquire",
+            lock = %self.request.claim.name,
+            token = Empty,
+            outcome = Empty
+        )
     }
 
     /// Waits for the turn, or for another task of this process to pass the lock on.
     async fn queue_up(self, mut reply: Reply) {
         let Self { request, queue, entry } = self;
+        let mut waiting =
+            Waiting::of(&request.opened.observers, request.opened.store.env(), &request.claim.name);
+        if let Entry::Waiting(..) = entry {
+            waiting.begin();
+        }
         let served = tokio::select! {
             biased;
             () = reply.closed() => return,
-            served = queue.served(entry, request.terms.as_ref(), request.on_wait.as_deref()) => served,
+            served = queue.served(entry, request.wish(), request.on_wait.as_deref()) => served,
             held = queue.cooldown(), if request.wait == Wait::UntilCooldown => {
                 reply.fail(Error::held(&request.claim.name, held));
                 return;
@@ -139,12 +171,16 @@ impl Acquisition {
         };
         match served {
             // Without terms, no task passes the lock on.
-            Served::Lock(hold) => match reply {
-                Reply::Hold(reply) => drop(reply.send(Ok(hold))),
-                Reply::Grant(_) => drop(hold),
-            },
+            Served::Lock(hold) => {
+                waiting.acquired = true;
+                drop(waiting);
+                match reply {
+                    Reply::Hold(reply) => drop(reply.send(Ok(hold))),
+                    Reply::Grant(_) => drop(hold),
+                }
+            }
             Served::Turn(turn) => {
-                let Request { opened, claim, terms, wait, on_wait, store_timeout } = request;
+                let Request { opened, claim, terms, wait, on_wait, store_timeout, began } = request;
                 let store = opened.store.clone();
                 let contender = Contender {
                     opened,
@@ -156,6 +192,8 @@ impl Acquisition {
                     on_wait,
                     store_timeout,
                     reply,
+                    began,
+                    waiting,
                     late: 0,
                 };
                 contender.contend().await;
@@ -175,6 +213,8 @@ struct Contender {
     on_wait: Option<Arc<OnWait>>,
     store_timeout: Option<Duration>,
     reply: Reply,
+    began: Moment,
+    waiting: Waiting,
     /// How many grants in a row came too late to be used.
     late: u32,
 }
@@ -215,21 +255,32 @@ impl Contender {
         } else {
             drop(self.turn);
         }
+        drop(self.waiting);
         if let Some(error) = error {
             self.reply.fail(error);
         }
     }
 
-    fn granted(self, grant: Grant) {
-        self.turn.policy(|policy, _| policy.granted(&grant, self.store.env().now()));
+    fn granted(mut self, grant: Grant) {
+        let now = self.store.env().now();
+        self.turn.policy(|policy, _| policy.granted(&grant, now));
+        self.waiting.acquired = true;
+        let waited = elapsed(self.began, now);
         match self.reply {
             Reply::Hold(reply) => {
                 let cohort = CohortGrant::new(self.turn, self.terms, self.claim.holder);
+                let hold = keep(self.opened, grant, Some(cohort), Some(waited));
+                drop(self.waiting);
                 // If the caller is gone, the hold is dropped here, which releases the lock.
-                let _ = reply.send(Ok(keep(self.opened, grant, Some(cohort))));
+                let _ = reply.send(Ok(hold));
             }
             Reply::Grant(reply) => {
                 drop(self.turn);
+                let (lock, token, ttl) = (&grant.name, grant.token, grant.ttl);
+                let observers = &self.opened.observers;
+                observers.tell(&Event::Acquired { lock, token, ttl, waited });
+                observers.tell(&Event::HandedOn { lock, token, held: Duration::ZERO });
+                drop(self.waiting);
                 let _ = reply.send(Ok(grant));
             }
         }
@@ -256,6 +307,7 @@ impl Contender {
                 },
                 Next::Wait(held) => {
                     outage.end();
+                    self.waiting.begin();
                     self.turn.policy(|policy, _| policy.refused());
                     self.turn.tell(held.clone());
                     if let Some(on_wait) = &self.on_wait {
@@ -362,6 +414,7 @@ impl Contender {
             if backoff.is_zero() {
                 return ControlFlow::Continue(None);
             }
+            self.waiting.begin();
             self.turn.tell(HolderInfo { holder: Some(self.claim.holder.clone()), ..HolderInfo::default() });
             let env = self.store.env();
             let look = async {
@@ -387,15 +440,24 @@ impl Contender {
     }
 }
 
+/// Notes the outcome of an acquisition in its span.
+fn note(span: &Span, acquired: std::result::Result<Token, &Error>) {
+    match acquired {
+        Ok(token) => span.record("token", token.get()).record("outcome", "acquired"),
+        Err(error) => span.record("outcome", error.kind().as_str()),
+    };
+}
+
 /// Gives up the place of `claim` in the store's queue in the background, and then the turn. What the store granted
 /// unnoticed stays: a repetition of the claim may have it.
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
-    tokio::spawn(async move {
+    let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {
             tracing::debug!(lock = %claim.name, %error, "a place in the queue was not given up; it is passed over");
         }
         drop(turn);
-    });
+    };
+    tokio::spawn(gone.in_current_span());
 }
 
 /// Withdraws `claim` in the background: gives up its place in the store's queue, and releases what the store may still
@@ -405,11 +467,12 @@ fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
 /// given up afterwards: the next task must not find the place of this claim in the store's queue.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo());
-    tokio::spawn(async move {
+    let gone = async move {
         let mut grant = Grant::withdrawn(claim.name, claim.id, claim.ttl, store.env().now());
         if let Err(error) = store.release(&mut grant, None).await {
             tracing::debug!(lock = %grant.name, %error, "an unanswered request was not withdrawn; it lapses");
         }
         drop(turn);
-    });
+    };
+    tokio::spawn(gone.in_current_span());
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
+use crate::clock::Moment;
 use crate::lease::HolderInfo;
 use crate::runtime::hand_off::{CohortPolicy, Terms};
 use crate::types::LockName;
@@ -81,13 +82,15 @@ impl<T> Line<T> {
     }
 }
 
+/// The settings on which a task takes the lock from another one, and when it began to acquire it.
+pub(crate) type Wish<'a> = (&'a Terms, Moment);
+
 /// A task that waits.
 #[derive(Debug)]
 struct Waiter<T> {
     number: u64,
-    /// The settings on which this task takes the lock itself from the task that has it. `None` if it takes only the
-    /// turn.
-    terms: Option<Terms>,
+    /// `None` if it takes only the turn, and not the lock itself.
+    wish: Option<(Terms, Moment)>,
     served: oneshot::Sender<Served<T>>,
 }
 
@@ -110,7 +113,7 @@ impl<T> Queue<T> {
 
     /// Takes the turn if it is free, otherwise a place at the end of the queue. Does not wait, so tasks are served in
     /// the order in which they call this.
-    pub(crate) fn enter(self: &Arc<Self>, terms: Option<&Terms>) -> Entry<T> {
+    pub(crate) fn enter(self: &Arc<Self>, wish: Option<Wish<'_>>) -> Entry<T> {
         let mut line = self.line();
         if line.take_turn() {
             return Entry::Served(Turn { queue: Some(self.clone()) });
@@ -118,15 +121,19 @@ impl<T> Queue<T> {
         let number = line.next;
         line.next += 1;
         let (served, answer) = oneshot::channel();
-        line.waiting.push_back(Waiter { number, terms: terms.cloned(), served });
+        line.waiting.push_back(Waiter {
+            number,
+            wish: wish.map(|(terms, began)| (terms.clone(), began)),
+            served,
+        });
         Entry::Waiting(Place { queue: self.clone(), number }, answer)
     }
 
-    /// Waits for the turn, with an `entry` that was made without terms. Cancel safe: dropping the future gives up the
+    /// Waits for the turn, with an `entry` that was made without a wish. Cancel safe: dropping the future gives up the
     /// place.
     pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry<T>, on_wait: Option<&OnWait>) -> Turn<T> {
         loop {
-            // Only an entry with terms gets a lock.
+            // Only an entry with a wish gets a lock.
             if let Served::Turn(turn) = self.served(entry, None, on_wait).await {
                 return turn;
             }
@@ -134,11 +141,11 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits until `entry`, which was made with `terms`, is served. Cancel safe, as [`turn`](Self::turn).
+    /// Waits until `entry`, which was made with `wish`, is served. Cancel safe, as [`turn`](Self::turn).
     pub(crate) async fn served(
         self: &Arc<Self>,
         mut entry: Entry<T>,
-        terms: Option<&Terms>,
+        wish: Option<Wish<'_>>,
         on_wait: Option<&OnWait>,
     ) -> Served<T> {
         loop {
@@ -165,7 +172,7 @@ impl<T> Queue<T> {
                     }
                 }
             }
-            entry = self.enter(terms);
+            entry = self.enter(wish);
         }
     }
 
@@ -275,15 +282,16 @@ impl<T> Turn<T> {
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
-        let follows = |waiter: &&Waiter<T>| waiter.terms.as_ref() == Some(terms);
+        let follows = |waiter: &&Waiter<T>| waiter.wish.as_ref().is_some_and(|(wanted, _)| wanted == terms);
         line.waiting.iter().take_while(follows).count()
     }
 
-    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`.
-    pub(crate) fn next_on(&self, terms: &Terms) -> Option<oneshot::Sender<Served<T>>> {
+    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`; also returns when that task
+    /// began to acquire the lock.
+    pub(crate) fn next_on(&self, terms: &Terms) -> Option<(oneshot::Sender<Served<T>>, Moment)> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {
-            Waiter { terms: Some(wanted), served, .. } if wanted == *terms => Some(served),
+            Waiter { wish: Some((wanted, began)), served, .. } if wanted == *terms => Some((served, began)),
             other => {
                 line.waiting.push_front(other);
                 None

@@ -7,7 +7,7 @@
 //!
 //! The answer to a renewal takes this way:
 //!
-//! 1. The store judges it in [`LeaseStore::renew`]: on records, `renew_with` in `protocol/driver/hold.rs`.
+//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew): on records, `renew_with` in `protocol/driver/hold.rs`.
 //! 2. `Renewer::renew`, here, gets the result, and sets when the next renewal is due.
 //! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which keep the deadline or the
 //!    loss.
@@ -22,17 +22,17 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tracing::{Instrument, Span};
 
 pub(crate) use self::cohort::CohortGrant;
 pub(crate) use self::lease::{Identity, Lease, bind};
-use self::lease::{State, watch};
+use self::lease::{State, Watchdog};
 use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
 use crate::env::Env;
 use crate::error::{Error, Fault, Result};
-use crate::lease::{
-    self as leases, Capabilities, Grant, LeaseStore, LossReason, Released, Renewal, Ttl, attempt_limit,
-};
-use crate::runtime::limiter::{Limiter, RENEWALS};
+use crate::lease::{self as leases, Capabilities, Grant, LossReason, Released, Renewal, Ttl, attempt_limit};
+use crate::observe::{Event, ReleaseResult, elapsed};
+use crate::runtime::opened::Opened;
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
@@ -50,25 +50,10 @@ pub(crate) enum Command {
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
-/// An open store, and what the renewers of all its grants share.
-pub(crate) struct Opened {
-    pub(crate) store: Arc<dyn LeaseStore>,
-    /// The URL that the store was opened with, without passwords.
-    pub(crate) url: Option<String>,
-    /// The part of the URL that tells the store from others, for tickets.
-    pub(crate) identity: Option<String>,
-    renewals: Arc<Limiter>,
-}
-
-impl Opened {
-    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>, identity: Option<String>) -> Self {
-        Self { store, url, identity, renewals: Limiter::new(RENEWALS) }
-    }
-
-    /// The store's URL or its kind, for messages.
-    pub(crate) fn shown(&self) -> String {
-        self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())
-    }
+/// A command, and the span of its caller. Boxed, because the tasks of ten thousand locks wait for one.
+pub(crate) struct Asked {
+    command: Command,
+    caller: Span,
 }
 
 /// A lock that one task holds, and its connection to the renewer. Dropping it releases the lock in the background, or
@@ -94,8 +79,13 @@ impl fmt::Debug for Hold {
 }
 
 /// Starts to keep `grant`, and returns the hold. Must be called inside a tokio runtime. `cohort` ends when the grant is
-/// settled.
-pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortGrant>) -> Hold {
+/// settled. `waited` is the time that it took to acquire the lock; `None` if it was resumed from a ticket.
+pub(crate) fn keep(
+    opened: Arc<Opened>,
+    grant: Grant,
+    mut cohort: Option<CohortGrant>,
+    waited: Option<Duration>,
+) -> Hold {
     let token = cohort.as_mut().map_or(grant.token, |cohort| cohort.begin(&grant));
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
     let env = opened.store.env();
@@ -110,8 +100,9 @@ pub(crate) fn keep(opened: Arc<Opened>, grant: Grant, mut cohort: Option<CohortG
         cohort,
         asked: None,
         passes_on: true,
+        ended: None,
     };
-    Box::new(renewer).start()
+    Box::new(renewer).start(waited)
 }
 
 /// When `grant` is renewed next. This depends on the time that is left and not only on the ttl: the deadline counts
@@ -140,11 +131,13 @@ struct Renewer {
     asked: Option<Moment>,
     /// `false` once the store did not answer whether the grant is still valid.
     passes_on: bool,
+    /// When the guard ended; `None` once that was reported.
+    ended: Option<Moment>,
 }
 
 /// A guard's connection to its renewer. Dropping it releases the lock in the background, or passes it on.
 pub(crate) struct RenewerHandle {
-    commands: oneshot::Sender<Command>,
+    commands: oneshot::Sender<Box<Asked>>,
     runtime: Handle,
 }
 
@@ -153,7 +146,7 @@ impl RenewerHandle {
     /// down. If the future is dropped, the renewer still carries out the command.
     pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
         // If the renewer has ended, this drops the command and the sender of its answer.
-        drop(self.commands.send(command));
+        drop(self.commands.send(Box::new(Asked { command, caller: Span::current() })));
         answer.await.ok()
     }
 
@@ -166,7 +159,7 @@ impl RenewerHandle {
 /// Why the renewals ended.
 enum Over {
     /// The guard sent a command, or was dropped.
-    Asked(Option<Command>),
+    Asked(Option<Box<Asked>>),
     /// The deadline passed.
     Expired,
     /// The store reported the loss of the grant.
@@ -175,7 +168,7 @@ enum Over {
 
 impl Renewer {
     /// Starts the renewer and the watchdog, and returns the hold. Must be called inside a tokio runtime.
-    fn start(self: Box<Self>) -> Hold {
+    fn start(self: Box<Self>, waited: Option<Duration>) -> Hold {
         let (commands, receiver) = oneshot::channel();
         let hold = Hold {
             identity: self.identity.clone(),
@@ -183,20 +176,34 @@ impl Renewer {
             lease: self.lease.clone(),
             renewer: Some(RenewerHandle { commands, runtime: Handle::current() }),
         };
-        tokio::spawn(watch(self.lease.clone(), self.identity.clone()));
+        let (lock, token, ttl) = (&self.identity.name, self.identity.token, self.grant.ttl);
+        self.opened.observers.tell(&match waited {
+            Some(waited) => Event::Acquired { lock, token, ttl, waited },
+            None => Event::Resumed { lock, token, ttl },
+        });
+        let watchdog = Watchdog {
+            identity: self.identity.clone(),
+            granted: self.granted,
+            observers: self.opened.observers.clone(),
+        };
+        tokio::spawn(watchdog.watch(self.lease.clone()));
         tokio::spawn(self.run(receiver));
         hold
     }
 
     /// Runs until the grant is settled. Everything but the waiting is boxed, so that ten thousand waiting tasks stay
     /// small.
-    async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Command>) {
+    async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<Asked>>) {
         match self.renew_until_over(&mut commands).await {
-            Over::Gone => self.leave(),
+            Over::Gone => {
+                self.tell_lost_unnoticed();
+                self.leave();
+            }
             // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
             // lapses.
             Over::Expired => {
                 let _ = self.try_release(None).await;
+                self.tell_lost_unnoticed();
                 self.leave();
             }
             Over::Asked(asked) => Box::pin(self.serve(asked)).await,
@@ -204,14 +211,23 @@ impl Renewer {
     }
 
     /// Carries out the guard's command. `None` means that the guard was dropped.
-    async fn serve(mut self: Box<Self>, asked: Option<Command>) {
-        let reply = match asked {
-            Some(Command::Cooldown(period, reply)) => return self.cooldown(period, reply).await,
-            Some(Command::HandOn(reply)) => return self.hand_on(reply).await,
-            Some(Command::Release(reply)) => Some(reply),
-            None => None,
-        };
+    async fn serve(mut self: Box<Self>, asked: Option<Box<Asked>>) {
+        let (command, caller) =
+            asked.map_or((None, Span::none()), |asked| (Some(asked.command), asked.caller));
+        self.ended.get_or_insert(self.lease.env.now());
+        let (lock, token) = (&self.identity.name, self.identity.token);
+        let span = tracing::info_span!(parent: &caller, "leasehold.release", %lock, token = token.get());
+        match command {
+            Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span).await,
+            Some(Command::HandOn(reply)) => self.hand_on(reply).instrument(caller).await,
+            Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span).await,
+            None => self.pass_on_or_release(None).instrument(span).await,
+        }
+    }
+
+    async fn pass_on_or_release(mut self: Box<Self>, reply: Option<oneshot::Sender<Result<Released>>>) {
         if self.has_successor() && self.was_ended_by_others().await {
+            self.tell_released(ReleaseResult::AlreadyLost);
             self.leave();
             if let Some(reply) = reply {
                 let _ = reply.send(Ok(Released::AlreadyLost));
@@ -269,13 +285,14 @@ impl Renewer {
         let capabilities = self.opened.store.capabilities();
         let cohort = self.cohort.as_mut().filter(|_| self.passes_on);
         let successor = cohort.and_then(|cohort| cohort.successor(&self.grant, now, &capabilities));
-        let Some((next, token)) = successor else { return Some(self) };
+        let Some((next, token, began)) = successor else { return Some(self) };
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
-        self.granted = now;
+        self.tell_released(ReleaseResult::PassedOn);
+        (self.granted, self.ended) = (now, None);
         self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
-        let _ = next.send(Served::Lock(self.start()));
+        let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
     }
 
@@ -286,7 +303,7 @@ impl Renewer {
         }
     }
 
-    async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Command>) -> Over {
+    async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Over {
         // A false alarm costs one renewal. The next alarm counts only after a pause.
         let mut alarmed = false;
         loop {
@@ -306,7 +323,7 @@ impl Renewer {
     }
 
     /// Renews once. Returns `None` if the renewals continue.
-    async fn renew(&mut self, commands: &mut oneshot::Receiver<Command>) -> Option<Over> {
+    async fn renew(&mut self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Option<Over> {
         let ttl = self.grant.ttl;
         let (opened, env) = (self.opened.clone(), self.lease.env.clone());
         // Nothing has been sent yet, so there is nothing to settle.
@@ -317,7 +334,9 @@ impl Renewer {
             place = opened.renewals.place_for_renewal(&env, self.grant.deadline) => place,
         };
         let (renewal, asked) = {
-            let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant));
+            let (lock, token) = (&self.identity.name, self.identity.token);
+            let span = tracing::info_span!("leasehold.renew", %lock, token = token.get());
+            let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {
                 biased;
@@ -325,6 +344,7 @@ impl Renewer {
                 // Settle the renewal before anything else is sent. But a store that hangs must not delay a release for
                 // long: once the release is applied, a renewal that is still under way fails its condition.
                 command = &mut *commands => {
+                    self.ended = Some(env.now());
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
             }
@@ -332,7 +352,10 @@ impl Renewer {
         self.renewal = match renewal {
             Some(Ok(Renewal::Renewed)) => {
                 tracing::trace!(lock = %self.grant.name, "lease renewed");
-                self.lease.prolong(self.grant.deadline);
+                if let Some(left) = self.lease.prolong(self.grant.deadline) {
+                    let (lock, token) = (&self.identity.name, self.identity.token);
+                    opened.observers.tell(&Event::Renewed { lock, token, left, ttl });
+                }
                 next_renewal(&self.grant, &env)
             }
             Some(Ok(Renewal::Lost(loss))) => {
@@ -355,7 +378,7 @@ impl Renewer {
     }
 
     /// The lease has ended: its guard ended it, and the command is on its way, or its time was over.
-    async fn cancelled(&self, commands: &mut oneshot::Receiver<Command>) -> Over {
+    async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Over {
         if self.lease.state(|state| matches!(state, State::Lost(_))) {
             return Over::Expired;
         }
@@ -368,15 +391,19 @@ impl Renewer {
         loop {
             let outcome = self.try_release(None).await;
             let done = outcome.is_ok();
-            if done {
+            if let Ok(released) = outcome {
+                self.tell_released(released.into());
                 self.leave();
             }
             if let Some(reply) = reply.take() {
                 let _ =
                     reply.send(outcome.map_err(|error| error.with_help("the lease ends without a release")));
             }
-            if done || !self.pause_release(&mut pause).await {
+            if done {
                 return;
+            }
+            if !self.pause_release(&mut pause).await {
+                return self.tell_released(ReleaseResult::Unconfirmed);
             }
         }
     }
@@ -398,8 +425,29 @@ impl Renewer {
                 Err(_) => {}
             }
         };
+        self.tell_released(outcome.as_ref().map_or(ReleaseResult::Unconfirmed, |&released| released.into()));
         self.leave();
         let _ = reply.send(outcome);
+    }
+
+    /// Reports a loss that the store told after the guard had ended.
+    fn tell_lost_unnoticed(&mut self) {
+        self.ended.get_or_insert(self.lease.env.now());
+        self.tell_released(ReleaseResult::AlreadyLost);
+    }
+
+    /// Reports the end of the hold, at most once, unless its loss was reported.
+    fn tell_released(&mut self, result: ReleaseResult) {
+        if let Some(held) = self.held() {
+            let (lock, token) = (&self.identity.name, self.identity.token);
+            self.opened.observers.tell(&Event::Released { lock, token, held, result });
+        }
+    }
+
+    /// How long the lock was held until its guard ended; `None` if it was lost before, or if its end was reported.
+    fn held(&mut self) -> Option<Duration> {
+        let ended = self.ended.take().filter(|_| self.lease.known_loss().is_none());
+        ended.map(|ended| elapsed(self.granted, ended))
     }
 
     async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
@@ -446,6 +494,9 @@ impl Renewer {
         };
         if !is_taken.await {
             self.release(None).await;
+        } else if let Some(held) = self.held() {
+            let (lock, token) = (&self.identity.name, self.identity.token);
+            self.opened.observers.tell(&Event::HandedOn { lock, token, held });
         }
     }
 }

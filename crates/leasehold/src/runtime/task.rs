@@ -5,13 +5,14 @@ use std::panic::resume_unwind;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without an answer, or if its
 /// runtime shuts down.
 ///
-/// Dropping the future closes the channel, and the task continues.
+/// Dropping the future closes the channel, and the task continues. The task is in the caller's current span.
 ///
 /// # Panics
 /// If `work` panics, with the same panic. `work` may call the caller's code.
@@ -28,7 +29,7 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let (reply, answer) = oneshot::channel();
-    let task = runtime.spawn(work(reply));
+    let task = runtime.spawn(work(reply).in_current_span());
     if let Ok(answer) = answer.await {
         return Some(answer);
     }

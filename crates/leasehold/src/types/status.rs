@@ -417,6 +417,19 @@ pub enum LossReason {
     RenewedElsewhere,
 }
 
+impl LossReason {
+    /// One word, for labels: `taken_over`.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Expired { .. } => "expired",
+            Self::TakenOver { .. } => "taken_over",
+            Self::Ended => "ended",
+            Self::Deleted => "deleted",
+            Self::RenewedElsewhere => "renewed_elsewhere",
+        }
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "lock `{}` (token {}) was lost: ", self.name, self.token)?;

@@ -41,21 +41,22 @@ impl CohortGrant {
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
-    /// The next task that has the lock by the same grant, and its token, if there is time for it.
+    /// The next task that has the lock by the same grant, its token, and when it began to acquire the lock, if there is
+    /// time for it.
     pub(crate) fn successor(
         &mut self,
         grant: &Grant,
         now: Moment,
         capabilities: &Capabilities,
-    ) -> Option<(oneshot::Sender<Served<Hold>>, Token)> {
+    ) -> Option<(oneshot::Sender<Served<Hold>>, Token, Moment)> {
         if !self.has_successor(grant, now, capabilities) {
             return None;
         }
         let (terms, tokens) = (self.terms.as_ref()?, self.tokens.as_mut()?);
-        let next = self.turn.next_on(terms)?;
+        let (next, began) = self.turn.next_on(terms)?;
         let token = tokens.next()?;
         self.tell(grant, token);
-        Some((next, token))
+        Some((next, token, began))
     }
 
     /// Ends the grant and gives the turn to the next task. If the store has no queue and this process had the lock for

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::{Deadline, Moment};
 use crate::env::Env;
 use crate::lease::{Loss, LossReason};
+use crate::observe::{Event, Observers, elapsed};
 
 /// The state of a lease. Its guard, its renewer and its watchdog share it.
 #[derive(Debug)]
@@ -168,17 +169,19 @@ impl Lease {
         self.over.cancel();
     }
 
-    /// Lost is final: a renewal that is answered after the loss changes nothing (rule 9).
-    pub(super) fn prolong(&self, prolonged: Deadline) {
+    /// Lost is final: a renewal that is answered after the loss changes nothing (rule 9). Returns what was left of the
+    /// lease; `None` if it was over.
+    pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();
-        self.state(|state| match state {
+        let left = self.state(|state| match state {
             State::Held { deadline, last_error } if !deadline.passed(now) => {
-                *deadline = prolonged;
                 *last_error = None;
+                Some(std::mem::replace(deadline, prolonged).remaining(now))
             }
-            _ => {}
+            _ => None,
         });
         self.renewed.notify_waiters();
+        left
     }
 
     pub(super) fn note(&self, error: &impl ToString) {
@@ -217,12 +220,27 @@ pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
     });
 }
 
-/// The watchdog: records the loss when the deadline passes.
-pub(super) async fn watch(lease: Arc<Lease>, identity: Identity) {
-    while lease.loss(&identity).is_none() {
-        tokio::select! {
-            () = lease.over.cancelled() => return,
-            () = lease.env.sleep(lease.remaining()) => {}
+/// The watchdog of a lease.
+pub(super) struct Watchdog {
+    pub(super) identity: Identity,
+    /// When it became known that the task has the lock.
+    pub(super) granted: Moment,
+    pub(super) observers: Observers,
+}
+
+impl Watchdog {
+    /// Records the loss when the deadline passes. Reports a loss, also one that the renewer has recorded.
+    pub(super) async fn watch(self, lease: Arc<Lease>) {
+        let Self { identity, granted, observers } = self;
+        while lease.loss(&identity).is_none() {
+            tokio::select! {
+                () = lease.over.cancelled() => break,
+                () = lease.env.sleep(lease.remaining()) => {}
+            }
+        }
+        if let Some(Loss { reason, .. }) = lease.known_loss() {
+            let (lock, token, held) = (&identity.name, identity.token, elapsed(granted, lease.env.now()));
+            observers.tell(&Event::Lost { lock, token, held, reason: &reason });
         }
     }
 }

@@ -43,7 +43,7 @@ fn the_tasks_of_a_held_lock_stay_small_in_memory() {
     fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
         size_of::<T>()
     }
-    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(watch), size_of::<Lease>()];
+    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(Watchdog::watch), size_of::<Lease>()];
     let most = [400, 640, 300, 160];
     assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
 }

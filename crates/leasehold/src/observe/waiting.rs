@@ -1,0 +1,42 @@
+//! [`Waiting`]: reports when an acquisition waits.
+
+use super::{Event, Observers, elapsed};
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::types::LockName;
+
+/// Reports the wait of an acquisition, if it has to wait. Dropping it reports the end.
+pub(crate) struct Waiting {
+    /// Where, and for which lock; `None` without observers.
+    reports: Option<(Observers, Env, LockName)>,
+    /// When the wait began; `None` if the acquisition does not wait.
+    began: Option<Moment>,
+    /// Whether the lock was acquired.
+    pub(crate) acquired: bool,
+}
+
+impl Waiting {
+    pub(crate) fn of(observers: &Observers, env: &Env, lock: &LockName) -> Self {
+        let reports = (!observers.is_empty()).then(|| (observers.clone(), env.clone(), lock.clone()));
+        Self { reports, began: None, acquired: false }
+    }
+
+    /// Reports that the acquisition waits, once.
+    pub(crate) fn begin(&mut self) {
+        if let Some((observers, env, lock)) = &self.reports
+            && self.began.is_none()
+        {
+            self.began = Some(env.now());
+            observers.tell(&Event::WaitBegan { lock });
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(((observers, env, lock), began)) = self.reports.as_ref().zip(self.began) {
+            let (waited, acquired) = (elapsed(began, env.now()), self.acquired);
+            observers.tell(&Event::WaitEnded { lock, waited, acquired });
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! [`Opened`]: an open store with its observers.
+
+use std::sync::Arc;
+
+use crate::lease::LeaseStore;
+use crate::observe::{ObservedStore, Observer, Observers};
+use crate::runtime::limiter::{Limiter, RENEWALS};
+
+/// An open store, and what the renewers of all its grants share.
+pub(crate) struct Opened {
+    /// The store, whose requests are reported to the observers.
+    pub(crate) store: Arc<dyn LeaseStore>,
+    pub(crate) observers: Observers,
+    /// The store itself.
+    inner: Arc<dyn LeaseStore>,
+    /// The URL that the store was opened with, without passwords.
+    pub(crate) url: Option<String>,
+    /// The part of the URL that tells the store from others, for tickets.
+    pub(crate) identity: Option<String>,
+    pub(crate) renewals: Arc<Limiter>,
+}
+
+impl Opened {
+    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>, identity: Option<String>) -> Self {
+        let observers = Observers::default();
+        Self {
+            store: Arc::new(ObservedStore::new(store.clone(), observers.clone())),
+            observers,
+            inner: store,
+            url,
+            identity,
+            renewals: Limiter::new(RENEWALS),
+        }
+    }
+
+    /// The same store, with one more observer.
+    pub(crate) fn observed_by(&self, observer: Arc<dyn Observer>) -> Self {
+        let observers = self.observers.with(observer);
+        Self {
+            store: Arc::new(ObservedStore::new(self.inner.clone(), observers.clone())),
+            observers,
+            inner: self.inner.clone(),
+            url: self.url.clone(),
+            identity: self.identity.clone(),
+            renewals: self.renewals.clone(),
+        }
+    }
+
+    /// The store's URL or its kind, for messages.
+    pub(crate) fn shown(&self) -> String {
+        self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())
+    }
+}

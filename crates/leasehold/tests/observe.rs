@@ -1,0 +1,424 @@
+//! Observers and spans: each event once and in order, and spans below the caller's.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::{Client, TTL, World, name};
+use leasehold::observe::{Event, Observer, Operation, Outcome};
+use leasehold::{Eviction, Locker};
+use leasehold_testkit::fault::{Kind, Outcome as Fault};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Instrument as _, Subscriber, info_span};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::{LookupSpan, Registry};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Keeps what it sees: one word for each event of a lock, and the requests.
+#[derive(Default)]
+struct Log {
+    events: Mutex<Vec<String>>,
+    requests: Mutex<Vec<(Operation, Outcome)>>,
+}
+
+impl Log {
+    fn events(&self) -> Vec<String> {
+        std::mem::take(&mut self.events.lock().unwrap())
+    }
+
+    fn requests(&self) -> Vec<(Operation, Outcome)> {
+        std::mem::take(&mut self.requests.lock().unwrap())
+    }
+}
+
+impl Observer for Log {
+    fn observe(&self, event: &Event<'_>) {
+        let shown = match event {
+            Event::Request { operation, outcome, .. } => {
+                return self.requests.lock().unwrap().push((*operation, *outcome));
+            }
+            Event::WaitBegan { .. } => "waits".to_owned(),
+            Event::WaitEnded { waited, acquired, .. } => format!("waited {}s {acquired}", waited.as_secs()),
+            Event::Acquired { token, waited, .. } => format!("acquired {token} {}s", waited.as_secs()),
+            Event::Resumed { token, .. } => format!("resumed {token}"),
+            Event::Renewed { left, ttl, .. } => {
+                assert!(*left > ttl.get() / 2 && *left < ttl.get(), "{left:?} of {ttl:?}");
+                "renewed".to_owned()
+            }
+            Event::Lost { token, held, reason, .. } => {
+                let reason = format!("{reason:?}");
+                format!("lost {token} {}s {}", held.as_secs(), reason.split(' ').next().unwrap())
+            }
+            Event::Released { token, held, result, .. } => {
+                format!("released {token} {}s {result}", held.as_secs())
+            }
+            Event::HandedOn { token, .. } => format!("handed on {token}"),
+            Event::Evicted { token, why, .. } => format!("evicted {token} {}", why.map_or("", |why| &why.by)),
+            other => panic!("{other:?}"),
+        };
+        self.events.lock().unwrap().push(shown);
+    }
+}
+
+/// A world in which the lock was held before: the first grant of a lock takes longer.
+async fn world() -> World {
+    let world = World::new();
+    let first = Locker::new(world.observer(9).leases).lock("x").acquire().await.unwrap();
+    first.release().await.unwrap();
+    world
+}
+
+fn observed(client: &Client) -> (Locker, Arc<Log>) {
+    let log = Arc::new(Log::default());
+    (Locker::new(client.leases.clone()).observed_by(log.clone()), log)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_reported_from_acquired_to_released() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    assert_eq!(log.events(), [format!("acquired {token} 0s")]);
+    client.env.sleep(SECOND * 25).await;
+    assert_eq!(log.events(), ["renewed", "renewed"]);
+    guard.release().await.unwrap();
+    assert_eq!(log.events(), [format!("released {token} 25s released")]);
+    let (done, asked) = (Outcome::Done, [Operation::Acquire, Operation::Renew, Operation::Renew]);
+    let requests = asked.into_iter().chain([Operation::Release]).map(|asked| (asked, done));
+    assert_eq!(log.requests(), requests.collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_another_process_begins_and_ends_once() {
+    let world = world().await;
+    let (first, second) = (world.observer(1), world.observer(2));
+    let guard = Locker::new(first.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    let (locker, log) = observed(&second);
+    let lock = locker.lock("x").ttl(TTL);
+    lock.try_acquire().await.unwrap_err();
+    assert!(log.events().is_empty(), "an attempt does not wait");
+    lock.acquire_within(SECOND * 5).await.unwrap_err();
+    // The acquisition that was given up ends in its own task.
+    second.env.sleep(SECOND).await;
+    assert_eq!(log.events(), ["waits", "waited 5s false"]);
+
+    let waiting = tokio::spawn(async move { lock.acquire().await.unwrap() });
+    second.env.sleep(SECOND * 10).await;
+    assert_eq!(log.events(), ["waits"]);
+    guard.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    let events = log.events();
+    let [acquired, waited] = &events[..] else { panic!("{events:?}") };
+    assert!(acquired.starts_with(&format!("acquired {} 1", guard.token().unwrap())), "{acquired}");
+    assert!(waited.starts_with("waited 1") && waited.ends_with("s true"), "{waited}");
+    assert_eq!(log.requests()[0], (Operation::Acquire, Outcome::Held));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_passed_on_is_released_and_acquired() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let lock = locker.lock("x").ttl(TTL);
+    let guard = lock.acquire().await.unwrap();
+    // The grant of the first of them has a token for the second.
+    let mut waiting = [(), ()].map(|()| {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.acquire().await.unwrap() })
+    });
+    client.env.sleep(SECOND).await;
+    guard.release().await.unwrap();
+    let first = (&mut waiting[0]).await.unwrap();
+    log.events();
+    log.requests();
+    let passed_on = first.token().unwrap();
+    first.release().await.unwrap();
+    let second = (&mut waiting[1]).await.unwrap();
+    let token = second.token().unwrap();
+    let expected = [
+        format!("released {passed_on} 0s passed_on"),
+        format!("acquired {token} 1s"),
+        "waited 1s true".to_owned(),
+    ];
+    assert_eq!(log.events(), expected);
+    drop(second);
+    client.env.sleep(SECOND).await;
+    assert_eq!(log.events(), [format!("released {token} 0s released")]);
+    let asked: Vec<_> = log.requests().into_iter().map(|(operation, _)| operation).collect();
+    assert_eq!(asked, [Operation::Release], "a lock is passed on without a request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_once_at_the_deadline() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    client.network.every(Kind::Write, Fault::Stalled);
+    guard.lost().await;
+    // A release afterwards is no second end.
+    guard.release().await.unwrap();
+    client.env.sleep(TTL * 3).await;
+    let events = log.events();
+    assert_eq!(events, [format!("acquired {token} 0s"), format!("lost {token} 29s Expired")]);
+    let given_up = log.requests().into_iter().filter(|(asked, _)| *asked == Operation::Release);
+    assert_eq!(given_up.map(|(_, outcome)| outcome).collect::<Vec<_>>(), [Outcome::GivenUp]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_is_reported_on_both_sides() {
+    let world = world().await;
+    let (holder, operator) = (world.observer(1), world.observer(2));
+    let (locker, log) = observed(&holder);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    log.events();
+    let (operators, evictions) = observed(&operator);
+    let why = Eviction::new("alice", "the machine is gone");
+    operators.evict_for(&name(), token, &why).await.unwrap();
+    operators.evict_for(&name(), token, &why).await.unwrap();
+    assert_eq!(evictions.events(), [format!("evicted {token} alice")], "the second one found nothing");
+    let asked = [(Operation::Evict, Outcome::Done), (Operation::Evict, Outcome::Lost)];
+    assert_eq!(evictions.requests(), asked);
+    guard.lost().await;
+    holder.env.sleep(SECOND).await;
+    let events = log.events();
+    assert!(matches!(&events[..], [lost] if lost.starts_with(&format!("lost {token} "))), "{events:?}");
+    assert!(events[0].ends_with(" Ended"), "{events:?}");
+}
+
+/// The guard is dropped while the answer of a renewal is under way, which is that the lock was lost.
+#[tokio::test(start_paused = true)]
+async fn a_loss_found_by_the_release_ends_the_hold_once() {
+    let world = world().await;
+    let (client, other) = (world.observer(1), world.observer(2));
+    let ((locker, log), (operator, _)) = (observed(&client), observed(&other));
+    for during_a_renewal in [false, true] {
+        let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+        let token = guard.token().unwrap();
+        log.events();
+        operator.evict(&name(), token).await.unwrap();
+        client.env.sleep(SECOND).await;
+        if during_a_renewal {
+            client.network.every(Kind::Read, Fault::Delayed(SECOND));
+            client.network.every(Kind::Write, Fault::Delayed(SECOND));
+            let mut renewal = Box::pin(guard.renew());
+            tokio::select! {
+                _ = &mut renewal => panic!("answered at once"),
+                () = client.env.sleep(SECOND / 2) => {}
+            }
+        }
+        drop(guard);
+        client.env.sleep(TTL).await;
+        assert_eq!(log.events(), [format!("released {token} 1s already_lost")]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_the_guard_did_not_see_is_not_reported() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    log.events();
+    client.env.sleep(SECOND).await;
+    client.network.every(Kind::Write, Fault::AnswerDelayed(SECOND));
+    let mut renewal = Box::pin(guard.renew());
+    tokio::select! {
+        _ = &mut renewal => panic!("answered at once"),
+        () = client.env.sleep(SECOND / 2) => {}
+    }
+    drop(guard);
+    client.env.sleep(TTL).await;
+    assert_eq!(log.events(), [format!("released {token} 1s released")]);
+    let (done, asked) = (Outcome::Done, [Operation::Acquire, Operation::Renew, Operation::Release]);
+    assert_eq!(log.requests(), asked.map(|asked| (asked, done)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_is_unconfirmed() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    log.events();
+    client.network.every(Kind::Write, Fault::Stalled);
+    drop(guard);
+    client.env.sleep(TTL * 3).await;
+    assert_eq!(log.events(), [format!("released {token} 0s unconfirmed")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_ends_a_hold_and_begins_one() {
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    let token = guard.token().unwrap();
+    let ticket = guard.into_ticket().await.unwrap();
+    client.env.sleep(SECOND).await;
+    let guard = locker.resume(&ticket).await.unwrap();
+    guard.release().await.unwrap();
+    let expected = ["acquired TOKEN 0s", "handed on TOKEN", "resumed TOKEN", "released TOKEN 0s released"];
+    assert_eq!(log.events(), expected.map(|event| event.replace("TOKEN", &token.to_string())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_locker_are_counted_by_their_outcome() {
+    use futures_util::StreamExt as _;
+
+    let world = world().await;
+    let client = world.observer(1);
+    let (locker, log) = observed(&client);
+    let guard = locker.lock("x").acquire().await.unwrap();
+    locker.inspect(&name()).await.unwrap();
+    assert_eq!(locker.list("").count().await, 1);
+    // A caller that has seen enough is no failure.
+    assert_eq!(locker.list("").take(1).count().await, 1);
+    guard.release().await.unwrap();
+    client.network.every(Kind::Read, Fault::Stalled);
+    let name = name();
+    tokio::select! {
+        _ = locker.inspect(&name) => panic!("it hangs"),
+        () = client.env.sleep(SECOND) => {}
+    }
+    let done = [Operation::Acquire, Operation::Inspect, Operation::List, Operation::List, Operation::Release];
+    let mut expected: Vec<_> = done.into_iter().map(|operation| (operation, Outcome::Done)).collect();
+    expected.push((Operation::Inspect, Outcome::GivenUp));
+    assert_eq!(log.requests(), expected);
+}
+
+struct Panics;
+
+impl Observer for Panics {
+    fn observe(&self, event: &Event<'_>) {
+        panic!("{event:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_does_not_lose_a_lock() {
+    let world = world().await;
+    let (first, second) = (world.observer(1), world.observer(2));
+    let (locker, log) = observed(&second);
+    // Those after it get the event too.
+    let panicking = Locker::new(first.leases.clone()).observed_by(Arc::new(Panics)).observed_by(log.clone());
+    let guard = panicking.lock("x").ttl(TTL).acquire().await.unwrap();
+    first.env.sleep(TTL * 4).await;
+    guard.check().unwrap();
+    locker.lock("x").try_acquire().await.unwrap_err();
+    guard.release().await.unwrap();
+    let events = log.events();
+    assert!(events.iter().filter(|event| *event == "renewed").count() > 8, "{events:?}");
+}
+
+/// A span that was closed: its name, its parent's, and its fields.
+type Closed = (String, Option<String>, HashMap<String, String>);
+
+/// Keeps the spans that have closed.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<Closed>>>);
+
+impl Spans {
+    fn closed(&self) -> Vec<Closed> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+#[derive(Default)]
+struct Fields(HashMap<String, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").replace('"', ""));
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        context.span(id).unwrap().extensions_mut().insert(fields);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let span = context.span(id).unwrap();
+        values.record(span.extensions_mut().get_mut::<Fields>().unwrap());
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let span = context.span(&id).unwrap();
+        let parent = span.parent().map(|parent| parent.name().to_owned());
+        let fields = span.extensions_mut().remove::<Fields>().unwrap();
+        self.0.lock().unwrap().push((span.name().to_owned(), parent, fields.0));
+    }
+}
+
+/// The closed spans of leasehold, as `name < parent` with the fields `wanted`.
+fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
+    let spans = spans.into_iter().filter(|(name, ..)| name.starts_with("leasehold."));
+    let shown = spans.map(|(name, parent, fields)| {
+        let fields: Vec<_> = wanted.iter().filter_map(|field| fields.get(*field).cloned()).collect();
+        format!("{name} < {} [{}]", parent.unwrap_or_default(), fields.join(" "))
+    });
+    shown.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn spans_are_below_those_of_the_caller() {
+    let spans = Spans::default();
+    let _default = tracing::subscriber::set_default(Registry::default().with(spans.clone()));
+    let world = world().await;
+    let (client, other) = (world.observer(1), world.observer(2));
+    let locker = Locker::new(client.leases.clone());
+    let lock = locker.lock("x").ttl(TTL);
+    spans.closed();
+
+    // With a limit, the acquisition is in two tasks.
+    let guard = lock.acquire_within(SECOND).instrument(info_span!("job")).await.unwrap();
+    let wanted = ["store", "operation", "lock", "outcome"];
+    let acquired = shown(spans.closed(), &wanted);
+    assert_eq!(
+        acquired,
+        [
+            "leasehold.request < leasehold.acquire [memory acquire x done]",
+            "leasehold.acquire < job [x acquired]"
+        ]
+    );
+
+    let _ = Locker::new(other.leases.clone()).lock("x").try_acquire().await.unwrap_err();
+    let refused = shown(spans.closed(), &["outcome"]);
+    assert_eq!(refused, ["leasehold.request < leasehold.acquire [held]", "leasehold.acquire <  [held]"]);
+
+    client.env.sleep(SECOND * 12).await;
+    let renewed = shown(spans.closed(), &["operation", "outcome"]);
+    assert_eq!(
+        renewed,
+        ["leasehold.request < leasehold.renew [renew done]", "leasehold.renew <  []"],
+        "in no span: the caller's may have ended"
+    );
+
+    guard.release().instrument(info_span!("clean-up")).await.unwrap();
+    client.env.sleep(SECOND).await;
+    let released = shown(spans.closed(), &["operation", "outcome"]);
+    assert_eq!(
+        released,
+        ["leasehold.request < leasehold.release [release done]", "leasehold.release < clean-up []"]
+    );
+
+    let guard = lock.acquire().await.unwrap();
+    spans.closed();
+    locker.evict(guard.name(), guard.token().unwrap()).instrument(info_span!("operator")).await.unwrap();
+    let evicted = shown(spans.closed(), &["operation", "outcome"]);
+    assert_eq!(
+        evicted,
+        ["leasehold.request < leasehold.evict [evict done]", "leasehold.evict < operator []"]
+    );
+}
