@@ -84,13 +84,12 @@ impl Problem {
     }
 
     /// Another holder has the lock `name`.
-    pub(crate) fn held(name: &LockName, held: Option<&HolderInfo>) -> Self {
-        let detail = match held {
-            Some(held) if held.in_cooldown => format!("lock `{name}` is in its cooldown"),
-            Some(held) => format!("lock `{name}` is held by {held}"),
-            None => format!("lock `{name}` is held"),
+    pub(crate) fn held(name: &LockName, held: &HolderInfo) -> Self {
+        let detail = match held.in_cooldown {
+            true => format!("lock `{name}` is in its cooldown"),
+            false => format!("lock `{name}` is held by {held}"),
         };
-        Self::new(StatusCode::LOCKED, "held", detail).with_holder(held.unwrap_or(&HolderInfo::default()))
+        Self::new(StatusCode::LOCKED, "held", detail).with_holder(held)
     }
 
     fn with_holder(mut self, held: &HolderInfo) -> Self {

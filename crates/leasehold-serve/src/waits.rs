@@ -44,6 +44,8 @@ struct Acquisition {
     number: u64,
     /// How many requests wait for it.
     requests: usize,
+    /// How many requests have joined.
+    joined: watch::Sender<u64>,
     progress: watch::Receiver<Progress>,
     task: AbortHandle,
 }
@@ -58,6 +60,7 @@ pub(crate) struct Waiter {
     waits: Arc<Waits>,
     key: Key,
     number: u64,
+    joined: watch::Receiver<u64>,
     progress: watch::Receiver<Progress>,
 }
 
@@ -89,8 +92,10 @@ impl Waits {
     fn join_running(self: &Arc<Self>, running: &mut Running, key: Key) -> Option<Waiter> {
         let acquisition = running.acquisitions.get_mut(&key)?;
         acquisition.requests += 1;
-        let (number, progress) = (acquisition.number, acquisition.progress.clone());
-        Some(Waiter { waits: self.clone(), key, number, progress })
+        acquisition.joined.send_modify(|joined| *joined += 1);
+        let (number, joined) = (acquisition.number, acquisition.joined.subscribe());
+        let progress = acquisition.progress.clone();
+        Some(Waiter { waits: self.clone(), key, number, joined, progress })
     }
 
     /// Waits for the acquisition of `name` under `id`. If it does not run, starts `acquisition`.
@@ -118,10 +123,16 @@ impl Waits {
             waits.running().remove(&of_task, number);
             reporter.0.send_replace(Progress::Ended(outcome));
         });
-        let acquisition =
-            Acquisition { number, requests: 1, progress: progress.clone(), task: task.abort_handle() };
+        let (sender, joined) = watch::channel(1);
+        let acquisition = Acquisition {
+            number,
+            requests: 1,
+            joined: sender,
+            progress: progress.clone(),
+            task: task.abort_handle(),
+        };
         running.acquisitions.insert(key.clone(), acquisition);
-        Waiter { waits: self.clone(), key, number, progress }
+        Waiter { waits: self.clone(), key, number, joined, progress }
     }
 
     /// Ends the acquisition of `name` under `id`.
@@ -140,6 +151,12 @@ impl Waiter {
             Progress::Ended(outcome) => Some(outcome.clone()),
             Progress::Waits(_) => None,
         }
+    }
+
+    /// Completes when a later request has joined. Cancel safe.
+    pub(crate) async fn another_joined(&mut self) {
+        // An error: the acquisition has ended.
+        let _ = self.joined.changed().await;
     }
 
     /// The holder that the acquisition waits for, if it knows one.
@@ -200,8 +217,9 @@ mod tests {
     async fn requests_under_one_id_wait_for_one_acquisition() {
         let (waits, alive) = (Arc::new(Waits::default()), Arc::new(()));
         assert!(waits.find(&name(), id("a")).is_none());
-        let first = waits.join(&name(), id("a"), |_| waits_with(&alive));
+        let mut first = waits.join(&name(), id("a"), |_| waits_with(&alive));
         let second = waits.join(&name(), id("a"), |_| async { panic!("it runs already") });
+        first.another_joined().await;
         drop(first);
         assert_eq!(Arc::strong_count(&alive), 2, "a request still waits");
         drop(second);

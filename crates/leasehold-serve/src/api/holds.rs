@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
-use leasehold::lease::{End, Id, Token, Ttl};
+use leasehold::lease::{End, HolderInfo, Id, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 
 pub(crate) use self::bodies::AcquireRequest;
@@ -21,6 +21,7 @@ use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
+use crate::limits::Waiting;
 use crate::problem::Problem;
 use crate::view::ms;
 use crate::waits::{Outcome, Waiter};
@@ -109,7 +110,7 @@ async fn granted(
     };
     let lock = lock(app, arrival, &name, request)?.ttl(ttl);
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
+    let counted = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
     let waiter = match id {
         Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
@@ -120,8 +121,11 @@ async fn granted(
     };
     let held = async {
         match waiter {
-            Some(waiter) => waited(app, &name, waiter, wait, claim.is_some()).await,
-            None => hold(app, lock, request, id, wait).await,
+            Some(waiter) => waited(app, &name, (waiter, counted), wait, claim.is_some()).await,
+            None => {
+                let _counted = counted;
+                hold(app, lock, request, id, wait).await
+            }
         }
     };
     // If the client goes away, this future is dropped, which gives up the place among the waiters.
@@ -212,7 +216,7 @@ async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
 async fn waited(
     app: &App,
     name: &LockName,
-    mut waiter: Waiter,
+    (mut waiter, counted): (Waiter, Option<Waiting>),
     wait: Duration,
     keeps_place: bool,
 ) -> Outcome {
@@ -223,17 +227,31 @@ async fn waited(
             Err(spent(&loss, "the acquisition was withdrawn"))
         }),
         () = app.sleep(wait) => {
-            let problem = Problem::held(name, waiter.holder().as_ref());
+            let problem = match waiter.holder() {
+                Some(held) => Problem::held(name, &held),
+                None if wait.is_zero() => Problem::held(name, &HolderInfo::default()),
+                None => unknown(name, wait),
+            };
             if keeps_place {
                 let env = app.locker.store().env().clone();
                 tokio::spawn(async move {
-                    env.sleep(PLACE_KEPT).await;
-                    drop(waiter);
+                    // The next request has the place instead.
+                    tokio::select! {
+                        () = env.sleep(PLACE_KEPT) => {}
+                        () = waiter.another_joined() => {}
+                    }
+                    drop((waiter, counted));
                 });
             }
             Err(problem)
         }
     }
+}
+
+/// The store has not said yet whether the lock is held.
+fn unknown(name: &LockName, wait: Duration) -> Problem {
+    let detail = format!("lock `{name}`: no response from the store within {wait:?}");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(Duration::from_secs(1))
 }
 
 fn spent(loss: &Loss, detail: &str) -> Problem {

@@ -93,7 +93,7 @@ impl Client {
         let url = format!("{}{}", self.config.base, request.target);
         let mut builder = self.http.request(request.method.clone(), url);
         if let Some(token) = &self.config.token {
-            builder = builder.header(AUTHORIZATION, token.header());
+            builder = builder.header(AUTHORIZATION, token.header(&*self.env.clock).await);
         }
         for (name, value) in &request.headers {
             builder = builder.header(name, value);

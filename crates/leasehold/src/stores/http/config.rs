@@ -1,10 +1,15 @@
 //! Where the server is, and the token for it.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use reqwest::header::HeaderValue;
+use tokio::task::spawn_blocking;
 
+use crate::clock::{Clock, timeout};
 use crate::error::Error;
 use crate::stores::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
@@ -14,6 +19,9 @@ const VARIABLE: &str = "LEASEHOLD_HTTP_TOKEN";
 
 /// The longest token. A server takes no longer one.
 const MOST_TOKEN: usize = 8 * 1024;
+
+/// How long a request waits for the file of the token, which may be on another machine.
+const FILE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A server, and how to reach it.
 pub(super) struct Config {
@@ -25,8 +33,10 @@ pub(super) struct Config {
 
 /// A bearer token. A secret.
 pub(super) struct BearerToken {
-    /// The file that has it.
+    /// The file that has it, if it is read again.
     file: Option<String>,
+    /// Locked while the file is read.
+    reading: Arc<tokio::sync::Mutex<()>>,
     /// The value of the header `Authorization`.
     latest: Mutex<HeaderValue>,
 }
@@ -96,12 +106,21 @@ fn token_in_file(path: &str) -> Result<BearerToken, Error> {
         // The value may be the token itself.
         return Err(Error::invalid("the option `token_file` is the absolute path of a file").with_help(help));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let unreadable = |error| {
         Error::invalid(format!("the option `token_file` names {path:?}, which cannot be read: {error}"))
             .with_help(help)
-    })?;
-    let token = checked(&text, "the file of `token_file`")?;
-    Ok(BearerToken { file: Some(path.to_owned()), ..token })
+    };
+    let token = checked(&read(path).map_err(unreadable)?, "the file of `token_file`")?;
+    // A pipe has its text once.
+    let is_regular = std::fs::metadata(path).map_err(unreadable)?.is_file();
+    Ok(BearerToken { file: is_regular.then(|| path.to_owned()), ..token })
+}
+
+/// Reads a file, but not much more than the longest token.
+fn read(path: &str) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MOST_TOKEN as u64 + 3).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Checks that the token can be in a header. Does not repeat it.
@@ -112,7 +131,7 @@ fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
              serve` printed",
         )
     })?;
-    Ok(BearerToken { file: None, latest: Mutex::new(header) })
+    Ok(BearerToken { file: None, reading: Arc::default(), latest: Mutex::new(header) })
 }
 
 /// The value of the header `Authorization` for the token in `text`.
@@ -133,11 +152,24 @@ impl BearerToken {
     }
 
     /// The value of the header `Authorization` for the next request. Reads the file again: another program may replace a
-    /// token that soon expires. While the file has no token, as in the middle of that, it is the one before.
-    pub(super) fn header(&self) -> HeaderValue {
-        let read = self.file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    /// token that soon expires. While the file has no token, as in the middle of that, or does not respond, it is the
+    /// previous one.
+    pub(super) async fn header(&self, clock: &dyn Clock) -> HeaderValue {
+        let mut found = None;
+        // One read at a time: reads that hang must not use up the threads for blocking work.
+        if let Some(file) = self.file.clone()
+            && let Ok(reading) = self.reading.clone().try_lock_owned()
+        {
+            let read = spawn_blocking(move || {
+                let _reading = reading;
+                read(&file)
+            });
+            if let Some(Ok(Ok(text))) = timeout(clock, FILE_LIMIT, read).await {
+                found = header(&text);
+            }
+        }
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(header) = read.and_then(|text| header(&text)) {
+        if let Some(header) = found {
             *latest = header;
         }
         latest.clone()
@@ -147,12 +179,31 @@ impl BearerToken {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::SystemClock;
 
     fn config(url: &str) -> Result<Config, Error> {
         let mut url = StoreUrl::parse(url).unwrap();
         let config = Config::with_token(&mut url, None)?;
         url.finish()?;
         Ok(config)
+    }
+
+    /// The text of a pipe can be read once, and the next read would wait for a writer.
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_pipe_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let writer = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::write(pipe, "hunter2\n").unwrap()
+        });
+        let token = token_in_file(pipe.to_str().unwrap()).unwrap();
+        writer.join().unwrap();
+        assert_eq!(token.header(&SystemClock).await, "Bearer hunter2");
+        assert!(token.file.is_none());
     }
 
     #[test]
@@ -197,12 +248,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_token_is_one_word_from_the_variable_or_the_file() {
+    #[tokio::test]
+    async fn a_token_is_one_word_from_the_variable_or_the_file() {
         assert!(token_of(None).unwrap().is_none() && token_of(Some(String::new())).unwrap().is_none());
         let token = token_of(Some("hunter2".to_owned())).unwrap().unwrap();
+        let sent = token.header(&SystemClock).await;
         assert_eq!(
-            (token.header().to_str().unwrap(), format!("{token:?} {:?}", token.header()).as_str()),
+            (sent.to_str().unwrap(), format!("{token:?} {sent:?}").as_str()),
             ("Bearer hunter2", "BearerToken Sensitive")
         );
         let folder = tempfile::tempdir().unwrap();
@@ -222,13 +274,25 @@ mod tests {
         }
         std::fs::write(&file, "one\n").unwrap();
         let token = token_in_file(path).unwrap();
-        let header = || token.header().to_str().unwrap().to_owned();
-        std::fs::write(&file, "two").unwrap();
-        assert_eq!(header(), "Bearer two", "another program has replaced it");
-        std::fs::write(&file, "").unwrap();
-        assert_eq!(header(), "Bearer two");
-        std::fs::remove_file(&file).unwrap();
-        assert_eq!(header(), "Bearer two");
+        for (text, sent) in [
+            (Some("two"), "Bearer two"), // another program has replaced it
+            (Some(""), "Bearer two"),
+            (Some(&*"x".repeat(3 * MOST_TOKEN)), "Bearer two"),
+            (None, "Bearer two"),
+            (Some("three"), "Bearer three"),
+        ] {
+            match text {
+                Some(text) => std::fs::write(&file, text).unwrap(),
+                None => std::fs::remove_file(&file).unwrap(),
+            }
+            assert_eq!(token.header(&SystemClock).await, sent);
+        }
+        // A read that hangs.
+        let reading = token.reading.clone().lock_owned().await;
+        std::fs::write(&file, "four").unwrap();
+        assert_eq!(token.header(&SystemClock).await, "Bearer three");
+        drop(reading);
+        assert_eq!(token.header(&SystemClock).await, "Bearer four");
         let relative = token_in_file("hunter2").unwrap_err();
         assert!(!format!("{relative:?}").contains("hunter2"), "{relative:?}");
         assert!(token_in_file("/nowhere/token").unwrap_err().to_string().contains("/nowhere/token"));
