@@ -13,9 +13,11 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import pathlib
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -79,7 +81,7 @@ def report(what, figure):
 
 
 async def latencies(address, what, times=400):
-    """Question 1. Each lock is new to the server every time, as in a program that uses many."""
+    """Question 1."""
     took = []
     async with Client(address) as client:
         for number in range(times):
@@ -117,6 +119,18 @@ async def watch(address, principal, opened, events):
             events[0] += line.startswith(b"data:")
 
 
+async def be_viewers(host, port, count):
+    """In a process of its own: reading the events must not slow down the client that measures."""
+    opened, events = asyncio.Semaphore(0), [0]
+    tasks = [asyncio.create_task(watch((host, port), n % PRINCIPALS, opened, events)) for n in range(count)]
+    for _ in tasks:
+        await opened.acquire()
+    print("open", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(events[0], flush=True)
+    os._exit(0)
+
+
 async def viewers(address, metrics, count):
     """Question 2."""
     holds = []
@@ -126,16 +140,16 @@ async def viewers(address, metrics, count):
             assert status == 201, (status, hold)
             holds.append(hold)
         report("store requests per minute, no client", f"{await per_minute(metrics, 20):.0f}")
-        opened, events = asyncio.Semaphore(0), [0]
-        tasks = [asyncio.create_task(watch(address, n % PRINCIPALS, opened, events)) for n in range(count)]
-        for _ in tasks:
-            await opened.acquire()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--be-viewers", *map(str, address), str(count),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )
+        assert await process.stdout.readline() == b"open\n"
         report(f"store requests per minute, {count} viewers, 20 locks", f"{await per_minute(metrics, 30):.0f}")
         await latencies(address, f"{count} viewers")
-        report(f"events received by {count} viewers", events[0])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        process.stdin.close()
+        report(f"events received by {count} viewers", (await process.stdout.readline()).decode().strip())
+        await process.wait()
         for hold in holds:
             await client.release(hold)
 
@@ -226,6 +240,10 @@ async def run(options, folder):
 
 
 def main():
+    if sys.argv[1:2] == ["--be-viewers"]:
+        host, port, count = sys.argv[2:]
+        asyncio.run(be_viewers(host, int(port), int(count)))
+        return
     parser = argparse.ArgumentParser(description="Measures a `leasehold serve` under many clients.")
     parser.add_argument("leasehold", help="the command, built with the feature `serve` in release mode")
     parser.add_argument("--waiters", type=int, default=10_000, help="requests that wait for a lock (10000; 0: none)")
