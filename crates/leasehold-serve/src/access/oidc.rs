@@ -174,7 +174,7 @@ impl Issuer {
         if audience.is_empty() {
             return Err(flaw("its `audience` is empty".to_owned()));
         }
-        let principal = Template::parse(&principal).map_err(flaw)?;
+        let principal = Template::principal(&principal).map_err(flaw)?;
         let source = Source::new(&url, jwks.as_deref(), ca.as_deref()).map_err(flaw)?;
         Ok(Self { url, audience, principal, rules: Vec::new(), keys: Arc::new(Keys::new(source)), name })
     }
@@ -205,7 +205,9 @@ impl Issuer {
 
     /// The caller whose token has these verified claims.
     fn caller(&self, claims: &Value) -> Result<Caller, Problem> {
-        let principal = Template::text(&self.principal, claims)
+        let principal = self
+            .principal
+            .principal_of(claims)
             .map_err(|flaw| refused(&format!("makes no principal: {flaw}")))?;
         let mut rights = Vec::new();
         for rule in &self.rules {

@@ -152,7 +152,7 @@ impl TestIssuer {
             [[rule]]
             issuer = "test"
             claims = {{ team = "my/*" }}
-            prefix = "ci/{{team}}/"
+            prefix = "ci/{{team:2}}/"
             allow = ["read", "acquire"]
             "#,
             self.url
@@ -460,7 +460,15 @@ async fn a_token_without_a_rule_that_fits_is_refused() {
         claims[name] = value;
         key.sign(&claims)
     };
-    for team in [json!("others/app"), json!("my"), json!("my/.."), json!("my/a\nb"), json!(7), json!(null)] {
+    for team in [
+        json!("others/app"),
+        json!("my"),
+        json!("my/app/x"),
+        json!("my/.."),
+        json!("my/a\nb"),
+        json!(7),
+        json!(null),
+    ] {
         let token = with("team", team);
         Server::refused(server.ask(&token).await, &token, 403, "no rule");
     }
@@ -541,6 +549,8 @@ fn a_bad_issuer_is_refused_with_its_reason() {
         (good.replace("https:", "http:"), "https://"),
         (good.replace("https://", "https://hunter2@"), "login"),
         (format!("{good}principal = \"{{sub\""), "braces"),
+        (format!("{good}principal = \"{{sub:0}}\""), "from 1 to 9"),
+        (format!("{good}principal = \"{{a}}{{b}}\""), "between the claims"),
         (format!("{good}jwks = \"http://b.example\""), "https://"),
         (format!("{good}jwks = \"keys.json\""), "keys.json"),
         (format!("{good}ca = \"/nowhere/ca.pem\""), "/nowhere/ca.pem"),
