@@ -221,6 +221,9 @@ async fn a_token_has_the_rights_of_the_rules_it_meets() {
         let caller = server.ask(&key.sign(&server.claims(&issuer))).await.unwrap();
         assert_eq!(caller.name(), "test:s");
         assert!(!caller.names_holders);
+        let valid = caller.valid_for(server.env.now()).unwrap();
+        let most = Duration::from_secs(300) + LEEWAY;
+        assert!(valid <= most && valid > most - Duration::from_secs(60), "{valid:?}");
         assert!(caller.may(Right::Read, "ci/my/app/x") && caller.may(Right::Acquire, "ci/my/app/x"));
         for other in ["ci/my/app", "ci/my/application/x", "ci/my/ap", "ci/other/x", "x"] {
             assert!(!caller.may(Right::Read, other), "{other}");
@@ -272,6 +275,7 @@ async fn a_token_with_a_flaw_is_refused() {
         ("a list of issuers", with("iss", json!([issuer.url])), "`iss`"),
         ("no issuer", without("iss"), "`iss`"),
         ("expired", with("exp", json!(now - leeway - 1.0)), "expired"),
+        ("an end at the epoch", with("exp", json!(0)), "expired"),
         ("no end", without("exp"), "`exp`"),
         ("an end that is no number", with("exp", json!("never")), "`exp`"),
         ("not yet valid", with("nbf", json!(now + leeway + 60.0)), "`nbf`"),
@@ -288,6 +292,7 @@ async fn a_token_with_a_flaw_is_refused() {
         Server::refused(asked, &token, 401, wanted);
     }
     assert!(server.ask(&with("exp", json!(now - leeway + 5.0))).await.is_ok(), "clocks differ");
+    assert!(server.ask(&with("exp", json!(1e15))).await.is_ok());
     assert!(server.ask(&with("nbf", json!(now + leeway - 5.0))).await.is_ok(), "clocks differ");
 }
 
@@ -532,6 +537,7 @@ async fn a_token_of_the_file_counts_before_an_issuer() {
     ));
     let caller = server.ask("a.b.c").now_or_never().expect("it waits").unwrap();
     assert_eq!(caller.name(), "fixed");
+    assert_eq!(caller.valid_for(server.env.now()), None);
     assert!(server.access.needs_token());
     assert!(server.access.identified(&HeaderMap::new(), None, server.env.now()).await.is_err());
 }
