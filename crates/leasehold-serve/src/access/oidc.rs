@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use futures_util::future;
 use jsonwebtoken::{Algorithm, Validation};
 use leasehold::clock::{self, Moment};
 use leasehold::env::Env;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 use self::keys::{Key, Keys, NoKey};
 use self::source::Source;
@@ -127,9 +127,14 @@ impl Issuers {
         self.0.iter().any(|issuer| Some(&*issuer.name) == name)
     }
 
-    /// Fetches the keys of all issuers, now and again. Runs until it is dropped.
+    /// Fetches the keys of all issuers, now and again: each in a task of its own. Runs until it is dropped.
     pub(super) async fn keep_keys(&self, env: &Env) {
-        future::join_all(self.0.iter().map(|issuer| issuer.keys.keep(&issuer.name, env))).await;
+        let mut tasks = JoinSet::new();
+        for issuer in &self.0 {
+            let (keys, name, env) = (issuer.keys.clone(), issuer.name.clone(), env.clone());
+            tasks.spawn(async move { keys.keep(&name, &env).await });
+        }
+        while tasks.join_next().await.is_some() {}
     }
 
     /// The caller with this `token`; `None` if it is no token of an issuer.

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::{Access, Caller, Right};
-use super::keys::{AGE, Key, PAUSE};
+use super::keys::{AGE, Key, LIMIT, PAUSE};
 use super::{IssuerEntry, Issuers, LEEWAY, MOST_TOKEN};
 use crate::problem::Problem;
 
@@ -455,6 +455,32 @@ async fn keys_come_from_a_file_or_another_url_too() {
     assert_eq!(issuer.fetches(), 0);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_stuck_file_of_keys_stops_no_other_issuer() {
+    let key = TestKey::ed25519("a");
+    let (stuck, good) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody writes to it.
+    let fifo = folder.path().join("keys.json");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let jwks = format!("jwks = \"{}\"\n[[rule]]", fifo.display());
+    let first = stuck.file().replace("\"test\"", "\"stuck\"").replace("[[rule]]", &jwks);
+    let server = Server::new(&format!("{first}{}", good.file()));
+    assert!(server.ask(&key.sign(&server.claims(&good))).await.is_ok());
+    let mut claims = server.claims(&stuck);
+    claims["exp"] = json!(server.now_s() + 1e6);
+    let token = key.sign(&claims);
+    let mut waiting = Box::pin(server.ask(&token));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    server.clock.suspend(LIMIT);
+    Server::refused(waiting.await, &token, 503, "`stuck`");
+    // The same read goes on.
+    std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
+    server.clock.suspend(PAUSE);
+    assert!(server.ask(&token).await.is_ok());
+}
+
 #[tokio::test]
 async fn a_token_without_a_rule_that_fits_is_refused() {
     let key = TestKey::ed25519("a");
@@ -560,6 +586,8 @@ fn a_bad_issuer_is_refused_with_its_reason() {
         (format!("{good}jwks = \"http://b.example\""), "https://"),
         (format!("{good}jwks = \"keys.json\""), "keys.json"),
         (format!("{good}ca = \"/nowhere/ca.pem\""), "/nowhere/ca.pem"),
+        #[cfg(unix)]
+        (format!("{good}ca = \"/dev/zero\""), "more than"),
         (format!("{good}secret = \"hunter2\""), "line 5"),
         (good.repeat(2), "two issuers"),
         (rule(""), "`claims`"),
