@@ -11,6 +11,7 @@ mod seal;
 mod session;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use leasehold::LockName;
@@ -91,6 +92,9 @@ pub(crate) struct Caller {
     pub(crate) principal: Option<String>,
     /// Whether it chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
+    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a token
+    /// without an end.
+    pub(crate) valid_until_us: Option<u64>,
     rights: Vec<(String, Vec<Right>)>,
 }
 
@@ -144,6 +148,7 @@ impl Access {
         Caller {
             principal: None,
             names_holders: self.free_names,
+            valid_until_us: None,
             rights: vec![(String::new(), self.anonymous.clone())],
         }
     }
@@ -201,6 +206,7 @@ impl Access {
         Caller {
             principal: Some(principal.to_owned()),
             names_holders: self.free_names,
+            valid_until_us: None,
             rights: rules.map(|rule| (rule.prefix.clone(), rule.rights.clone())).collect(),
         }
     }
@@ -245,6 +251,11 @@ impl Caller {
     /// Whether the caller may do nothing.
     pub(crate) fn is_stranger(&self) -> bool {
         self.rights.iter().all(|(_, rights)| rights.is_empty())
+    }
+
+    /// For how long its token is still valid: zero if it has expired, `None` if it has no end.
+    pub(crate) fn valid_for(&self, now: Moment) -> Option<Duration> {
+        self.valid_until_us.map(|until_us| Duration::from_micros(until_us.saturating_sub(now.wall_us())))
     }
 
     /// The name for limits and the audit log.

@@ -86,7 +86,7 @@ impl<'a> Issuer<'a> {
             [[rule]]
             issuer = "github"
             claims = {{ repository_owner = "my-org" }}
-            prefix = "ci/{{repository}}/"
+            prefix = "ci/{{repository:2}}/"
             allow = ["read", "acquire"]
             "#,
             self.url

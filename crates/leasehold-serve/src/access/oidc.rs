@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use futures_util::future;
 use jsonwebtoken::{Algorithm, Validation};
-use leasehold::clock::Moment;
+use leasehold::clock::{self, Moment};
 use leasehold::env::Env;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 use self::keys::{Key, Keys, NoKey};
 use self::source::Source;
@@ -31,6 +31,8 @@ use crate::problem::Problem;
 const MOST_TOKEN: usize = 8 * 1024;
 /// By how much the clocks of the issuer and of this server may differ.
 const LEEWAY: Duration = Duration::from_secs(10);
+/// A token that expires later than this is valid until then, in seconds since the Unix epoch: in about 30,000 years.
+const MOST_TIME_S: f64 = 1e12;
 
 /// An entry [[issuer]] of the access file.
 #[derive(Deserialize)]
@@ -125,9 +127,14 @@ impl Issuers {
         self.0.iter().any(|issuer| Some(&*issuer.name) == name)
     }
 
-    /// Fetches the keys of all issuers, now and again. Runs until it is dropped.
+    /// Fetches the keys of all issuers, now and again: each in a task of its own. Runs until it is dropped.
     pub(super) async fn keep_keys(&self, env: &Env) {
-        future::join_all(self.0.iter().map(|issuer| issuer.keys.keep(&issuer.name, env))).await;
+        let mut tasks = JoinSet::new();
+        for issuer in &self.0 {
+            let (keys, name, env) = (issuer.keys.clone(), issuer.name.clone(), env.clone());
+            tasks.spawn(async move { keys.keep(&name, &env).await });
+        }
+        while tasks.join_next().await.is_some() {}
     }
 
     /// The caller with this `token`; `None` if it is no token of an issuer.
@@ -156,8 +163,8 @@ impl Issuers {
             issuer.ok_or_else(|| refused("is by an issuer (`iss`) that the access file does not name"))?;
         let id = header.kid.ok_or_else(|| refused("does not name its key (`kid`)"))?;
         let key = issuer.keys.find(&id, now).await.map_err(|missing| issuer.without_key(&missing))?;
-        let claims = issuer.verified(token, &key, now)?;
-        issuer.caller(&claims)
+        let (claims, valid_until_us) = issuer.verified(token, &key, now)?;
+        issuer.caller(&claims, valid_until_us)
     }
 }
 
@@ -174,13 +181,13 @@ impl Issuer {
         if audience.is_empty() {
             return Err(flaw("its `audience` is empty".to_owned()));
         }
-        let principal = Template::parse(&principal).map_err(flaw)?;
+        let principal = Template::principal(&principal).map_err(flaw)?;
         let source = Source::new(&url, jwks.as_deref(), ca.as_deref()).map_err(flaw)?;
         Ok(Self { url, audience, principal, rules: Vec::new(), keys: Arc::new(Keys::new(source)), name })
     }
 
-    /// Verifies the token, and returns its claims.
-    fn verified(&self, token: &str, key: &Key, now: Moment) -> Result<Value, Problem> {
+    /// Verifies the token, and returns its claims and until when it is valid, in microseconds on the wall clock.
+    fn verified(&self, token: &str, key: &Key, now: Moment) -> Result<(Value, u64), Problem> {
         let mut validation = Validation::new(Algorithm::EdDSA);
         validation.algorithms.clone_from(&key.algorithms);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
@@ -190,22 +197,27 @@ impl Issuer {
         (validation.validate_exp, validation.validate_nbf) = (false, false);
         let verified = jsonwebtoken::decode::<Value>(token, &key.decoding, &validation);
         let claims = verified.map_err(|error| invalid(&error))?.claims;
-        let (now, leeway) = (Duration::from_micros(now.wall_us()).as_secs_f64(), LEEWAY.as_secs_f64());
-        let expires = claims.get("exp").and_then(Value::as_f64);
-        if expires.is_none_or(|expires| now >= expires + leeway) {
+        let leeway = LEEWAY.as_secs_f64();
+        let expires = claims.get("exp").and_then(Value::as_f64).unwrap_or(0.0);
+        let valid_until = Duration::try_from_secs_f64((expires + leeway).clamp(0.0, MOST_TIME_S));
+        let valid_until_us = valid_until.map_or(0, clock::micros);
+        if now.wall_us() >= valid_until_us {
             return Err(refused("has expired (`exp`)"));
         }
+        let now = Duration::from_micros(now.wall_us()).as_secs_f64();
         match claims.get("nbf") {
             Some(begins) if begins.as_f64().is_none_or(|begins| begins > now + leeway) => {
                 Err(refused("is not valid yet (`nbf`): compare the clocks of this server and of the issuer"))
             }
-            _ => Ok(claims),
+            _ => Ok((claims, valid_until_us)),
         }
     }
 
-    /// The caller whose token has these verified claims.
-    fn caller(&self, claims: &Value) -> Result<Caller, Problem> {
-        let principal = Template::text(&self.principal, claims)
+    /// The caller whose token has these verified claims, and is valid until then.
+    fn caller(&self, claims: &Value, valid_until_us: u64) -> Result<Caller, Problem> {
+        let principal = self
+            .principal
+            .principal_of(claims)
             .map_err(|flaw| refused(&format!("makes no principal: {flaw}")))?;
         let mut rights = Vec::new();
         for rule in &self.rules {
@@ -222,7 +234,12 @@ impl Issuer {
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
                 .with_help("ask the operator of the server for a rule"));
         }
-        Ok(Caller { principal: Some(principal), names_holders: false, rights })
+        Ok(Caller {
+            principal: Some(principal),
+            names_holders: false,
+            valid_until_us: Some(valid_until_us),
+            rights,
+        })
     }
 
     fn without_key(&self, missing: &NoKey) -> Problem {

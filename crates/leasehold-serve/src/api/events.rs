@@ -38,7 +38,7 @@ const MOST_VIEWERS: usize = 200;
 /// Sends what happens to locks, as server-sent events.
 ///
 /// With `Last-Event-ID`, it begins after that event. If too much has happened since, or the id is another server's, the
-/// first event is `reset`: read the locks again.
+/// first event is `reset`: read the locks again. The stream ends when the caller's token expires.
 #[utoipa::path(get, path = "/v1/events", params(EventsQuery, ("Last-Event-ID" = Option<String>, Header)), responses(
     (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
     (status = 429, body = Problem, content_type = "application/problem+json")))]
@@ -81,8 +81,23 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// The next event; `None` when the server stops.
+    /// The next event; `None` when the server stops, or the caller's token has expired.
     async fn next(&mut self) -> Option<Event> {
+        let Some(valid) = self.arrival.caller.valid_for(self.app.now()) else {
+            return self.following().await;
+        };
+        let app = self.app.clone();
+        let event = tokio::select! {
+            () = app.sleep(valid) => return None,
+            event = self.following() => event?,
+        };
+        // The timer can be late.
+        let has_expired = self.arrival.caller.valid_for(app.now()).is_some_and(|valid| valid.is_zero());
+        (!has_expired).then_some(event)
+    }
+
+    /// The next event, also after the token has expired; `None` when the server stops.
+    async fn following(&mut self) -> Option<Event> {
         if std::mem::take(&mut self.reset) {
             return Some(Event::default().event("reset").data("{}"));
         }
@@ -112,6 +127,95 @@ impl Streaming {
                 let sent = if is_look { sent } else { sent.id(self.app.feed.id(numbered.number)) };
                 return Some(sent.data(data));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::HeaderValue;
+    use axum::response::IntoResponse as _;
+    use futures_util::FutureExt as _;
+    use leasehold::clock::{self, TestClock};
+    use leasehold::env::Env;
+    use leasehold::lease::StoreOptions;
+    use leasehold::{LockName, Locker};
+
+    use super::*;
+    use crate::access::Access;
+    use crate::app::Settings;
+
+    const VALID: Duration = Duration::from_secs(60);
+
+    struct Server {
+        app: Arc<App>,
+        clock: Arc<TestClock>,
+    }
+
+    impl Server {
+        async fn new() -> Self {
+            let clock = Arc::new(TestClock::default());
+            let mut options = StoreOptions::default();
+            options.env = Env::seeded(clock.clone(), 1);
+            let locker = Locker::open_with("mem:", options).await.unwrap();
+            let address = "127.0.0.1:7420".parse().unwrap();
+            let settings = Settings::new(address, Access::local("t"), b"s".to_vec());
+            Self { app: Arc::new(App::new(locker, settings, address, None)), clock }
+        }
+
+        fn publish(&self) {
+            self.app.feed.publish(FeedEvent::new("acquired", &LockName::new("a").unwrap()));
+        }
+
+        /// A stream for a caller whose token is `valid` for so long.
+        async fn stream(&self, valid: Option<Duration>, seen: Option<u64>) -> Body {
+            let at = self.app.now();
+            let mut caller = Access::local("t").identified(&HeaderMap::new(), None, at).await.unwrap();
+            let until = |valid: Duration| at.wall_us() + u64::try_from(valid.as_micros()).unwrap();
+            caller.valid_until_us = valid.map(until);
+            let seen = seen.map(|seen| HeaderValue::from_str(&self.app.feed.id(seen)).unwrap());
+            let headers = seen.map(|seen| ("last-event-id".parse().unwrap(), seen)).into_iter().collect();
+            let query = Parameters(EventsQuery { prefix: String::new(), looks: false });
+            let stream = events(State(self.app.clone()), Arrival { at, caller }, headers, query).await;
+            stream.map(|stream| stream.into_response().into_body()).unwrap()
+        }
+    }
+
+    async fn text(body: Body) -> String {
+        String::from_utf8(to_bytes(body, usize::MAX).await.unwrap().to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_its_token_expires() {
+        let server = Server::new().await;
+        let (begin, stream) = (server.app.now(), server.stream(Some(VALID), None).await);
+        let endless = server.stream(None, None).await;
+        server.publish();
+        let ended = clock::timeout(&*server.clock, 2 * VALID, text(stream)).await;
+        assert!(ended.expect("it does not end").contains("event: acquired"));
+        let lasted = server.app.now().longest_since(begin);
+        assert!(lasted >= VALID && lasted < VALID + Duration::from_secs(1), "{lasted:?}");
+        let mut endless = Box::pin(text(endless));
+        tokio::select! {
+            text = &mut endless => panic!("{text}"),
+            () = server.app.sleep(100 * VALID) => {}
+        }
+        server.app.stopping.cancel();
+        assert!(endless.await.contains("event: acquired"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_expired_token_gets_no_missed_event() {
+        let server = Server::new().await;
+        server.publish();
+        server.publish();
+        assert!(text(server.stream(Some(VALID), Some(1)).await).await.contains("event: acquired"));
+        for seen in [Some(1), None] {
+            let stream = server.stream(Some(VALID), seen).await;
+            server.publish();
+            server.clock.suspend(VALID);
+            assert_eq!(text(stream).now_or_never().as_deref(), Some(""));
         }
     }
 }

@@ -4,12 +4,12 @@
 //! whose key is known never waits for it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
-use leasehold::clock::{self, Moment};
+use leasehold::clock::{self, Clock, Moment, SystemClock};
 use leasehold::env::Env;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -17,7 +17,9 @@ use tokio::sync::{Notify, watch};
 use super::source::{Set, Source};
 
 /// The limit of one fetch.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+/// The limit of a request's wait for a fetch: longer, because the keeping task says how the fetch has ended.
+const WAIT_LIMIT: Duration = Duration::from_secs(11);
 /// An unknown key causes a fetch only so long after the last one.
 pub(super) const PAUSE: Duration = Duration::from_secs(10);
 /// After this time, keys are fetched again: those that the issuer has withdrawn end.
@@ -48,6 +50,8 @@ pub(super) struct Keys {
     source: Source,
     fetched: watch::Sender<Fetched>,
     wanted: Notify,
+    /// The clock of the task that fetches the keys.
+    clock: OnceLock<Arc<dyn Clock>>,
 }
 
 /// What the last fetch has changed.
@@ -62,10 +66,10 @@ struct Fetched {
 
 impl Keys {
     pub(super) fn new(source: Source) -> Self {
-        Self { source, fetched: watch::Sender::default(), wanted: Notify::new() }
+        Self { source, fetched: watch::Sender::default(), wanted: Notify::new(), clock: OnceLock::new() }
     }
 
-    /// The key `id`. If it is unknown, waits for a fetch, unless the last one was a moment ago.
+    /// The key `id`. If it is unknown, waits for a fetch for a limited time, unless the last one was a moment ago.
     pub(super) async fn find(&self, id: &str, now: Moment) -> Result<Arc<Key>, NoKey> {
         let mut fetched = self.fetched.subscribe();
         // Both of the same state.
@@ -77,12 +81,17 @@ impl Keys {
             return found;
         }
         self.wanted.notify_one();
-        let _ = fetched.changed().await;
-        fetched.borrow().find(id)
+        // The task may not have begun.
+        let clock: &dyn Clock = self.clock.get().map_or(&SystemClock, |clock| &**clock);
+        match clock::timeout(clock, WAIT_LIMIT, fetched.changed()).await {
+            Some(_) => fetched.borrow().find(id),
+            None => Err(NoKey::Unavailable),
+        }
     }
 
     /// Fetches the keys at once, whenever an unknown one is wanted, and now and then. Runs until it is dropped.
     pub(super) async fn keep(&self, issuer: &str, env: &Env) {
+        self.clock.get_or_init(|| env.clock.clone());
         loop {
             let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;
             let keys = set.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))).and_then(usable);
@@ -174,7 +183,7 @@ mod tests {
     async fn a_fetch_begins_only_a_pause_after_the_last_one() {
         let clock = Arc::new(TestClock::default());
         let env = Env::seeded(clock.clone(), 1);
-        let keys = Keys::new(Source::File("/nowhere".into()));
+        let keys = Keys::new(Source::file("/nowhere"));
         let find = || keys.find("k", env.now()).now_or_never().map(Result::unwrap_err);
         let begins = || keys.wanted(&env).now_or_never().is_some();
         assert!(find().is_none() && begins(), "nothing was fetched yet");
@@ -184,6 +193,16 @@ mod tests {
         assert!(!begins(), "a request that came before the last fetch ended");
         clock.suspend(PAUSE);
         assert!(find().is_none() && begins());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_keys_for_a_limited_time() {
+        let clock = Arc::new(TestClock::default());
+        // Its task does not run.
+        let keys = Keys::new(Source::file("/nowhere"));
+        keys.clock.get_or_init(|| clock.clone());
+        let found = clock::timeout(&*clock, 2 * LIMIT, keys.find("k", clock.now())).await;
+        assert_eq!(found.expect("it waits").unwrap_err(), NoKey::Unavailable);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use reqwest::{Certificate, Url, redirect};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::task::{self, JoinHandle};
 
 /// The longest document of an issuer, in bytes.
 const MOST_BODY: usize = 1 << 20;
@@ -18,9 +20,20 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) enum Source {
     /// A file that is read again.
-    File(PathBuf),
+    File(KeyFile),
     Http(Endpoint),
 }
+
+/// A file that has the keys.
+#[derive(Debug)]
+pub(super) struct KeyFile {
+    path: PathBuf,
+    /// The read that has not ended. One on a network that is down can take for ever, and each takes a thread.
+    reading: Mutex<Option<Reading>>,
+}
+
+/// A read of a whole file.
+type Reading = JoinHandle<Result<Vec<u8>, String>>;
 
 /// A server that has the keys.
 #[derive(Debug)]
@@ -51,7 +64,7 @@ impl Source {
     pub(super) fn new(issuer: &str, jwks: Option<&str>, ca: Option<&Path>) -> Result<Self, String> {
         let of_issuer = checked(issuer, true)?;
         let keys = match jwks {
-            Some(file) if file.starts_with('/') => return Ok(Self::File(file.into())),
+            Some(file) if file.starts_with('/') => return Ok(Self::file(file)),
             Some(url) => Some(checked(url, true)?),
             None => None,
         };
@@ -60,12 +73,29 @@ impl Source {
         Ok(Self::Http(Endpoint { client, issuer: issuer.to_owned(), keys }))
     }
 
-    /// Fetches the keys. The caller limits its time.
+    /// The keys in the file `path`.
+    pub(super) fn file(path: impl Into<PathBuf>) -> Self {
+        Self::File(KeyFile { path: path.into(), reading: Mutex::default() })
+    }
+
+    /// Fetches the keys. The caller limits its time. Cancel safe: the next call goes on with the read of a file.
     pub(super) async fn fetch(&self) -> Result<Set, String> {
         match self {
-            Self::File(path) => read(path).map_err(|error| format!("{}: {error}", path.display())),
+            Self::File(file) => {
+                file.fetch().await.map_err(|error| format!("{}: {error}", file.path.display()))
+            }
             Self::Http(endpoint) => endpoint.fetch().await,
         }
+    }
+}
+
+impl KeyFile {
+    async fn fetch(&self) -> Result<Set, String> {
+        let mut reading = self.reading.lock().await;
+        let path = self.path.clone();
+        let text = reading.get_or_insert_with(|| task::spawn_blocking(move || read(&path))).await;
+        *reading = None;
+        parse(&text.map_err(|error| format!("it could not be read: {error}"))??)
     }
 }
 
@@ -139,7 +169,7 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
     }
     if let Some(file) = ca {
         let flaw = |flaw: String| format!("the file `{}` of `ca` {flaw}", file.display());
-        let pem = std::fs::read(file).map_err(|error| flaw(format!("cannot be read: {error}")))?;
+        let pem = read(file).map_err(|error| flaw(format!("cannot be read: {error}")))?;
         match Certificate::from_pem_bundle(&pem) {
             Ok(authorities) if !authorities.is_empty() => builder = builder.tls_certs_merge(authorities),
             // The parser's error could repeat a key that is in the file.
@@ -149,7 +179,8 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
     builder.build().map_err(|error| format!("no HTTPS client could be made: {}", chain(&error)))
 }
 
-fn read(path: &Path) -> Result<Set, String> {
+/// Reads a file of at most 1 MiB.
+fn read(path: &Path) -> Result<Vec<u8>, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = Vec::new();
     let most = MOST_BODY as u64 + 1;
@@ -157,7 +188,7 @@ fn read(path: &Path) -> Result<Set, String> {
     if text.len() > MOST_BODY {
         return Err(format!("it has more than {MOST_BODY} bytes"));
     }
-    parse(&text)
+    Ok(text)
 }
 
 /// Parses a document. The error does not quote it.

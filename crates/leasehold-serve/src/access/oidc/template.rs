@@ -7,19 +7,44 @@ use serde_json::Value;
 /// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may be.
 const MOST_TEXT: usize = 160;
 
-/// A text with claims in braces: `ci/{repository}/`.
+/// A text with claims in braces: `ci/{repository:2}/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template(Vec<Part>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
-    Claim(String),
+    Claim(Claim),
+}
+
+/// The place of a claim: `{name}`, or `{name:2}` for a value of exactly two segments, which are separated by `/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Claim {
+    name: String,
+    segments: Option<usize>,
+}
+
+impl Claim {
+    /// Only digits after the last `:` are a number of segments: names of claims may contain `:`.
+    fn parse(text: &str) -> Result<Self, String> {
+        let number = text
+            .rsplit_once(':')
+            .filter(|(_, number)| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()));
+        let Some((name, number)) = number else {
+            return Ok(Self { name: text.to_owned(), segments: None });
+        };
+        match number.as_bytes() {
+            [digit @ b'1'..=b'9'] if !name.is_empty() => {
+                Ok(Self { name: name.to_owned(), segments: Some(usize::from(digit - b'0')) })
+            }
+            _ => Err(format!("`{{{text}}}` is not a claim and a number of segments from 1 to 9")),
+        }
+    }
 }
 
 impl Template {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let flaw = || format!("`{text}` is not a text with claims in braces, such as `ci/{{repository}}/`");
+    fn parse(text: &str) -> Result<Self, String> {
+        let flaw = || format!("`{text}` is not a text with claims in braces, such as `ci/{{repository:2}}/`");
         let mut parts = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -35,25 +60,39 @@ impl Template {
             if claim.is_empty() || claim.contains('{') {
                 return Err(flaw());
             }
-            parts.push(Part::Claim(claim.to_owned()));
+            parts.push(Part::Claim(Claim::parse(claim)?));
             rest = behind;
         }
         Ok(Self(parts))
     }
 
-    /// A template for the prefix of a rule. Each claim is whole segments of it, and it ends with `/`, so that the prefix
-    /// of one token covers no name of another: `{a}-{b}/` would be the same for `x-y`, `z` and `x`, `y-z`.
+    /// A template for principals. A text is between two claims, so that one can tell where the first one ends.
+    pub(super) fn principal(text: &str) -> Result<Self, String> {
+        let template = Self::parse(text)?;
+        for pair in template.0.windows(2) {
+            if let [Part::Claim(one), Part::Claim(other)] = pair {
+                return Err(format!(
+                    "in the principal `{text}`, a text must be between the claims `{}` and `{}`, as in `{{a}}:{{b}}`",
+                    one.name, other.name
+                ));
+            }
+        }
+        Ok(template)
+    }
+
+    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it. So
+    /// all its prefixes have the same number of segments, and none lies inside another one.
     pub(super) fn prefix(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for (at, part) in template.0.iter().enumerate() {
-            let Part::Claim(claim) = part else { continue };
+            let Part::Claim(Claim { name, .. }) = part else { continue };
             let before = at.checked_sub(1).map(|at| &template.0[at]);
             let begins = before.is_none_or(|part| matches!(part, Part::Text(text) if text.ends_with('/')));
             let after = template.0.get(at + 1);
             let ends = matches!(after, Some(Part::Text(text)) if text.starts_with('/'));
             if !begins || !ends {
                 return Err(format!(
-                    "in the prefix `{text}`, `{{{claim}}}` must be between `/`, as in `ci/{{{claim}}}/`"
+                    "in the prefix `{text}`, `{{{name}}}` must be between `/`, as in `ci/{{{name}}}/`"
                 ));
             }
         }
@@ -63,37 +102,59 @@ impl Template {
         Ok(template)
     }
 
-    /// The text with the values of `claims`.
+    /// The principal with the values of `claims`. Different values make different principals.
     ///
     /// # Errors
-    /// Names a claim that is missing, no text, or not printable. Repeats no value.
-    pub(super) fn text(&self, claims: &Value) -> Result<String, String> {
-        let mut text = String::new();
-        for part in &self.0 {
-            text.push_str(match part {
-                Part::Text(text) => text,
-                Part::Claim(name) => string(claims, name)?,
-            });
+    /// Names a claim that is missing, no text, or not printable, or whose end could not be told. Repeats no value.
+    pub(super) fn principal_of(&self, claims: &Value) -> Result<String, String> {
+        let mut principal = String::new();
+        for (at, part) in self.0.iter().enumerate() {
+            let Claim { name, segments } = match part {
+                Part::Claim(claim) => claim,
+                Part::Text(text) => {
+                    principal.push_str(text);
+                    continue;
+                }
+            };
+            let value = string(claims, name)?;
+            if segments.is_some_and(|segments| segments != count(value)) {
+                return Err(format!("its claim `{name}` has another number of segments"));
+            }
+            // Otherwise `a/b`, `c` and `a`, `b/c` would make the same principal of `{x}/{y}`.
+            let is_last = !self.0[at + 1..].iter().any(|part| matches!(part, Part::Claim(_)));
+            if !is_last
+                && let Some(Part::Text(text)) = self.0.get(at + 1)
+                && let Some(end) = text.chars().next()
+                && value.contains(end)
+                && !(end == '/' && segments.is_some())
+            {
+                return Err(format!(
+                    "its claim `{name}` contains `{end}`, which ends that claim in `principal`"
+                ));
+            }
+            principal.push_str(value);
         }
-        if text.is_empty() || printable(&text, MOST_TEXT) != text {
-            return Err(format!("its claims do not make a printable text of at most {MOST_TEXT} characters"));
+        let is_plain = printable(&principal, MOST_TEXT) == principal && principal.trim() == principal;
+        if principal.is_empty() || !is_plain {
+            return Err(format!(
+                "its claims do not make a printable text of at most {MOST_TEXT} characters without blanks at its ends"
+            ));
         }
-        Ok(text)
+        Ok(principal)
     }
 
-    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value with `/` counts in
-    /// the last place alone: elsewhere `a/b`, `c` and `a`, `b/c` would make the same prefix.
+    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment, or as
+    /// many as the template says.
     pub(super) fn prefix_of(&self, claims: &Value) -> Option<String> {
-        let last = self.0.iter().rposition(|part| matches!(part, Part::Claim(_)));
         let mut prefix = String::new();
-        for (at, part) in self.0.iter().enumerate() {
+        for part in &self.0 {
             match part {
                 Part::Text(text) => prefix.push_str(text),
-                Part::Claim(name) => {
+                Part::Claim(Claim { name, segments }) => {
                     let value = string(claims, name).ok()?;
                     // No empty segment, no `..`, no control character.
                     LockName::new(value).ok()?;
-                    if value.contains('/') && Some(at) != last {
+                    if count(value) != segments.unwrap_or(1) {
                         return None;
                     }
                     prefix.push_str(value);
@@ -102,6 +163,11 @@ impl Template {
         }
         Some(prefix)
     }
+}
+
+/// The number of segments in `value`.
+fn count(value: &str) -> usize {
+    value.split('/').count()
 }
 
 /// What a token's claim must be.
@@ -176,6 +242,10 @@ mod tests {
 
     use super::*;
 
+    fn principal(template: &str, claims: &Value) -> Result<String, String> {
+        Template::principal(template).unwrap().principal_of(claims)
+    }
+
     #[test]
     fn a_text_has_the_values_of_claims() {
         let claims = json!({"sub": "x", "repository": "org/app", "kubernetes.io": {"namespace": "ci"}});
@@ -185,16 +255,16 @@ mod tests {
             ("{/kubernetes.io/namespace}", "ci"),
             ("plain", "plain"),
         ] {
-            assert_eq!(Template::parse(template).unwrap().text(&claims).unwrap(), text);
+            assert_eq!(principal(template, &claims).unwrap(), text);
         }
-        for bad in ["{", "}", "{}", "{a", "a}", "{{a}}", "{a{b}}", "a}{b"] {
+        for bad in ["{", "}", "{}", "{a", "a}", "{{a}}", "{a{b}}", "a}{b", "{a:0}", "{a:10}", "{:2}"] {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_value_that_is_no_printable_text_makes_no_text() {
-        let template = Template::parse("{a}").unwrap();
+        let template = Template::principal("{a}").unwrap();
         for value in [
             json!(null),
             json!(7),
@@ -204,13 +274,17 @@ mod tests {
             json!(""),
             json!("a\nb"),
             json!("a\u{202e}b"),
+            json!("a\u{200b}b"),
+            json!("\u{feff}a"),
+            json!(" a"),
+            json!("a\u{a0}"),
             json!("x".repeat(161)),
         ] {
-            let refused = template.text(&json!({"a": value, "b": "secret"})).unwrap_err();
+            let refused = template.principal_of(&json!({"a": value, "b": "secret"})).unwrap_err();
             assert!(refused.contains("claim"), "{value}: {refused}");
         }
-        assert!(template.text(&json!({})).is_err());
-        assert!(template.text(&json!({"a": "x".repeat(160)})).is_ok());
+        assert!(template.principal_of(&json!({})).is_err());
+        assert!(template.principal_of(&json!({"a": "x".repeat(160)})).is_ok());
     }
 
     #[test]
@@ -218,41 +292,54 @@ mod tests {
         for bad in ["ci", "ci/{a}", "ci{a}/", "{a}-{b}/", "{a}{b}/", "ci/{a}x/", "ci/{a}/prod", "ci/{a"] {
             assert!(Template::prefix(bad).is_err(), "{bad}");
         }
-        for good in ["", "ci/", "{a}/", "ci/{a}/", "ci/{a}/{b}/", "ci/{a}/prod/"] {
+        for good in ["", "ci/", "{a}/", "ci/{a}/", "ci/{a}/{b:2}/", "ci/{a}/prod/"] {
             assert!(Template::prefix(good).is_ok(), "{good}");
         }
     }
 
     #[test]
+    fn two_tokens_do_not_make_the_same_principal() {
+        let of = |template: &str, a: &str, b: &str| principal(template, &json!({"a": a, "b": b}));
+        assert_eq!(of("{a}/{b}", "x", "y/z").unwrap(), "x/y/z");
+        for template in ["{a}/{b}", "{a}/-{b}", "{a:1}/{b}"] {
+            assert!(of(template, "x/y", "z").unwrap_err().contains("`a`"), "{template}");
+        }
+        // Without a number in the template, a principal's claim has any number of segments.
+        assert_eq!(of("{a}:{b}/", "x/y", "z/z").unwrap(), "x/y:z/z/");
+        assert_eq!(of("{a:2}/{b}", "x/y", "z").unwrap(), "x/y/z");
+        assert!(of("{a:2}/{b}", "x", "y/z").is_err() && of("{a:2}/{b}", "x/y/z", "z").is_err());
+        assert!(of("{a:2}:{b}", "x/y:", "z").is_err());
+        assert!(Template::principal("{a}{b}").is_err() && Template::principal("{a}{b}/").is_err());
+    }
+
+    #[test]
     fn a_value_that_leaves_its_place_makes_no_prefix() {
-        let prefix = |value| Template::prefix("ci/{a}/").unwrap().prefix_of(&json!({ "a": value }));
+        let prefix = |value| Template::prefix("ci/{a:2}/").unwrap().prefix_of(&json!({ "a": value }));
         assert_eq!(prefix(json!("org/app")).unwrap(), "ci/org/app/");
-        for bad in [
-            "",
-            "/",
-            "..",
-            ".",
-            "org/..",
-            "../prod",
-            "/org",
-            "org/",
-            "org//app",
-            "a\nb",
-            "a\0b",
-            "a\u{200b}b",
-        ] {
+        for bad in ["", "/", "a/..", "./a", "../prod", "/org", "org/", "a/b\nb", "a/b\0b", "a/a\u{200b}b"] {
             assert_eq!(prefix(json!(bad)), None, "{bad:?}");
         }
-        assert_eq!(prefix(json!(["org"])), None);
+        assert_eq!(prefix(json!(["org/app"])), None);
         assert_eq!(prefix(json!(null)), None);
         assert_eq!(Template::prefix("ci/{a}/").unwrap().prefix_of(&json!({})), None);
     }
 
     #[test]
-    fn two_tokens_do_not_make_the_same_prefix() {
-        let template = Template::prefix("{a}/{b}/").unwrap();
-        assert_eq!(template.prefix_of(&json!({"a": "x/y", "b": "z"})), None);
-        assert_eq!(template.prefix_of(&json!({"a": "x", "b": "y/z"})).unwrap(), "x/y/z/");
+    fn no_prefix_lies_inside_one_of_another_token() {
+        let of = |template: &str, a: &str| {
+            Template::prefix(template).unwrap().prefix_of(&json!({"a": a, "b": "z", "urn:x:role": a}))
+        };
+        assert_eq!(of("people/{a}/", "alice").unwrap(), "people/alice/");
+        assert_eq!(of("people/{a}/", "alice/deploy"), None);
+        assert_eq!(of("ci/{a:2}/", "g/app").unwrap(), "ci/g/app/");
+        assert_eq!(of("ci/{a:2}/{b}/", "g/app").unwrap(), "ci/g/app/z/");
+        for other in ["g", "g/secret/app"] {
+            assert_eq!(of("ci/{a:2}/", other), None, "{other}");
+        }
+        assert_eq!(of("{a}/{b}/", "x/y"), None);
+        // A name may have colons.
+        assert_eq!(of("{urn:x:role}/", "x").unwrap(), "x/");
+        assert_eq!(of("{urn:x:role:2}/", "x/y").unwrap(), "x/y/");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::{Access, Caller, Right};
-use super::keys::{AGE, Key, PAUSE};
+use super::keys::{AGE, Key, LIMIT, PAUSE};
 use super::{IssuerEntry, Issuers, LEEWAY, MOST_TOKEN};
 use crate::problem::Problem;
 
@@ -152,7 +152,7 @@ impl TestIssuer {
             [[rule]]
             issuer = "test"
             claims = {{ team = "my/*" }}
-            prefix = "ci/{{team}}/"
+            prefix = "ci/{{team:2}}/"
             allow = ["read", "acquire"]
             "#,
             self.url
@@ -221,6 +221,9 @@ async fn a_token_has_the_rights_of_the_rules_it_meets() {
         let caller = server.ask(&key.sign(&server.claims(&issuer))).await.unwrap();
         assert_eq!(caller.name(), "test:s");
         assert!(!caller.names_holders);
+        let valid = caller.valid_for(server.env.now()).unwrap();
+        let most = Duration::from_secs(300) + LEEWAY;
+        assert!(valid <= most && valid > most - Duration::from_secs(60), "{valid:?}");
         assert!(caller.may(Right::Read, "ci/my/app/x") && caller.may(Right::Acquire, "ci/my/app/x"));
         for other in ["ci/my/app", "ci/my/application/x", "ci/my/ap", "ci/other/x", "x"] {
             assert!(!caller.may(Right::Read, other), "{other}");
@@ -272,6 +275,7 @@ async fn a_token_with_a_flaw_is_refused() {
         ("a list of issuers", with("iss", json!([issuer.url])), "`iss`"),
         ("no issuer", without("iss"), "`iss`"),
         ("expired", with("exp", json!(now - leeway - 1.0)), "expired"),
+        ("an end at the epoch", with("exp", json!(0)), "expired"),
         ("no end", without("exp"), "`exp`"),
         ("an end that is no number", with("exp", json!("never")), "`exp`"),
         ("not yet valid", with("nbf", json!(now + leeway + 60.0)), "`nbf`"),
@@ -288,6 +292,7 @@ async fn a_token_with_a_flaw_is_refused() {
         Server::refused(asked, &token, 401, wanted);
     }
     assert!(server.ask(&with("exp", json!(now - leeway + 5.0))).await.is_ok(), "clocks differ");
+    assert!(server.ask(&with("exp", json!(1e15))).await.is_ok());
     assert!(server.ask(&with("nbf", json!(now + leeway - 5.0))).await.is_ok(), "clocks differ");
 }
 
@@ -450,6 +455,32 @@ async fn keys_come_from_a_file_or_another_url_too() {
     assert_eq!(issuer.fetches(), 0);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_stuck_file_of_keys_stops_no_other_issuer() {
+    let key = TestKey::ed25519("a");
+    let (stuck, good) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody writes to it.
+    let fifo = folder.path().join("keys.json");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let jwks = format!("jwks = \"{}\"\n[[rule]]", fifo.display());
+    let first = stuck.file().replace("\"test\"", "\"stuck\"").replace("[[rule]]", &jwks);
+    let server = Server::new(&format!("{first}{}", good.file()));
+    assert!(server.ask(&key.sign(&server.claims(&good))).await.is_ok());
+    let mut claims = server.claims(&stuck);
+    claims["exp"] = json!(server.now_s() + 1e6);
+    let token = key.sign(&claims);
+    let mut waiting = Box::pin(server.ask(&token));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    server.clock.suspend(LIMIT);
+    Server::refused(waiting.await, &token, 503, "`stuck`");
+    // The same read goes on.
+    std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
+    server.clock.suspend(PAUSE);
+    assert!(server.ask(&token).await.is_ok());
+}
+
 #[tokio::test]
 async fn a_token_without_a_rule_that_fits_is_refused() {
     let key = TestKey::ed25519("a");
@@ -460,7 +491,15 @@ async fn a_token_without_a_rule_that_fits_is_refused() {
         claims[name] = value;
         key.sign(&claims)
     };
-    for team in [json!("others/app"), json!("my"), json!("my/.."), json!("my/a\nb"), json!(7), json!(null)] {
+    for team in [
+        json!("others/app"),
+        json!("my"),
+        json!("my/app/x"),
+        json!("my/.."),
+        json!("my/a\nb"),
+        json!(7),
+        json!(null),
+    ] {
         let token = with("team", team);
         Server::refused(server.ask(&token).await, &token, 403, "no rule");
     }
@@ -524,6 +563,7 @@ async fn a_token_of_the_file_counts_before_an_issuer() {
     ));
     let caller = server.ask("a.b.c").now_or_never().expect("it waits").unwrap();
     assert_eq!(caller.name(), "fixed");
+    assert_eq!(caller.valid_for(server.env.now()), None);
     assert!(server.access.needs_token());
     assert!(server.access.identified(&HeaderMap::new(), None, server.env.now()).await.is_err());
 }
@@ -541,9 +581,13 @@ fn a_bad_issuer_is_refused_with_its_reason() {
         (good.replace("https:", "http:"), "https://"),
         (good.replace("https://", "https://hunter2@"), "login"),
         (format!("{good}principal = \"{{sub\""), "braces"),
+        (format!("{good}principal = \"{{sub:0}}\""), "from 1 to 9"),
+        (format!("{good}principal = \"{{a}}{{b}}\""), "between the claims"),
         (format!("{good}jwks = \"http://b.example\""), "https://"),
         (format!("{good}jwks = \"keys.json\""), "keys.json"),
         (format!("{good}ca = \"/nowhere/ca.pem\""), "/nowhere/ca.pem"),
+        #[cfg(unix)]
+        (format!("{good}ca = \"/dev/zero\""), "more than"),
         (format!("{good}secret = \"hunter2\""), "line 5"),
         (good.repeat(2), "two issuers"),
         (rule(""), "`claims`"),
