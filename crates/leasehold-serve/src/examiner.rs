@@ -39,7 +39,7 @@ pub(crate) struct Request {
 pub(crate) struct Examined {
     pub(crate) request: Request,
     pub(crate) took_ms: u64,
-    /// `None` if it was stopped at the limit.
+    /// `None` if it was stopped at the limit, or failed.
     pub(crate) report: Option<Report>,
 }
 
@@ -77,7 +77,12 @@ impl Examiner {
         let (locker, examinations) = (locker.clone(), self.0.clone());
         // In a task of its own: an examination that is dropped leaves behind what it has written.
         let examined = tokio::spawn(async move {
-            let report = timeout(&*env.clock, limit, locker.examine(&Examination::default())).await;
+            let clock = env.clock.clone();
+            // In a task too, so that a panic does not leave the examination running for ever.
+            let report = tokio::spawn(async move {
+                timeout(&*clock, limit, locker.examine(&Examination::default())).await
+            });
+            let report = report.await.ok().flatten();
             let took_ms = ms(env.now().longest_since(begun));
             examinations.send_modify(|examinations| {
                 examinations.running = None;

@@ -21,8 +21,9 @@ use crate::types::LockName;
 /// Receives the events of a [`Locker`](crate::Locker).
 ///
 /// leasehold calls it where something happens, mostly in tasks that renew and release locks. So it must return quickly:
-/// count, or send to a channel, and do not block. While it runs, the next renewal of that lock waits. It never delays the
-/// deadline of a lock, which is a moment on the clock.
+/// count, or send to a channel, and do not block. While it runs, the next renewal of that lock waits: an observer that
+/// blocks for longer than the rest of a lease loses the lock. The deadline itself is a moment on the clock, and
+/// [`Guard::check`](crate::Guard::check) knows it.
 ///
 /// A panic in an observer is caught and logged, and has no effect on the lock. (With `panic = "abort"`, it ends the
 /// process.)
@@ -359,7 +360,9 @@ impl Observers {
     pub(crate) fn tell(&self, event: &Event<'_>) {
         for observer in &*self.0 {
             // It must not end the task that renews a lock.
-            if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| observer.observe(event))) {
+                // Dropping it might panic again.
+                std::mem::forget(panic);
                 tracing::error!("an observer of leasehold panicked; the lock is not affected");
             }
         }

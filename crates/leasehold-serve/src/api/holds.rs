@@ -306,12 +306,13 @@ pub(crate) async fn renew(
 /// Renews the hold of the ticket `text`.
 pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
     let outcome = renewed(app, arrival, text).await;
-    let slack = outcome.as_ref().ok().map(|held| held.valid_ms as f64 / held.ttl_ms as f64);
+    let slack = outcome.as_ref().ok().map(|(_, slack)| *slack);
     app.metrics.renewed(&outcome, slack);
-    outcome
+    outcome.map(|(renewed, _)| renewed)
 }
 
-async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Problem> {
+/// Also returns which share of the ttl was left when the store had responded.
+async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
     let ticket = ticket(arrival, text)?;
     let held = match app.locker.renew(&ticket).await {
         Ok(held) => held,
@@ -323,12 +324,14 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<Renewed, Pr
         }
     };
     let now = app.now();
-    Ok(Renewed {
+    let slack = held.deadline().remaining(now).as_secs_f64() / ticket.ttl().as_secs_f64();
+    let renewed = Renewed {
         lock: ticket.name().to_string(),
         token: token(app, &ticket),
         valid_ms: ms(arrival.valid(held.deadline(), now)),
         ttl_ms: ms(ticket.ttl()),
-    })
+    };
+    Ok((renewed, slack))
 }
 
 /// Releases a hold.

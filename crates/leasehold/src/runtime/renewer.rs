@@ -215,13 +215,13 @@ impl Renewer {
         let (command, caller) =
             asked.map_or((None, Span::none()), |asked| (Some(asked.command), asked.caller));
         self.ended.get_or_insert(self.lease.env.now());
-        let (lock, token) = (&self.identity.name, self.identity.token);
-        let span = tracing::info_span!(parent: &caller, "leasehold.release", %lock, token = token.get());
+        let (lock, token) = (self.identity.name.clone(), self.identity.token.get());
+        let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
-            Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span).await,
+            Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
+            Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span()).await,
+            None => self.pass_on_or_release(None).instrument(span()).await,
             Some(Command::HandOn(reply)) => self.hand_on(reply).instrument(caller).await,
-            Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span).await,
-            None => self.pass_on_or_release(None).instrument(span).await,
         }
     }
 
