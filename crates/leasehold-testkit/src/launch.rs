@@ -73,12 +73,16 @@ pub fn program(variable: &str) -> String {
     set_by_test(variable, "program")
 }
 
-/// The path of the command `leasehold`, which Cargo builds beside the program that runs.
+/// The path of the command `leasehold`, which Cargo builds into the folder of the program that runs, or of a test into the
+/// folder above.
 ///
 /// # Errors
 /// When the path of that program is unknown.
 pub fn leasehold() -> io::Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("leasehold"))
+    let this = std::env::current_exe()?;
+    let folder = this.parent().unwrap_or(Path::new("."));
+    let folder = if folder.ends_with("deps") { folder.join("..") } else { folder.to_owned() };
+    Ok(folder.join("leasehold"))
 }
 
 /// A running server. It is killed when this is dropped.
