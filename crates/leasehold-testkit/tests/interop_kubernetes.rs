@@ -213,7 +213,7 @@ async fn kubectl_shows_our_holder() {
     assert_eq!(transitions, spec["leaseTransitions"].as_u64().map(|before| before + 1));
 }
 
-/// The page of the store shows a Role, a Deployment and a CronJob.
+/// Those of the page of the store.
 #[tokio::test]
 async fn the_server_accepts_the_manifests_of_the_docs() {
     let shared = Shared::new();
@@ -224,7 +224,7 @@ async fn the_server_accepts_the_manifests_of_the_docs() {
     let manifests = manifests.replace("namespace: jobs", &format!("namespace: {}", namespace(&shared.url)));
     let created = shared.kubectl(&["create", "--dry-run=server", "-f", "-"], &manifests).await;
     let kinds: Vec<&str> = created.lines().filter_map(|line| line.split(['.', '/']).next()).collect();
-    assert_eq!(kinds, ["role", "deployment", "cronjob"]);
+    assert_eq!(kinds, ["role", "deployment", "cronjob", "serviceaccount", "rolebinding"]);
 }
 
 #[tokio::test]
