@@ -153,7 +153,8 @@ need_pgbouncer() {
     install_packages pgbouncer
 }
 
-pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer; }
+# Not `command -v`, which finds this function.
+pgbouncer() { PATH=$PATH:/usr/sbin type -P pgbouncer; }
 
 # The folder with PostgreSQL's server programs, of the newest installed version.
 postgresql_programs() {
