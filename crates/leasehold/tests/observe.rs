@@ -1,7 +1,7 @@
 //! Observers and spans: each event once and in order, and spans below the caller's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, name};
@@ -10,7 +10,8 @@ use leasehold::{Eviction, Locker};
 use leasehold_testkit::fault::{Kind, Outcome as Fault};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Instrument as _, Subscriber, info_span};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, Instrument as _, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 
@@ -371,10 +372,20 @@ fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
     shown.collect()
 }
 
+/// Records the spans of this thread.
+///
+/// tracing remembers for each place in the code whether its spans are wanted. While there is one subscriber in the process,
+/// it asks that of the thread that comes there first: of another test, which has none. So there are always two.
+fn record(spans: &Spans) -> DefaultGuard {
+    static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));
+    LazyLock::force(&SECOND);
+    tracing::subscriber::set_default(Registry::default().with(spans.clone()))
+}
+
 #[tokio::test(start_paused = true)]
 async fn spans_are_below_those_of_the_caller() {
     let spans = Spans::default();
-    let _default = tracing::subscriber::set_default(Registry::default().with(spans.clone()));
+    let _default = record(&spans);
     let world = world().await;
     let (client, other) = (world.observer(1), world.observer(2));
     let locker = Locker::new(client.leases.clone());
