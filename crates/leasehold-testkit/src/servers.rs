@@ -84,12 +84,17 @@ pub fn with_option(url: &str, option: &str) -> String {
     format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
-/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy). In a URL that
-/// begins with `http:`, the host is replaced.
+/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy). Without that
+/// option, the host is replaced.
+///
+/// # Panics
+/// If the URL has neither.
 pub fn through(url: &str, address: impl std::fmt::Display) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
-    if place.starts_with("http:") {
-        return format!("http://{address}");
+    if !options.split('&').any(|option| option.starts_with("endpoint=")) {
+        let parsed = parsed(url);
+        let server = parsed.authority().expect("a URL with an endpoint or a host");
+        return url.replacen(server, &address.to_string(), 1);
     }
     let kept = options.split('&').filter(|option| !option.is_empty() && !option.starts_with("endpoint="));
     let endpoint = endpoint(address);
@@ -112,7 +117,7 @@ mod tests {
         assert_eq!(below(url, "q"), "s3://bucket/p/q?endpoint=http%3A%2F%2F127.0.0.1:1&region=x");
         assert_eq!(below("etcd://h:1/p/", "q"), "etcd://h:1/p/q");
         assert_eq!(through(url, "h:2"), "s3://bucket/p?region=x&endpoint=http%3A%2F%2Fh:2");
-        assert_eq!(through("http://h:1", "h:2"), "http://h:2");
+        assert_eq!(through("http://h:1?token_file=/t", "h:2"), "http://h:2?token_file=/t");
         assert_eq!(with_option(url, "margin=0s"), format!("{url}&margin=0s"));
         assert_eq!(with_option("sqlite:x", "a=b"), "sqlite:x?a=b");
     }

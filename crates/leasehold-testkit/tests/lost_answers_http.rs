@@ -12,6 +12,7 @@ use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Token};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::proxy::{Harm, Proxy};
+use leasehold_testkit::servers::through;
 use leasehold_testkit::stores::fresh;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -32,8 +33,8 @@ async fn site() -> Site {
     let fresh = fresh("http_sqlite");
     let url = StoreUrl::parse(fresh.url()).unwrap();
     let server = url.authority().unwrap().to_owned();
-    let proxy = Proxy::start(server.clone()).await;
-    let behind = open(&fresh.url().replace(&server, &proxy.address().to_string())).await;
+    let proxy = Proxy::start(server).await;
+    let behind = open(&through(fresh.url(), proxy.address())).await;
     Site { proxy, behind, direct: open(fresh.url()).await, _storage: fresh }
 }
 

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, timeout};
+use leasehold_testkit::launch::leasehold;
 use tokio::process::Command;
 
 use super::Run;
@@ -87,8 +88,7 @@ fn command_line(
 
 /// The command that was built together with this program.
 fn ours() -> Result<PathBuf, Trouble> {
-    let this = std::env::current_exe().map_err(|error| Trouble::Failed(error.to_string()))?;
-    let ours = this.with_file_name("leasehold");
+    let ours = leasehold().map_err(|error| Trouble::Failed(error.to_string()))?;
     if ours.exists() {
         return Ok(ours);
     }

@@ -17,29 +17,30 @@ fn digest(token: &str) -> String {
     String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
-/// A server with the tokens `token-of-ci` and `token-of-ops`.
-pub(super) fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
-    let text = format!(
-        r#"
-        [[token]]
-        principal = "ci"
-        sha256 = "{}"
-        [[token]]
-        principal = "ops"
-        sha256 = "{}"
-        [[rule]]
-        principal = "ci"
-        prefix = "ci/"
-        allow = ["read", "acquire"]
-        [[rule]]
-        principal = "ops"
-        allow = ["read", "evict"]
-        "#,
-        digest("token-of-ci"),
-        digest("token-of-ops")
-    );
+/// A server with an access file: the tokens of principals, and rules with a principal, a prefix and rights.
+pub(super) fn with_access(
+    sandbox: &Sandbox,
+    tokens: &[(&str, &str)],
+    rules: &[(&str, &str, &[&str])],
+    arguments: &str,
+) -> Server {
+    let mut text = String::new();
+    for (principal, token) in tokens {
+        text += &format!("[[token]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", digest(token));
+    }
+    for (principal, prefix, allow) in rules {
+        text += &format!("[[rule]]\nprincipal = \"{principal}\"\nprefix = \"{prefix}\"\nallow = {allow:?}\n");
+    }
     let file = sandbox.write("access.toml", &text);
     Server::start(sandbox, &format!("--access {} {arguments}", file.display()))
+}
+
+/// A server with the tokens `token-of-ci` and `token-of-ops`.
+pub(super) fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
+    let tokens = [("ci", "token-of-ci"), ("ops", "token-of-ops")];
+    let rules: [(&str, &str, &[&str]); 2] =
+        [("ci", "ci/", &["read", "acquire"]), ("ops", "", &["read", "evict"])];
+    with_access(sandbox, &tokens, &rules, arguments)
 }
 
 #[test]

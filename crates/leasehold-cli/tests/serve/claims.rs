@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::access::guarded;
 use super::{Answer, Server, bearer};
-use crate::support::Sandbox;
+use crate::support::{Sandbox, wait_until};
 
 const CLAIM: &str = "00112233445566778899aabbccddeeff";
 
@@ -39,15 +39,11 @@ fn a_withdrawal_ends_the_request_that_waits() {
     waiting["wait"] = json!("60s");
     let headers = [("Content-Type", "application/json")];
     let connection = server.send("POST /v1/holds", &headers, &waiting.to_string());
-    while server.waiters("x") == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("it waits in line", || server.waiters("x") == 1);
     server.post("/v1/holds/withdraw", &[], &json!({ "lock": "x", "claim": CLAIM })).expect(200);
     let ended = Answer::read(connection).problem(409, "key-spent");
     assert_eq!(ended.body["reason"], "ended");
-    while server.waiters("x") > 0 {
-        std::thread::yield_now();
-    }
+    wait_until("its place is given up", || server.waiters("x") == 0);
     server.release(&held.ticket()).expect(200);
     assert_eq!(server.state("x")["state"], "free");
 }
@@ -63,9 +59,7 @@ fn a_waiter_that_asks_again_has_its_place() {
         server.send("POST /v1/holds", &headers, &body.to_string())
     };
     let first = ask(CLAIM, "1s");
-    while server.waiters("x") == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("it waits in line", || server.waiters("x") == 1);
     let second = ask(&"f".repeat(32), "60s");
     let refused = Answer::read(first).problem(423, "held");
     assert_eq!(refused.body["held"]["token"], held.body["token"], "{refused:?}");

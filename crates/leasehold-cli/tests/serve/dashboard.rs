@@ -6,6 +6,7 @@ mod reserve;
 
 use std::io::Read as _;
 
+use super::access::with_access;
 use super::{Server, bearer};
 use crate::support::{Outcome, Sandbox};
 
@@ -59,7 +60,32 @@ fn get(server: &Server, path: &str) -> Page {
 
 /// Signs in with the operator's token. Returns the cookie.
 fn sign_in(server: &Server) -> String {
-    ask(server, "POST /ui/sign-in", "", &format!("token={}", server.operator)).expect(303).cookie()
+    session(server, &server.operator)
+}
+
+/// Signs in with `token`. Returns the cookie.
+fn session(server: &Server, token: &str) -> String {
+    ask(server, "POST /ui/sign-in", "", &format!("token={token}")).expect(303).cookie()
+}
+
+/// Expects that `form` is refused without a session. The token itself is none: pages of other sites could not send it, but
+/// neither does the browser.
+#[track_caller]
+fn refused_without_session(server: &Server, line: &str, form: &str) {
+    ask(server, line, "", form).expect(403);
+    ask(server, line, "leasehold-session=99999999999.00", form).expect(403);
+    let (token, origin) = (bearer(&server.operator), format!("http://{}", server.address));
+    ask_from(server, line, &[("Authorization", &token), ("Origin", &origin)], form).expect(403);
+}
+
+/// Expects that `form` is refused from pages of other sites.
+#[track_caller]
+fn refused_from_other_sites(server: &Server, line: &str, cookie: &str, form: &str) {
+    for origin in [Some("http://evil.example"), Some("null"), Some("http://127.0.0.1:1"), None] {
+        let mut headers = vec![("Cookie", cookie)];
+        headers.extend(origin.map(|origin| ("Origin", origin)));
+        ask_from(server, line, &headers, form).expect(403);
+    }
 }
 
 fn is_held(server: &Server, lock: &str) -> bool {
@@ -190,12 +216,8 @@ fn evicting_needs_a_session_a_name_and_a_reason() {
 
     let asked = get(&server, "/ui/evict/deploy").expect(303);
     assert_eq!(asked.header("location"), Some("/ui/sign-in?to=/ui/evict/deploy"));
-    evict("", &form).expect(403);
-    evict("leasehold-session=99999999999.00", &form).expect(403);
+    refused_without_session(&server, "POST /ui/evict/deploy", &form);
     ask(&server, "POST /ui/sign-in", "", "token=wrong").expect(401);
-    // The token itself is no session: pages of other sites could not send it, but neither does the browser.
-    ask_from(&server, "POST /ui/evict/deploy", &[("Authorization", &bearer(&server.operator))], &form)
-        .expect(403);
     assert!(is_held(&server, "deploy"));
 
     let cookie = sign_in(&server);
@@ -226,13 +248,8 @@ fn a_form_of_another_site_evicts_nothing() {
     let token = server.state("deploy")["token"].to_string();
     let cookie = sign_in(&server);
     let form = format!("token={token}&confirm=deploy&reason=attack");
-    let other_port = "http://127.0.0.1:1";
-    for origin in [Some("http://evil.example"), Some("null"), Some(other_port), None] {
-        let mut headers = vec![("Cookie", &*cookie)];
-        headers.extend(origin.map(|origin| ("Origin", origin)));
-        ask_from(&server, "POST /ui/evict/deploy", &headers, &form).expect(403);
-        ask_from(&server, "POST /ui/sign-in", &headers, &format!("token={}", server.operator)).expect(403);
-    }
+    refused_from_other_sites(&server, "POST /ui/evict/deploy", &cookie, &form);
+    refused_from_other_sites(&server, "POST /ui/sign-in", &cookie, &format!("token={}", server.operator));
     assert!(is_held(&server, "deploy"));
 }
 
@@ -276,22 +293,16 @@ fn an_eviction_that_comes_too_late_shows_what_changed() {
 #[test]
 fn with_an_access_file_pages_ask_for_a_token_first() {
     let sandbox = Sandbox::new();
-    // The digest of `test`.
-    let access = sandbox.write(
-        "access.toml",
-        "[[token]]\nprincipal = \"ci\"\nsha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n\
-         [[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]\n",
-    );
     for name in ["ci/build", "prod/secret"] {
         sandbox.run(&format!("acquire {name} --try")).expect(0);
     }
-    let server = Server::start(&sandbox, &format!("--ui rw --access {}", access.display()));
+    let server = with_access(&sandbox, &[("ci", "test")], &[("ci", "ci/", &["read"])], "--ui rw");
     for path in PAGES {
         let location = get(&server, path).expect(303).header("location").unwrap().to_owned();
         assert!(location.starts_with("/ui/sign-in?to=/ui/"), "{location}");
     }
     get(&server, "/ui/events").expect(401);
-    let cookie = ask(&server, "POST /ui/sign-in", "", "token=test").expect(303).cookie();
+    let cookie = session(&server, "test");
     for path in ["/ui/", "/ui/waiting", "/ui/activity"] {
         let page = ask(&server, &format!("GET {path}"), &cookie, "").expect(200).text;
         assert!(!page.contains("prod/secret"), "{path}");

@@ -39,11 +39,10 @@ pub fn recipe(
     orders: Orders,
     mut variables: Vec<(OsString, OsString)>,
 ) -> io::Result<Recipe> {
-    let this = std::env::current_exe()?;
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let script = |name: &str| vec![sources.join("src/chaos/workers").join(name).into_os_string()];
     let (program, arguments) = match language {
-        Language::Rust => (this, Vec::new()),
+        Language::Rust => (std::env::current_exe()?, Vec::new()),
         Language::Python => {
             let client = sources.join("../../clients/python/src");
             variables.push(("PYTHONPATH".into(), client.into_os_string()));

@@ -1,7 +1,8 @@
 //! The doctor on the page about the store: who may run it, and what the page shows.
 
-use super::{ask, ask_from, get, sign_in};
-use crate::serve::{SECRET, Server, bearer};
+use super::{ask, get, refused_from_other_sites, refused_without_session, session, sign_in};
+use crate::serve::access::with_access;
+use crate::serve::{SECRET, Server};
 use crate::support::Sandbox;
 
 const NEVER: &str = "This server has not examined the store since it started.";
@@ -43,33 +44,18 @@ fn examining_needs_a_session_with_the_right_to_evict() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
     assert!(!get(&server, "/ui/store").text.contains("Examine the store</button>"));
-    ask(&server, "POST /ui/store", "", "").expect(403);
-    ask(&server, "POST /ui/store", "leasehold-session=99999999999.00", "").expect(403);
-    let (token, origin) = (bearer(&server.operator), format!("http://{}", server.address));
-    ask_from(&server, "POST /ui/store", &[("Authorization", &token), ("Origin", &origin)], "").expect(403);
+    refused_without_session(&server, "POST /ui/store", "");
     assert!(!is_examined(&server));
 
-    // The digest of `test`.
-    let access = |allow: &str, prefix: &str| {
-        let text = format!(
-            "[[token]]\nprincipal = \"ci\"\nsha256 = \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"\n\
-             [[rule]]\nprincipal = \"ci\"\nprefix = \"{prefix}\"\nallow = [{allow}]\n"
-        );
-        let file = sandbox.write("access.toml", &text);
-        Server::start(&sandbox, &format!("--ui rw --access {}", file.display()))
-    };
-    let all = "\"read\", \"acquire\", \"evict\"";
-    for (allow, prefix, status) in [
-        ("\"read\", \"acquire\"", "", 403),
-        (all, "ci/", 403),
-        (all, "leasehold-doctor-", 303),
-        (all, "", 303),
-    ] {
-        let server = access(allow, prefix);
-        let cookie = ask(&server, "POST /ui/sign-in", "", "token=test").expect(303).cookie();
+    let all: &[&str] = &["read", "acquire", "evict"];
+    for (allow, prefix, status) in
+        [(&all[..2], "", 403), (all, "ci/", 403), (all, "leasehold-doctor-", 303), (all, "", 303)]
+    {
+        let server = with_access(&sandbox, &[("ci", "test")], &[("ci", prefix, allow)], "--ui rw");
+        let cookie = session(&server, "test");
         ask(&server, "POST /ui/store", &cookie, "").expect(status);
         let page = ask(&server, "GET /ui/store", &cookie, "").expect(200).text;
-        assert_eq!(page.contains(NEVER), status == 403, "{allow} on {prefix}");
+        assert_eq!(page.contains(NEVER), status == 403, "{allow:?} on {prefix}");
     }
 }
 
@@ -78,10 +64,6 @@ fn a_form_of_another_site_examines_nothing() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
     let cookie = sign_in(&server);
-    for origin in [Some("http://evil.example"), Some("null"), Some("http://127.0.0.1:1"), None] {
-        let mut headers = vec![("Cookie", &*cookie)];
-        headers.extend(origin.map(|origin| ("Origin", origin)));
-        ask_from(&server, "POST /ui/store", &headers, "").expect(403);
-    }
+    refused_from_other_sites(&server, "POST /ui/store", &cookie, "");
     assert!(!is_examined(&server));
 }

@@ -1,7 +1,8 @@
 //! Reserving a lock: who may, what is refused, and where the ticket is.
 
-use super::{Page, ask, ask_from, get, is_held, sign_in};
-use crate::serve::{Server, bearer, key_of};
+use super::{Page, ask, get, is_held, refused_from_other_sites, refused_without_session, session, sign_in};
+use crate::serve::access::with_access;
+use crate::serve::{Server, key_of};
 use crate::support::{Sandbox, wait_until};
 
 /// The form that reserves a lock for `ttl`.
@@ -79,12 +80,7 @@ fn reserving_needs_a_session() {
     // Without a session, the caller has the right to acquire, and no name.
     assert!(!page(&server, "deploy", "").contains("value=\"reserve\""));
     assert!(page(&server, "deploy", "").contains("/ui/sign-in?to=/ui/lock/deploy"));
-    send(&server, "deploy", "", &form("1h", "")).expect(403);
-    send(&server, "deploy", "leasehold-session=99999999999.00", &form("1h", "")).expect(403);
-    let token = bearer(&server.operator);
-    let origin = format!("http://{}", server.address);
-    let headers = [("Authorization", &*token), ("Origin", &*origin)];
-    ask_from(&server, "POST /ui/lock/deploy", &headers, &form("1h", "")).expect(403);
+    refused_without_session(&server, "POST /ui/lock/deploy", &form("1h", ""));
     assert!(!is_held(&server, "deploy"));
 }
 
@@ -93,12 +89,8 @@ fn a_form_of_another_site_reserves_and_releases_nothing() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
     let cookies = reserve(&server, "deploy", &sign_in(&server));
-    for origin in [Some("http://evil.example"), Some("null"), Some("http://127.0.0.1:1"), None] {
-        let mut headers = vec![("Cookie", &*cookies)];
-        headers.extend(origin.map(|origin| ("Origin", origin)));
-        for (lock, form) in [("free", &*form("1h", "")), ("deploy", RENEW), ("deploy", RELEASE)] {
-            ask_from(&server, &format!("POST /ui/lock/{lock}"), &headers, form).expect(403);
-        }
+    for (lock, form) in [("free", &*form("1h", "")), ("deploy", RENEW), ("deploy", RELEASE)] {
+        refused_from_other_sites(&server, &format!("POST /ui/lock/{lock}"), &cookies, form);
     }
     assert!(!is_held(&server, "free") && is_held(&server, "deploy"));
 }
@@ -106,41 +98,14 @@ fn a_form_of_another_site_reserves_and_releases_nothing() {
 /// A server with two principals that may acquire locks below `ci/`, and one that may only see them. Their tokens are
 /// `test`, `other` and `reader`.
 fn with_principals(sandbox: &Sandbox) -> Server {
-    let access = sandbox.write(
-        "access.toml",
-        r#"
-        [[token]]
-        principal = "ci"
-        sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-        [[token]]
-        principal = "other"
-        sha256 = "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa"
-        [[token]]
-        principal = "reader"
-        sha256 = "3d0941964aa3ebdcb00ccef58b1bb399f9f898465e9886d5aec7f31090a0fb30"
-        [[rule]]
-        principal = "ci"
-        prefix = "ci/"
-        allow = ["read", "acquire"]
-        [[rule]]
-        principal = "other"
-        prefix = "ci/"
-        allow = ["read", "acquire"]
-        [[rule]]
-        principal = "other"
-        prefix = "unseen/"
-        allow = ["acquire"]
-        [[rule]]
-        principal = "reader"
-        prefix = "ci/"
-        allow = ["read"]
-        "#,
-    );
-    Server::start(sandbox, &format!("--ui rw --access {}", access.display()))
-}
-
-fn session(server: &Server, token: &str) -> String {
-    ask(server, "POST /ui/sign-in", "", &format!("token={token}")).expect(303).cookie()
+    let tokens = [("ci", "test"), ("other", "other"), ("reader", "reader")];
+    let rules: [(&str, &str, &[&str]); 4] = [
+        ("ci", "ci/", &["read", "acquire"]),
+        ("other", "ci/", &["read", "acquire"]),
+        ("other", "unseen/", &["acquire"]),
+        ("reader", "ci/", &["read"]),
+    ];
+    with_access(sandbox, &tokens, &rules, "--ui rw")
 }
 
 #[test]
