@@ -206,7 +206,7 @@ impl Job {
             if error.kind() != ErrorKind::Lost {
                 return Failure { code: FAILED, ..error.into() };
             }
-            self.report.lost_reason = error.loss().map(report::reason);
+            self.report.lost_reason = error.loss().map(|loss| loss.reason.as_str());
             Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
         })
     }

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold::{AlreadyRan, Holder, Loss, LossReason, Token};
+use leasehold::{AlreadyRan, Holder, Token};
 use serde::Serialize;
 
 pub(crate) use self::metrics::MetricsFile;
@@ -165,19 +165,7 @@ fn resolved(file: &Path) -> PathBuf {
     file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
-/// The reason of a loss, as one word.
-pub(crate) fn reason(loss: &Loss) -> &'static str {
-    match loss.reason {
-        LossReason::Expired { .. } => "expired",
-        LossReason::TakenOver { .. } => "taken_over",
-        LossReason::Ended => "ended",
-        LossReason::Deleted => "deleted",
-        LossReason::RenewedElsewhere => "renewed_elsewhere",
-        _ => "other",
-    }
-}
-
-/// A new file. A link that somebody put in its place is removed and not followed.
+/// A new file. A link that another process put in its place is removed and not followed.
 fn created(temporary: &Path) -> std::io::Result<File> {
     let _ = std::fs::remove_file(temporary);
     File::create_new(temporary)

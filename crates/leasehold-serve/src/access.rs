@@ -153,34 +153,18 @@ impl Access {
         }
     }
 
-    /// As [`caller`](Self::caller). A token that is in no [[token]] may be one of an issuer.
-    pub(crate) async fn identified(
-        &self,
-        headers: &HeaderMap,
-        certificate: Option<&CertificateNames>,
-        now: Moment,
-    ) -> Result<Caller, Problem> {
-        let known = self.caller(headers, certificate);
-        if known.is_err()
-            && let Some(token) = headers.get(header::AUTHORIZATION).and_then(bearer)
-            && let Some(caller) = self.issuers.caller(token, now).await
-        {
-            return caller;
-        }
-        known
-    }
-
     /// Fetches the keys of the issuers, now and again. Runs until it is dropped.
     pub(crate) async fn keep_keys(&self, env: &Env) {
         self.issuers.keep_keys(env).await;
     }
 
     /// The caller of a request with these `headers`, on a connection with this client `certificate`. A token counts
-    /// before the certificate.
-    pub(crate) fn caller(
+    /// before the certificate. One that is in no [[token]] may be one of an issuer, on the clock of `env`.
+    pub(crate) async fn caller(
         &self,
         headers: &HeaderMap,
         certificate: Option<&CertificateNames>,
+        env: &Env,
     ) -> Result<Caller, Problem> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
             if let Some(caller) = self.certified(certificate) {
@@ -191,13 +175,18 @@ impl Access {
             }
             return Ok(self.anyone());
         };
-        let Some(token) = bearer(value) else {
+        let token = value.to_str().ok().and_then(|value| {
+            let (scheme, token) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let Some(token) = token else {
             return Err(unauthorized("the header `Authorization` has no bearer token"));
         };
-        let Some(principal) = self.tokens.get(&digest(token)) else {
-            return Err(unauthorized("the token is unknown"));
-        };
-        Ok(self.known(principal))
+        if let Some(principal) = self.tokens.get(&digest(token)) {
+            return Ok(self.known(principal));
+        }
+        let unknown = || Err(unauthorized("the token is unknown"));
+        self.issuers.caller(token, env).await.unwrap_or_else(unknown)
     }
 
     /// The caller whose token belongs to `principal`.
@@ -264,12 +253,6 @@ impl Caller {
     }
 }
 
-/// The token in a header `Authorization`.
-fn bearer(value: &HeaderValue) -> Option<&str> {
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
 fn digest(token: &str) -> Digest {
     Sha256::digest(token.as_bytes()).into()
 }
@@ -293,47 +276,63 @@ mod tests {
         LockName::new(text).unwrap()
     }
 
-    #[test]
-    fn on_loopback_only_the_operator_evicts() {
+    async fn caller(
+        access: &Access,
+        headers: &HeaderMap,
+        certificate: Option<&CertificateNames>,
+    ) -> Result<Caller, Problem> {
+        access.caller(headers, certificate, &Env::system()).await
+    }
+
+    #[tokio::test]
+    async fn on_loopback_only_the_operator_evicts() {
         let access = Access::local("secret");
-        let anyone = access.caller(&HeaderMap::new(), None).unwrap();
+        let anyone = caller(&access, &HeaderMap::new(), None).await.unwrap();
         assert!(
             anyone.must(Right::Acquire, &name("a")).is_ok() && anyone.must(Right::Evict, &name("a")).is_err()
         );
-        assert!(access.caller(&with_token("secret"), None).unwrap().must(Right::Evict, &name("a")).is_ok());
-        assert!(access.caller(&with_token("wrong"), None).is_err());
+        assert!(
+            caller(&access, &with_token("secret"), None)
+                .await
+                .unwrap()
+                .must(Right::Evict, &name("a"))
+                .is_ok()
+        );
+        assert!(caller(&access, &with_token("wrong"), None).await.is_err());
     }
 
-    #[test]
-    fn a_rule_covers_its_prefix_and_its_rights_alone() {
+    #[tokio::test]
+    async fn a_rule_covers_its_prefix_and_its_rights_alone() {
         let digest = digest("t").iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let access = Access::parse(&format!(
             "[[token]]\nprincipal = \"ci\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]"
         ))
         .unwrap();
-        assert!(access.caller(&HeaderMap::new(), None).is_err());
-        let ci = access.caller(&with_token("t"), None).unwrap();
+        assert!(caller(&access, &HeaderMap::new(), None).await.is_err());
+        let ci = caller(&access, &with_token("t"), None).await.unwrap();
         assert!(ci.must(Right::Read, &name("ci/a")).is_ok());
         assert!(
             ci.must(Right::Read, &name("prod")).is_err() && ci.must(Right::Acquire, &name("ci/a")).is_err()
         );
     }
 
-    #[test]
-    fn a_certificate_has_the_rights_of_the_principal_it_names() {
+    #[tokio::test]
+    async fn a_certificate_has_the_rights_of_the_principal_it_names() {
         let access = Access::parse(
             "[[certificate]]\nprincipal = \"ci\"\nname = \"ci.example\"\n[[rule]]\nprincipal = \"ci\"\nallow = [\"read\"]",
         )
         .unwrap();
-        let with = |names: &[&str]| access.caller(&HeaderMap::new(), Some(&names.into()));
-        assert!(access.needs_token() && access.caller(&HeaderMap::new(), None).is_err());
-        let ci = with(&["other.example", "ci.example"]).unwrap();
+        let with = async |names: &[&str]| caller(&access, &HeaderMap::new(), Some(&names.into())).await;
+        assert!(access.needs_token() && caller(&access, &HeaderMap::new(), None).await.is_err());
+        let ci = with(&["other.example", "ci.example"]).await.unwrap();
         assert_eq!(ci.name(), "ci");
         assert!(ci.may(Right::Read, "a") && !ci.may(Right::Acquire, "a"));
         assert!(
-            with(&["other.example"]).is_err() && with(&[]).is_err() && with(&["ci.example.evil"]).is_err()
+            with(&["other.example"]).await.is_err()
+                && with(&[]).await.is_err()
+                && with(&["ci.example.evil"]).await.is_err()
         );
-        let wrong_token = access.caller(&with_token("wrong"), Some(&["ci.example"][..].into()));
+        let wrong_token = caller(&access, &with_token("wrong"), Some(&["ci.example"][..].into())).await;
         assert!(wrong_token.is_err(), "a wrong token is not ignored");
     }
 }

@@ -232,7 +232,7 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
             Ok(()) if is_dashboard(request.uri().path()) => {
                 Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()))
             }
-            Ok(()) => app.access.identified(headers, certificate, at).await,
+            Ok(()) => app.access.caller(headers, certificate, app.locker.store().env()).await,
         };
         match checked {
             Ok(caller) => {
@@ -255,6 +255,7 @@ fn is_dashboard(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderMap;
+    use leasehold::env::Env;
 
     use super::*;
 
@@ -271,7 +272,7 @@ mod tests {
                 None,
             )
         };
-        let caller = Access::local("t").caller(&HeaderMap::new(), None).unwrap();
+        let caller = Access::local("t").caller(&HeaderMap::new(), None, &Env::system()).await.unwrap();
         let id = |app: &App, name: &str, key: &str| {
             app.claim_id(&caller, &LockName::new(name).unwrap(), key, TTL).unwrap()
         };
@@ -285,7 +286,7 @@ mod tests {
             id(&one, "ak", ""),
         ];
         let bearer = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer t"))]);
-        let operator = Access::local("t").caller(&bearer, None).unwrap();
+        let operator = Access::local("t").caller(&bearer, None, &Env::system()).await.unwrap();
         let of_another = one.claim_id(&operator, &LockName::new("a").unwrap(), "k", TTL).unwrap();
         assert!(!ids.contains(&of_another), "the same key of another principal");
         let with_another_ttl = one.claim_id(&caller, &LockName::new("a").unwrap(), "k", 2 * TTL).unwrap();
@@ -294,12 +295,12 @@ mod tests {
         assert_eq!(distinct.len(), ids.len());
     }
 
-    #[test]
-    fn validity_counts_from_before_the_clients_send() {
+    #[tokio::test]
+    async fn validity_counts_from_before_the_clients_send() {
         let second = Duration::from_secs(1);
         let at =
             |seconds: u64| Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed());
-        let caller = Access::local("t").caller(&HeaderMap::new(), None).unwrap();
+        let caller = Access::local("t").caller(&HeaderMap::new(), None, &Env::system()).await.unwrap();
         let arrival = Arrival { at: at(10), caller };
         // It waited for 20 s, and was granted at 30 s.
         let deadline = Deadline::new(at(30), 9 * second);

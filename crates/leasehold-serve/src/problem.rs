@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::lease::HolderInfo;
-use leasehold::{Error, ErrorKind, LockName, Loss, LossReason};
+use leasehold::{Error, ErrorKind, Loss, LossReason};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -83,21 +82,6 @@ impl Problem {
         problem
     }
 
-    /// Another holder has the lock `name`.
-    pub(crate) fn held(name: &LockName, held: &HolderInfo) -> Self {
-        let detail = match held.in_cooldown {
-            true => format!("lock `{name}` is in its cooldown"),
-            false => format!("lock `{name}` is held by {held}"),
-        };
-        Self::new(StatusCode::LOCKED, "held", detail).with_holder(held)
-    }
-
-    fn with_holder(mut self, held: &HolderInfo) -> Self {
-        self.held = Some(Box::new(HolderView::of(held)));
-        let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
-        self.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)))
-    }
-
     /// Says what was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
         self.reason = Some(loss.reason.as_str());
@@ -142,7 +126,9 @@ impl From<Error> for Problem {
         let mut problem = Self::new(status, kind, error.to_string());
         problem.help = error.help().to_vec();
         if let Some(held) = error.holder() {
-            problem = problem.with_holder(held);
+            problem.held = Some(Box::new(HolderView::of(held)));
+            let pause = held.lapses_within.unwrap_or(Duration::from_secs(1));
+            problem = problem.retry_after(pause.clamp(Duration::from_secs(1), Duration::from_secs(30)));
         }
         if let Some(loss) = error.loss() {
             problem = problem.with_loss(loss);

@@ -32,20 +32,13 @@ enum Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Waits(Mutex<Running>);
 
-#[derive(Debug, Default)]
-struct Running {
-    acquisitions: HashMap<Key, Acquisition>,
-    started: u64,
-}
+type Running = HashMap<Key, Acquisition>;
 
 #[derive(Debug)]
 struct Acquisition {
-    /// Tells it from a later one under the same id.
-    number: u64,
-    /// How many requests wait for it.
-    requests: usize,
-    /// How many requests have joined.
-    joined: watch::Sender<u64>,
+    /// How many requests wait for it. Told when one joins.
+    requests: watch::Sender<usize>,
+    /// Its channel tells it from a later acquisition under the same id.
     progress: watch::Receiver<Progress>,
     task: AbortHandle,
 }
@@ -59,8 +52,7 @@ pub(crate) struct Reporter(Arc<watch::Sender<Progress>>);
 pub(crate) struct Waiter {
     waits: Arc<Waits>,
     key: Key,
-    number: u64,
-    joined: watch::Receiver<u64>,
+    requests: watch::Receiver<usize>,
     progress: watch::Receiver<Progress>,
 }
 
@@ -70,13 +62,10 @@ impl Reporter {
     }
 }
 
-impl Running {
-    fn remove(&mut self, key: &Key, number: u64) -> Option<Acquisition> {
-        if self.acquisitions.get(key)?.number != number {
-            return None;
-        }
-        self.acquisitions.remove(key)
-    }
+/// Removes the acquisition with this `progress`.
+fn remove(running: &mut Running, key: &Key, progress: &watch::Receiver<Progress>) -> Option<Acquisition> {
+    running.get(key).filter(|acquisition| acquisition.progress.same_channel(progress))?;
+    running.remove(key)
 }
 
 impl Waits {
@@ -90,12 +79,10 @@ impl Waits {
     }
 
     fn join_running(self: &Arc<Self>, running: &mut Running, key: Key) -> Option<Waiter> {
-        let acquisition = running.acquisitions.get_mut(&key)?;
-        acquisition.requests += 1;
-        acquisition.joined.send_modify(|joined| *joined += 1);
-        let (number, joined) = (acquisition.number, acquisition.joined.subscribe());
-        let progress = acquisition.progress.clone();
-        Some(Waiter { waits: self.clone(), key, number, joined, progress })
+        let acquisition = running.get(&key)?;
+        acquisition.requests.send_modify(|requests| *requests += 1);
+        let (requests, progress) = (acquisition.requests.subscribe(), acquisition.progress.clone());
+        Some(Waiter { waits: self.clone(), key, requests, progress })
     }
 
     /// Waits for the acquisition of `name` under `id`. If it does not run, starts `acquisition`.
@@ -112,32 +99,26 @@ impl Waits {
         if let Some(waiter) = self.join_running(&mut running, key.clone()) {
             return waiter;
         }
-        running.started += 1;
-        let number = running.started;
         let (sender, progress) = watch::channel(Progress::Waits(None));
         let reporter = Reporter(Arc::new(sender));
-        let (acquisition, waits, of_task) = (acquisition(reporter.clone()), self.clone(), key.clone());
+        let (acquisition, waits) = (acquisition(reporter.clone()), self.clone());
+        let (of_task, its_progress) = (key.clone(), progress.clone());
         let task = tokio::spawn(async move {
             let outcome = acquisition.await;
             // A later request under this id finds the grant in the store.
-            waits.running().remove(&of_task, number);
+            remove(&mut waits.running(), &of_task, &its_progress);
             reporter.0.send_replace(Progress::Ended(outcome));
         });
-        let (sender, joined) = watch::channel(1);
-        let acquisition = Acquisition {
-            number,
-            requests: 1,
-            joined: sender,
-            progress: progress.clone(),
-            task: task.abort_handle(),
-        };
-        running.acquisitions.insert(key.clone(), acquisition);
-        Waiter { waits: self.clone(), key, number, joined, progress }
+        let (sender, requests) = watch::channel(1);
+        let acquisition =
+            Acquisition { requests: sender, progress: progress.clone(), task: task.abort_handle() };
+        running.insert(key.clone(), acquisition);
+        Waiter { waits: self.clone(), key, requests, progress }
     }
 
     /// Ends the acquisition of `name` under `id`.
     pub(crate) fn withdraw(&self, name: &LockName, id: Id) {
-        if let Some(acquisition) = self.running().acquisitions.remove(&(name.clone(), id)) {
+        if let Some(acquisition) = self.running().remove(&(name.clone(), id)) {
             acquisition.task.abort();
         }
     }
@@ -156,7 +137,7 @@ impl Waiter {
     /// Completes when a later request has joined. Cancel safe.
     pub(crate) async fn another_joined(&mut self) {
         // An error: the acquisition has ended.
-        let _ = self.joined.changed().await;
+        let _ = self.requests.changed().await;
     }
 
     /// The holder that the acquisition waits for, if it knows one.
@@ -171,13 +152,14 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut running = self.waits.running();
-        let Some(acquisition) = running.acquisitions.get_mut(&self.key) else { return };
-        if acquisition.number != self.number {
-            return;
-        }
-        acquisition.requests -= 1;
-        if acquisition.requests == 0
-            && let Some(acquisition) = running.remove(&self.key, self.number)
+        let ours = running.get(&self.key).filter(|ours| ours.progress.same_channel(&self.progress));
+        let Some(acquisition) = ours else { return };
+        acquisition.requests.send_if_modified(|requests| {
+            *requests -= 1;
+            false
+        });
+        if *acquisition.requests.borrow() == 0
+            && let Some(acquisition) = running.remove(&self.key)
         {
             acquisition.task.abort();
         }
@@ -224,7 +206,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 2, "a request still waits");
         drop(second);
         ended(&alive).await;
-        assert!(waits.running().acquisitions.is_empty());
+        assert!(waits.running().is_empty());
     }
 
     #[tokio::test]

@@ -129,8 +129,8 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// The error for the lock `name`, which is `held`.
-    pub(crate) fn held(name: &LockName, held: HolderInfo) -> Self {
+    /// An error of kind [`ErrorKind::Held`] for the lock `name`, for servers that tell their clients who has it.
+    pub fn held(name: &LockName, held: HolderInfo) -> Self {
         let message = match held.in_cooldown {
             true => format!("lock `{name}` is in its cooldown"),
             false => format!("lock `{name}` is held by {held}"),

@@ -5,7 +5,7 @@ use leasehold::{HolderInfo, Loss, Released, Token};
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use crate::report::{EarlierRun, ms, reason};
+use crate::report::{EarlierRun, ms};
 
 /// An answer without its id.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ pub(super) fn renewed(hold: u64, until: Deadline) -> Value {
 }
 
 pub(super) fn lost(hold: u64, loss: &Loss) -> Value {
-    json!({ "hold": hold, "ev": "lost", "reason": reason(loss), "message": loss.to_string() })
+    json!({ "hold": hold, "ev": "lost", "reason": loss.reason.as_str(), "message": loss.to_string() })
 }
 
 /// Who has the lock.

@@ -10,7 +10,6 @@ use crate::child::{self, Ended};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure, LOST, of_child};
 use crate::mode::CANCEL_TIMEOUT;
-use crate::report;
 
 /// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +133,7 @@ impl Job {
         );
         report.lost_reason = Some(match &loss {
             None => "not_renewed",
-            Some(error) => error.loss().map_or("ended", report::reason),
+            Some(error) => error.loss().map_or("ended", |loss| loss.reason.as_str()),
         });
         report.outcome = "lost".to_owned();
         report.exit_code = LOST;

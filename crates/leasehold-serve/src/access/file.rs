@@ -6,7 +6,8 @@ use std::fmt;
 use serde::Deserialize;
 
 use super::oidc::{IssuerEntry, Issuers};
-use super::{Access, Digest, Right, Rule};
+use super::seal::from_hex;
+use super::{Access, Right, Rule};
 
 /// Why an access file cannot be used.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
     let mut tokens = HashMap::new();
     for TokenEntry { principal, sha256 } in file.token {
         check(&principal)?;
-        let Some(digest) = digest(&sha256) else {
+        let Some(digest) = from_hex(&sha256) else {
             return Err(InvalidAccess(format!(
                 "the `sha256` of a token of `{principal}` is not 64 hexadecimal digits: `printf %s \"$token\" | sha256sum` prints them"
             )));
@@ -127,15 +128,6 @@ fn check(principal: &str) -> Result<(), InvalidAccess> {
         return Err(InvalidAccess(text.into()));
     }
     Ok(())
-}
-
-fn digest(hex: &str) -> Option<Digest> {
-    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let byte = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Vec<u8> = (0..32).map(byte).collect::<Option<_>>()?;
-    bytes.try_into().ok()
 }
 
 #[cfg(test)]

@@ -138,14 +138,15 @@ impl Issuers {
     }
 
     /// The caller with this `token`; `None` if it is no token of an issuer.
-    pub(super) async fn caller(&self, token: &str, now: Moment) -> Option<Result<Caller, Problem>> {
+    pub(super) async fn caller(&self, token: &str, env: &Env) -> Option<Result<Caller, Problem>> {
         if self.is_empty() || token.bytes().filter(|byte| *byte == b'.').count() != 2 {
             return None;
         }
-        Some(self.checked(token, now).await)
+        Some(self.checked(token, env).await)
     }
 
-    async fn checked(&self, token: &str, now: Moment) -> Result<Caller, Problem> {
+    async fn checked(&self, token: &str, env: &Env) -> Result<Caller, Problem> {
+        let now = env.now();
         if token.len() > MOST_TOKEN {
             return Err(refused(&format!("is longer than {MOST_TOKEN} bytes")));
         }
@@ -162,7 +163,7 @@ impl Issuers {
         let issuer =
             issuer.ok_or_else(|| refused("is by an issuer (`iss`) that the access file does not name"))?;
         let id = header.kid.ok_or_else(|| refused("does not name its key (`kid`)"))?;
-        let key = issuer.keys.find(&id, now).await.map_err(|missing| issuer.without_key(&missing))?;
+        let key = issuer.keys.find(&id, env).await.map_err(|missing| issuer.without_key(&missing))?;
         let (claims, valid_until_us) = issuer.verified(token, &key, now)?;
         issuer.caller(&claims, valid_until_us)
     }

@@ -3,7 +3,8 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// The seal over `parts`, as 64 hexadecimal digits. The first part says what for, so that no seal counts elsewhere.
+/// The seal over `parts`, as 64 hexadecimal digits. Kinds of seals differ in the number of
+/// their parts, so that no seal counts elsewhere.
 pub(crate) fn seal(secret: &[u8], parts: &[&[u8]]) -> Option<String> {
     let bytes = mac(secret, parts)?.finalize().into_bytes();
     Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -11,10 +12,17 @@ pub(crate) fn seal(secret: &[u8], parts: &[&[u8]]) -> Option<String> {
 
 /// Whether `seal` is the one over `parts`. Compares in constant time.
 pub(crate) fn is_seal(secret: &[u8], parts: &[&[u8]], seal: &str) -> bool {
-    let digits = |at: usize| u8::from_str_radix(seal.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..32).map(digits).collect();
-    seal.len() == 64
-        && bytes.zip(mac(secret, parts)).is_some_and(|(bytes, mac)| mac.verify_slice(&bytes).is_ok())
+    from_hex(seal).zip(mac(secret, parts)).is_some_and(|(bytes, mac)| mac.verify_slice(&bytes).is_ok())
+}
+
+/// The bytes that 64 hexadecimal digits stand for.
+pub(super) fn from_hex(hex: &str) -> Option<[u8; 32]> {
+    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let byte = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
+    let bytes: Vec<u8> = (0..32).map(byte).collect::<Option<_>>()?;
+    bytes.try_into().ok()
 }
 
 fn mac(secret: &[u8], parts: &[&[u8]]) -> Option<Hmac<Sha256>> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use leasehold::clock::Moment;
 use leasehold::env::Env;
 use serde::de::IgnoredAny;
 
@@ -44,7 +43,7 @@ impl Issuers {
         false
     }
 
-    pub(super) async fn caller(&self, _: &str, _: Moment) -> Option<Result<Caller, Problem>> {
+    pub(super) async fn caller(&self, _: &str, _: &Env) -> Option<Result<Caller, Problem>> {
         None
     }
 

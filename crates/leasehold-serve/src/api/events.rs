@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::{Stream, stream};
+use leasehold::clock::timeout;
 use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::IntoParams;
@@ -87,10 +88,7 @@ impl Streaming {
             return self.following().await;
         };
         let app = self.app.clone();
-        let event = tokio::select! {
-            () = app.sleep(valid) => return None,
-            event = self.following() => event?,
-        };
+        let event = timeout(&*app.locker.store().env().clock, valid, self.following()).await??;
         // The timer can be late.
         let has_expired = self.arrival.caller.valid_for(app.now()).is_some_and(|valid| valid.is_zero());
         (!has_expired).then_some(event)
@@ -171,9 +169,11 @@ mod tests {
         /// A stream for a caller whose token is `valid` for so long.
         async fn stream(&self, valid: Option<Duration>, seen: Option<u64>) -> Body {
             let at = self.app.now();
-            let mut caller = Access::local("t").identified(&HeaderMap::new(), None, at).await.unwrap();
-            let until = |valid: Duration| at.wall_us() + u64::try_from(valid.as_micros()).unwrap();
-            caller.valid_until_us = valid.map(until);
+            let mut caller = Access::local("t")
+                .caller(&HeaderMap::new(), None, self.app.locker.store().env())
+                .await
+                .unwrap();
+            caller.valid_until_us = valid.map(|valid| at.wall_us() + clock::micros(valid));
             let seen = seen.map(|seen| HeaderValue::from_str(&self.app.feed.id(seen)).unwrap());
             let headers = seen.map(|seen| ("last-event-id".parse().unwrap(), seen)).into_iter().collect();
             let query = Parameters(EventsQuery { prefix: String::new(), looks: false });

@@ -228,8 +228,8 @@ async fn waited(
         }),
         () = app.sleep(wait) => {
             let problem = match waiter.holder() {
-                Some(held) => Problem::held(name, &held),
-                None if wait.is_zero() => Problem::held(name, &HolderInfo::default()),
+                Some(held) => leasehold::Error::held(name, held).into(),
+                None if wait.is_zero() => leasehold::Error::held(name, HolderInfo::default()).into(),
                 None => unknown(name, wait),
             };
             if keeps_place {

@@ -74,8 +74,23 @@ impl ObservedStore {
         answer
     }
 
-    fn tell_evicted(&self, name: &LockName, token: Token, why: Option<&Eviction>) {
-        self.observers.tell(&Event::Evicted { lock: name, token, why });
+    /// Awaits the answer to an eviction, for the reason `why`.
+    async fn evicted(
+        &self,
+        lock: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+        answer: Pin<Box<dyn Future<Output = Result<Evicted, StoreError>> + Send + '_>>,
+    ) -> Result<Evicted, StoreError> {
+        let judge = |evicted: &Evicted| match evicted {
+            Evicted::Evicted => Outcome::Done,
+            Evicted::Changed => Outcome::Lost,
+        };
+        let evicted = self.asked(Operation::Evict, Some(lock), answer, judge).await?;
+        if evicted == Evicted::Evicted {
+            self.observers.tell(&Event::Evicted { lock, token, why });
+        }
+        Ok(evicted)
     }
 }
 
@@ -147,20 +162,11 @@ impl LeaseStore for ObservedStore {
     }
 
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let evicted = self.asked(Operation::Evict, Some(name), self.store.evict(name, token), ended).await?;
-        if evicted == Evicted::Evicted {
-            self.tell_evicted(name, token, None);
-        }
-        Ok(evicted)
+        self.evicted(name, token, None, self.store.evict(name, token)).await
     }
 
     async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        let asked = self.store.evict_for(name, token, why);
-        let evicted = self.asked(Operation::Evict, Some(name), asked, ended).await?;
-        if evicted == Evicted::Evicted {
-            self.tell_evicted(name, token, Some(why));
-        }
-        Ok(evicted)
+        self.evicted(name, token, Some(why), self.store.evict_for(name, token, why)).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
@@ -202,13 +208,6 @@ impl LeaseStore for ObservedStore {
 
     fn env(&self) -> &Env {
         self.store.env()
-    }
-}
-
-fn ended(evicted: &Evicted) -> Outcome {
-    match evicted {
-        Evicted::Evicted => Outcome::Done,
-        Evicted::Changed => Outcome::Lost,
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::Instrument;
 use tracing::field::Empty;
-use tracing::{Instrument, Span};
 
 use crate::clock::{Moment, timeout};
 use crate::error::{Error, ErrorKind, Result, StoreError};
@@ -123,33 +123,30 @@ impl Acquisition {
     /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store. A grant that
     /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
-        let span = self.span();
-        let outcome =
-            task::answer_of(|reply| self.queue_up(Reply::Hold(reply))).instrument(span.clone()).await;
-        let outcome = outcome.unwrap_or_else(|| Err(task::shut_down()));
-        note(&span, outcome.as_ref().map(|hold| hold.identity.token));
-        outcome
+        self.answer(Reply::Hold, |hold| hold.identity.token).await
     }
 
     /// Acquires the lock in a task, and returns the grant as the store made it. Dropping the future ends the task. A
     /// grant that arrives afterwards stays, and lapses.
     pub(crate) async fn grant(self) -> Result<Grant> {
-        let span = self.span();
-        let outcome =
-            task::answer_of(|reply| self.queue_up(Reply::Grant(reply))).instrument(span.clone()).await;
-        let outcome = outcome.unwrap_or_else(|| Err(task::shut_down()));
-        note(&span, outcome.as_ref().map(|grant| grant.token));
-        outcome
+        self.answer(Reply::Grant, |grant| grant.token).await
     }
 
-    /// The span of this acquisition, whose parent is the caller's current span.
-    fn span(&self) -> Span {
-        tracing::info_span!(
-            "leasehold.acquire",
-            lock = %self.request.claim.name,
-            token = Empty,
-            outcome = Empty
-        )
+    /// Acquires the lock in a span, whose parent is the caller's current span.
+    async fn answer<T>(
+        self,
+        reply: fn(oneshot::Sender<Result<T>>) -> Reply,
+        token: fn(&T) -> Token,
+    ) -> Result<T> {
+        let lock = &self.request.claim.name;
+        let span = tracing::info_span!("leasehold.acquire", %lock, token = Empty, outcome = Empty);
+        let answer = task::answer_of(|sender| self.queue_up(reply(sender))).instrument(span.clone()).await;
+        let outcome = answer.unwrap_or_else(|| Err(task::shut_down()));
+        match &outcome {
+            Ok(acquired) => span.record("token", token(acquired).get()).record("outcome", "acquired"),
+            Err(error) => span.record("outcome", error.kind().as_str()),
+        };
+        outcome
     }
 
     /// Waits for the turn, or for another task of this process to pass the lock on.
@@ -438,14 +435,6 @@ impl Contender {
             pause *= 2;
         }
     }
-}
-
-/// Notes the outcome of an acquisition in its span.
-fn note(span: &Span, acquired: std::result::Result<Token, &Error>) {
-    match acquired {
-        Ok(token) => span.record("token", token.get()).record("outcome", "acquired"),
-        Err(error) => span.record("outcome", error.kind().as_str()),
-    };
 }
 
 /// Gives up the place of `claim` in the store's queue in the background, and then the turn. What the store granted

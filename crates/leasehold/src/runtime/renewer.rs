@@ -100,7 +100,6 @@ pub(crate) fn keep(
         cohort,
         asked: None,
         passes_on: true,
-        ended: None,
     };
     Box::new(renewer).start(waited)
 }
@@ -131,8 +130,6 @@ struct Renewer {
     asked: Option<Moment>,
     /// `false` once the store did not answer whether the grant is still valid.
     passes_on: bool,
-    /// When the guard ended; `None` once that was reported.
-    ended: Option<Moment>,
 }
 
 /// A guard's connection to its renewer. Dropping it releases the lock in the background, or passes it on.
@@ -195,26 +192,21 @@ impl Renewer {
     /// small.
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<Asked>>) {
         match self.renew_until_over(&mut commands).await {
-            Over::Gone => {
-                self.tell_lost_unnoticed();
-                self.leave();
-            }
+            Over::Asked(asked) => return Box::pin(self.serve(asked)).await,
             // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
             // lapses.
-            Over::Expired => {
-                let _ = self.try_release(None).await;
-                self.tell_lost_unnoticed();
-                self.leave();
-            }
-            Over::Asked(asked) => Box::pin(self.serve(asked)).await,
+            Over::Expired => drop(self.try_release(None).await),
+            Over::Gone => {}
         }
+        // The store may have reported the loss after the guard had ended.
+        self.tell_released(ReleaseResult::AlreadyLost);
+        self.leave();
     }
 
     /// Carries out the guard's command. `None` means that the guard was dropped.
     async fn serve(mut self: Box<Self>, asked: Option<Box<Asked>>) {
         let (command, caller) =
             asked.map_or((None, Span::none()), |asked| (Some(asked.command), asked.caller));
-        self.ended.get_or_insert(self.lease.env.now());
         let (lock, token) = (self.identity.name.clone(), self.identity.token.get());
         let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
@@ -288,7 +280,7 @@ impl Renewer {
         let Some((next, token, began)) = successor else { return Some(self) };
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
         self.tell_released(ReleaseResult::PassedOn);
-        (self.granted, self.ended) = (now, None);
+        self.granted = now;
         self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
@@ -344,7 +336,6 @@ impl Renewer {
                 // Settle the renewal before anything else is sent. But a store that hangs must not delay a release for
                 // long: once the release is applied, a renewal that is still under way fails its condition.
                 command = &mut *commands => {
-                    self.ended = Some(env.now());
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
             }
@@ -430,24 +421,17 @@ impl Renewer {
         let _ = reply.send(outcome);
     }
 
-    /// Reports a loss that the store told after the guard had ended.
-    fn tell_lost_unnoticed(&mut self) {
-        self.ended.get_or_insert(self.lease.env.now());
-        self.tell_released(ReleaseResult::AlreadyLost);
-    }
-
-    /// Reports the end of the hold, at most once, unless its loss was reported.
-    fn tell_released(&mut self, result: ReleaseResult) {
+    /// Reports the end of the hold, unless its loss was reported.
+    fn tell_released(&self, result: ReleaseResult) {
         if let Some(held) = self.held() {
             let (lock, token) = (&self.identity.name, self.identity.token);
             self.opened.observers.tell(&Event::Released { lock, token, held, result });
         }
     }
 
-    /// How long the lock was held until its guard ended; `None` if it was lost before, or if its end was reported.
-    fn held(&mut self) -> Option<Duration> {
-        let ended = self.ended.take().filter(|_| self.lease.known_loss().is_none());
-        ended.map(|ended| elapsed(self.granted, ended))
+    /// How long the lock was held until its guard ended; `None` if it was lost before.
+    fn held(&self) -> Option<Duration> {
+        self.lease.ended().map(|ended| elapsed(self.granted, ended))
     }
 
     async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {

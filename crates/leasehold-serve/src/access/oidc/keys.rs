@@ -4,12 +4,12 @@
 //! whose key is known never waits for it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
-use leasehold::clock::{self, Clock, Moment, SystemClock};
+use leasehold::clock::{self, Moment};
 use leasehold::env::Env;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -50,8 +50,6 @@ pub(super) struct Keys {
     source: Source,
     fetched: watch::Sender<Fetched>,
     wanted: Notify,
-    /// The clock of the task that fetches the keys.
-    clock: OnceLock<Arc<dyn Clock>>,
 }
 
 /// What the last fetch has changed.
@@ -66,24 +64,22 @@ struct Fetched {
 
 impl Keys {
     pub(super) fn new(source: Source) -> Self {
-        Self { source, fetched: watch::Sender::default(), wanted: Notify::new(), clock: OnceLock::new() }
+        Self { source, fetched: watch::Sender::default(), wanted: Notify::new() }
     }
 
     /// The key `id`. If it is unknown, waits for a fetch for a limited time, unless the last one was a moment ago.
-    pub(super) async fn find(&self, id: &str, now: Moment) -> Result<Arc<Key>, NoKey> {
+    pub(super) async fn find(&self, id: &str, env: &Env) -> Result<Arc<Key>, NoKey> {
         let mut fetched = self.fetched.subscribe();
         // Both of the same state.
         let (found, was_just_fetched) = {
             let fetched = fetched.borrow_and_update();
-            (fetched.find(id), fetched.is_recent(now))
+            (fetched.find(id), fetched.is_recent(env.now()))
         };
         if found.is_ok() || was_just_fetched {
             return found;
         }
         self.wanted.notify_one();
-        // The task may not have begun.
-        let clock: &dyn Clock = self.clock.get().map_or(&SystemClock, |clock| &**clock);
-        match clock::timeout(clock, WAIT_LIMIT, fetched.changed()).await {
+        match clock::timeout(&*env.clock, WAIT_LIMIT, fetched.changed()).await {
             Some(_) => fetched.borrow().find(id),
             None => Err(NoKey::Unavailable),
         }
@@ -91,7 +87,6 @@ impl Keys {
 
     /// Fetches the keys at once, whenever an unknown one is wanted, and now and then. Runs until it is dropped.
     pub(super) async fn keep(&self, issuer: &str, env: &Env) {
-        self.clock.get_or_init(|| env.clock.clone());
         loop {
             let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;
             let keys = set.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))).and_then(usable);
@@ -131,7 +126,7 @@ impl Fetched {
         self.keys.get(id).cloned().ok_or(missing)
     }
 
-    /// Whether the last fetch ended less than a pause before `now`, by the clock that nobody sets.
+    /// Whether the last fetch ended less than a pause before `now`, by the clock that cannot be set.
     fn is_recent(&self, now: Moment) -> bool {
         self.at.is_some_and(|at| now.since_boot().saturating_sub(at.since_boot()) < PAUSE)
     }
@@ -184,7 +179,7 @@ mod tests {
         let clock = Arc::new(TestClock::default());
         let env = Env::seeded(clock.clone(), 1);
         let keys = Keys::new(Source::file("/nowhere"));
-        let find = || keys.find("k", env.now()).now_or_never().map(Result::unwrap_err);
+        let find = || keys.find("k", &env).now_or_never().map(Result::unwrap_err);
         let begins = || keys.wanted(&env).now_or_never().is_some();
         assert!(find().is_none() && begins(), "nothing was fetched yet");
         keys.fetched.send_modify(|fetched| fetched.at = Some(env.now()));
@@ -197,11 +192,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_waits_for_keys_for_a_limited_time() {
-        let clock = Arc::new(TestClock::default());
+        let env = Env::seeded(Arc::new(TestClock::default()), 1);
         // Its task does not run.
         let keys = Keys::new(Source::file("/nowhere"));
-        keys.clock.get_or_init(|| clock.clone());
-        let found = clock::timeout(&*clock, 2 * LIMIT, keys.find("k", clock.now())).await;
+        let found = clock::timeout(&*env.clock, 2 * LIMIT, keys.find("k", &env)).await;
         assert_eq!(found.expect("it waits").unwrap_err(), NoKey::Unavailable);
     }
 

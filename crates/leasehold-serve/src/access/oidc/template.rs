@@ -121,9 +121,7 @@ impl Template {
                 return Err(format!("its claim `{name}` has another number of segments"));
             }
             // Otherwise `a/b`, `c` and `a`, `b/c` would make the same principal of `{x}/{y}`.
-            let is_last = !self.0[at + 1..].iter().any(|part| matches!(part, Part::Claim(_)));
-            if !is_last
-                && let Some(Part::Text(text)) = self.0.get(at + 1)
+            if let [Part::Text(text), Part::Claim(_), ..] = &self.0[at + 1..]
                 && let Some(end) = text.chars().next()
                 && value.contains(end)
                 && !(end == '/' && segments.is_some())

@@ -192,7 +192,7 @@ impl Server {
     async fn ask(&self, token: &str) -> Result<Caller, Problem> {
         let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
         let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
-        self.access.identified(&headers, None, self.env.now()).await
+        self.access.caller(&headers, None, &self.env).await
     }
 
     /// Expects a refusal with this status that says `wanted`, and does not repeat the token.
@@ -565,7 +565,7 @@ async fn a_token_of_the_file_counts_before_an_issuer() {
     assert_eq!(caller.name(), "fixed");
     assert_eq!(caller.valid_for(server.env.now()), None);
     assert!(server.access.needs_token());
-    assert!(server.access.identified(&HeaderMap::new(), None, server.env.now()).await.is_err());
+    assert!(server.access.caller(&HeaderMap::new(), None, &server.env).await.is_err());
 }
 
 #[test]

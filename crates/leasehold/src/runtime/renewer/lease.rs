@@ -34,8 +34,8 @@ pub(super) enum State {
     },
     /// Boxed, because it is rare and larger than the other variants.
     Lost(Box<Loss>),
-    /// Released, handed on as a ticket, or passed on.
-    Ended,
+    /// Released, handed on as a ticket, or passed on: when its guard ended.
+    Ended(Moment),
 }
 
 impl Lease {
@@ -53,7 +53,7 @@ impl Lease {
         let now = self.env.now();
         self.state(|state| match state {
             State::Held { deadline, .. } => deadline.remaining(now),
-            State::Lost(_) | State::Ended => Duration::ZERO,
+            State::Lost(_) | State::Ended(_) => Duration::ZERO,
         })
     }
 
@@ -61,7 +61,7 @@ impl Lease {
     pub(crate) fn deadline(&self) -> Option<Deadline> {
         self.state(|state| match state {
             State::Held { deadline, .. } => Some(*deadline),
-            State::Lost(_) | State::Ended => None,
+            State::Lost(_) | State::Ended(_) => None,
         })
     }
 
@@ -114,7 +114,7 @@ impl Lease {
                 Some(loss)
             }
             State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Ended => Some(grant.loss(LossReason::Ended)),
+            State::Ended(_) => Some(grant.loss(LossReason::Ended)),
         })
     }
 
@@ -127,7 +127,9 @@ impl Lease {
                 () = self.env.sleep(self.remaining()) => {}
             }
             match self.loss(grant) {
-                Some(_) if self.state(|state| matches!(state, State::Ended)) => std::future::pending().await,
+                Some(_) if self.state(|state| matches!(state, State::Ended(_))) => {
+                    std::future::pending().await
+                }
                 Some(loss) => return loss,
                 None => {}
             }
@@ -140,22 +142,32 @@ impl Lease {
 
     /// Ends the lease, before anything is sent. Returns the loss if the lease was lost before.
     pub(crate) fn end(&self) -> Option<Loss> {
+        let now = self.env.now();
         let lost = self.state(|state| match state {
             State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } | State::Ended => {
-                *state = State::Ended;
+            State::Held { .. } => {
+                *state = State::Ended(now);
                 None
             }
+            State::Ended(_) => None,
         });
         self.over.cancel();
         lost
+    }
+
+    /// When its guard ended; `None` if it is held, or was lost before.
+    pub(super) fn ended(&self) -> Option<Moment> {
+        self.state(|state| match state {
+            State::Ended(at) => Some(*at),
+            State::Held { .. } | State::Lost(_) => None,
+        })
     }
 
     /// The loss, if the lease is known to be lost. Does not read the clock.
     pub(super) fn known_loss(&self) -> Option<Loss> {
         self.state(|state| match state {
             State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } | State::Ended => None,
+            State::Held { .. } | State::Ended(_) => None,
         })
     }
 

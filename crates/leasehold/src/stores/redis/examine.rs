@@ -8,7 +8,7 @@ use super::leases::RedisLeases;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};
-use crate::lease::{Claim, Grant, Holder, Id, Token, Ttl, deadline};
+use crate::lease::{Claim, Grant, Holder, Id, Ttl};
 use crate::retry::RetryBudget;
 use crate::stores::on_server::ServerLeases;
 use crate::types::LockName;
@@ -70,17 +70,7 @@ impl RedisLeases {
         let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
         let Ok(name) = LockName::new(name) else { return Ok(Finding::passed(CHECK, "not tried")) };
         let claim = Claim::new(&self.env, name.clone(), Ttl::DEFAULT, Holder::this_process());
-        let (Claim { id, ttl, .. }, now) = (claim.clone(), self.env.now());
-        let Some(token) = Token::new(0) else { return Ok(Finding::passed(CHECK, "not tried")) };
-        let grant = Grant {
-            name: name.clone(),
-            token,
-            after: None,
-            id,
-            ttl,
-            deadline: deadline(ttl, now),
-            memo: None,
-        };
+        let grant = Grant::withdrawn(name.clone(), claim.id, claim.ttl, self.env.now());
         let tried = async {
             self.contend(&claim, SETTING).await?;
             self.release(&grant, Duration::ZERO).await?;

@@ -86,15 +86,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_queue() {
     let mut grant = grant(&store).await;
     let claim = waiting(&store);
     refused(&store, &claim).await;
-    let mut withdrawn = Grant {
-        name: name(),
-        token: Token::default(),
-        after: None,
-        id: claim.id,
-        ttl: claim.ttl,
-        deadline: deadline(claim.ttl, store.env.now()),
-        memo: None,
-    };
+    let mut withdrawn = Grant::withdrawn(name(), claim.id, claim.ttl, store.env.now());
     store.release(&mut withdrawn, None).await.unwrap();
     store.release(&mut grant, None).await.unwrap();
     super::grant(&store).await;
