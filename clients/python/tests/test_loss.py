@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from conftest import LIMIT, Program, agent, agent_pid
-from leasehold_locks import Locker, LockLost, _clock
+from leasehold_locks import Locker, LockLost, StoreError, _clock
 
 HOLDS = """
 import sys
@@ -31,6 +31,17 @@ def lost_event(guard: object) -> threading.Event:
     event = threading.Event()
     guard.on_lost(lambda _: event.set())  # type: ignore[attr-defined]
     return event
+
+
+def stop_agent(pid: int, locker: Locker) -> None:
+    """Stops an agent, but not while it writes: until it continues, nobody else could write to the file then."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            locker.lock("probe").guard().release()
+            return
+        except StoreError:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_an_eviction_is_reported(locker: Locker) -> None:
@@ -127,10 +138,10 @@ def test_a_stopped_host_keeps_its_lock(program: Callable[..., Program], url: str
 
 
 def test_a_stop_of_both_is_a_loss(program: Callable[..., Program], url: str, locker: Locker) -> None:
-    host = program(HOLDS, url, "1s")
+    host = program(HOLDS, url, "3s")
     child = int(host.line().split()[1])
-    for pid in (child, host.process.pid):
-        os.kill(pid, signal.SIGSTOP)
+    stop_agent(child, locker)
+    os.kill(host.process.pid, signal.SIGSTOP)
     # Others get the lock when the lease has ended.
     other = locker.lock("x").guard(timeout=LIMIT)
     # The host first: its agent cannot tell it.

@@ -6,7 +6,7 @@ import { readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Worker } from "node:worker_threads";
 import { AgentError, Locker, LockHeldError, LockLostError } from "leasehold";
-import { agentsOf, command, folder, Host, store, test } from "./real.js";
+import { agentsOf, command, folder, Host, stop, store, test } from "./real.js";
 
 test("processes exclude each other", async (t) => {
   const [url, file] = [store(t), join(folder(t), "number")];
@@ -32,7 +32,7 @@ test("a stopped agent: the lock is lost here before another gets it, and for goo
   const [locker, agent] = await separate(t, url);
   const [other] = await separate(t, url);
   const guard = await locker.acquire("x", { ttl: "1s" });
-  process.kill(agent, "SIGSTOP");
+  await stop(agent, other);
   const next = await other.acquire("x", { ttl: "1s" });
   // By the clocks: on a busy machine, the timer of the signal may not have run yet.
   assert.throws(() => guard.check(), LockLostError);
@@ -69,19 +69,18 @@ test("a killed agent loses its locks at once, and the next request starts anothe
 
 test("host and agent are stopped together: the host gives the lock up when it continues", async (t) => {
   const url = store(t);
-  const host = new Host(t, "hold", url, "1s");
+  const host = new Host(t, "hold", url, "3s");
   const { token } = (await host.said()) as { token: string };
   const [agent] = agentsOf(host.pid) as [number];
-  process.kill(agent, "SIGSTOP");
-  process.kill(host.pid, "SIGSTOP");
   const locker = await Locker.open(url);
   t.after(() => locker.close());
+  await stop(agent, locker);
+  process.kill(host.pid, "SIGSTOP");
   const guard = await locker.acquire("x", { wait: "60s" });
   assert.ok(guard.token > BigInt(token));
-  const said = host.said();
   // The host first: it has only its clocks.
   process.kill(host.pid, "SIGCONT");
-  assert.deepEqual(await said, { lost: "expired", held: false });
+  assert.deepEqual(await host.said(), { lost: "expired", held: false });
   process.kill(agent, "SIGCONT");
   guard.check();
 });
@@ -94,10 +93,9 @@ test("a stopped host reads the renewals when it continues", async (t) => {
   t.after(() => locker.close());
   process.kill(host.pid, "SIGSTOP");
   await assert.rejects(locker.acquire("x", { wait: "4s" }), LockHeldError);
-  const said = host.said();
   host.child.send("held?");
   process.kill(host.pid, "SIGCONT");
-  assert.deepEqual(await said, { held: true });
+  assert.deepEqual(await host.said(), { held: true });
 });
 
 test("an event loop that is blocked for two ttls keeps its lock", async (t) => {

@@ -7,6 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test as nodeTest, type TestContext } from "node:test";
 import { fileURLToPath } from "node:url";
+import { StoreError, type Locker } from "leasehold";
 
 const built = fileURLToPath(new URL("../../../target/debug/leasehold", import.meta.url));
 
@@ -38,6 +39,23 @@ export function agentsOf(pid: number): number[] {
   });
 }
 
+/**
+ * Stops an agent, but not while it writes: until it continues, nobody else could write to the file then. `locker` has the
+ * same store and another agent.
+ */
+export async function stop(agent: number, locker: Locker): Promise<void> {
+  for (;;) {
+    process.kill(agent, "SIGSTOP");
+    try {
+      await (await locker.acquire("probe")).release();
+      return;
+    } catch (error) {
+      if (!(error instanceof StoreError)) throw error;
+      process.kill(agent, "SIGCONT");
+    }
+  }
+}
+
 function children(pid: number): number[] {
   const found = readFileSync(`/proc/${pid}/task/${pid}/children`, "latin1").trim();
   return found === "" ? [] : found.split(" ").map(Number);
@@ -46,9 +64,12 @@ function children(pid: number): number[] {
 /** A Node process that holds locks: host.ts. */
 export class Host {
   readonly child: ChildProcess;
+  /** What it has said, and no test has read yet. */
+  readonly #unread: unknown[] = [];
 
   constructor(t: TestContext, job: string, ...more: string[]) {
     this.child = fork(fileURLToPath(new URL("host.js", import.meta.url)), [job, ...more]);
+    this.child.on("message", (message) => this.#unread.push(message));
     t.after(() => this.child.kill("SIGKILL"));
   }
 
@@ -58,8 +79,8 @@ export class Host {
 
   /** What it says next. */
   async said(): Promise<unknown> {
-    const [message] = (await once(this.child, "message")) as [unknown];
-    return message;
+    while (this.#unread.length === 0) await once(this.child, "message");
+    return this.#unread.shift();
   }
 
   async exit(): Promise<unknown[]> {

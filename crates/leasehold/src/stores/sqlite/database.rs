@@ -70,7 +70,7 @@ impl Database {
     }
 
     fn silent(&self, limit: Duration) -> Fault {
-        Fault::unavailable(format!("{} did not respond within {limit:?}", self.location.path.display()))
+        Fault::unavailable(format!("{} did not respond within {limit:.1?}", self.location.path.display()))
     }
 
     #[cfg(test)]
