@@ -15,8 +15,8 @@ use crate::error::{Error, ErrorKind};
 /// A lost SYN is sent again after one second and after three.
 const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just being closed would be
-/// lost.
+/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just
+/// being closed would be lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
@@ -28,7 +28,7 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
 /// A client that sends each request once, to be made by [`built`].
 pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
-        // A retry inside would turn an applied write whose answer was lost into a conflict.
+        // A retry inside would turn an applied write whose response was lost into a conflict.
         .retry(reqwest::retry::never())
         // leasehold must not repeat a redirected write.
         .redirect(redirect::Policy::none())

@@ -102,7 +102,7 @@ impl Server {
         Self { url, seen }
     }
 
-    /// One that answers every request only when it is sent again, and the first time with `refusal`.
+    /// A server that refuses every request with `refusal` the first time, and accepts it when it is sent again.
     pub(super) async fn unsteady(
         refusal: String,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,

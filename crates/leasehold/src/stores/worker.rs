@@ -1,7 +1,7 @@
 //! The thread of a store. Everything that several locks share runs on it: connections, keep-alives and watches.
 //!
 //! A caller may keep a future without polling it, and its runtime may end or stop being driven. Neither may delay other
-//! locks. So a caller's future only awaits the answer of a task on this thread.
+//! locks. So a caller's future only awaits the result of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -110,7 +110,7 @@ impl Worker {
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 
-    /// Begins `work` there. It is given up when the answer is no longer waited for.
+    /// Begins `work` there. It is given up when its caller no longer waits.
     fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
         Job(self.runtime.spawn(work))
     }

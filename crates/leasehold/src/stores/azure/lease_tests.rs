@@ -1,4 +1,4 @@
-//! Leases against a scripted server: the requests that are sent, and what each answer means.
+//! Leases against a scripted server: the requests that are sent, and what each response means.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ fn leased(id: &str) -> String {
     answer("201 Created", &format!("{HEADERS}x-ms-lease-id: {id}\r\n"), "")
 }
 
-/// The answer to a HEAD request. The length is that of the blob.
+/// The response to a HEAD request. The length is that of the blob.
 fn blob(state: &str, more: &str) -> String {
     answer("200 OK", &format!("{HEADERS}x-ms-lease-state: {state}\r\n{more}"), "")
 }
@@ -77,7 +77,7 @@ fn signed_by(id: &str, name: &str) -> String {
     format!("x-ms-meta-leasehold_holder: {json}\r\n")
 }
 
-/// Answers as Azure does for a blob that has no lease but ours.
+/// Responds as Azure does for a blob that has no lease but ours.
 fn ours(seen: &Seen) -> Reply {
     Reply::Answer(match step(seen) {
         "acquire" | "renew" => leased(GUID),
@@ -146,7 +146,7 @@ async fn azure_has_leases_of_15_to_60_seconds_only() {
     }
 }
 
-/// A server that ignores the parameters of a lease would answer every client with success.
+/// A server that ignores the parameters of a lease would report success to every client.
 #[tokio::test]
 async fn an_answer_without_the_id_of_the_lease_grants_nothing() {
     for headers in [HEADERS.to_owned(), format!("{HEADERS}x-ms-lease-id: {}\r\n", GUID.replace('0', "f"))] {
@@ -339,7 +339,7 @@ async fn a_lost_answer_is_resolved_by_asking_again() {
     assert_eq!(steps(&server), ["acquire", "acquire", "verify", "sign"]);
 }
 
-/// The release was applied, and its answer was lost.
+/// The release was applied, and its response was lost.
 #[tokio::test]
 async fn a_release_whose_answer_was_lost_is_a_release() {
     let turns = AtomicUsize::new(0);

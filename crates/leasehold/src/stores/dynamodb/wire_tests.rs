@@ -236,8 +236,8 @@ async fn a_conflict_returns_the_stored_item() {
     // A create follows, which is refused if this was wrong.
     let result = nothing.store().claim(&x(), &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
-    // A server that returns no item with a refusal does not prove that there is none. Otherwise a holder would get the
-    // answer that its record was deleted, although the item that hindered a create exists.
+    // A server that returns no item with a refusal does not prove that there is none. Otherwise a holder's request
+    // would report a deleted record, although the item that prevented a create exists.
     let result = write(&nothing.store()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     let result = nothing.store().write(&x(), Precondition::Absent, None, &record()).await;

@@ -74,11 +74,11 @@ enum Verdict {
 /// The state of the connection to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Without TLS. The member has never answered.
+    /// Without TLS. The member has never responded.
     Plain,
-    /// With TLS. The member has never answered.
+    /// With TLS. The member has never responded.
     Tls,
-    /// The member has answered before.
+    /// The member has responded before.
     Proven,
 }
 
@@ -154,7 +154,7 @@ fn by_text(text: &str) -> Option<Verdict> {
         "corrupt cluster" | "corrupt alarm" => {
             Verdict::Maybe(Corrupt, Some("etcd has found that the data of its members differs: restore it"))
         }
-        // A proposal that was not answered in time may still be executed.
+        // A proposal that timed out may still be executed.
         "request timed out"
         | "request timed out, possibly due to previous leader failure"
         | "request timed out, possibly due to connection lost"

@@ -26,7 +26,7 @@ pub(super) struct Memo {
     value: Arc<Value>,
     /// The result of its release.
     over: Option<Released>,
-    /// Whether a release was sent that was not answered.
+    /// Whether a release was sent that got no response.
     unsure: bool,
     /// Watches for the deletion of its key. One watch lasts from the grant to its end, instead of one for each pause
     /// between two renewals.
@@ -344,7 +344,7 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one write of one key. Returns `None` if it was not answered, or must be tried again: read the key first.
+    /// Sends one write of one key. Returns `None` if it got no response, or must be tried again: read the key first.
     async fn write_once(
         &self,
         request: &TxnRequest,
@@ -375,7 +375,7 @@ fn gone(unsure: bool) -> Released {
     if unsure { Released::Released } else { Released::AlreadyLost }
 }
 
-/// An answer that arrives after the end of the lease does not prolong it.
+/// A response that arrives after the end of the lease does not prolong it.
 fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
     let prolonged = deadline(grant.ttl, kept);
     if grant.deadline.passed(now) || prolonged.passed(now) {

@@ -1,4 +1,4 @@
-//! The rules: from an answer of etcd to its meaning for a claim. No input or output.
+//! The rules: from a response of etcd to its meaning for a claim. No input or output.
 
 use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
@@ -18,7 +18,7 @@ pub(super) struct Place {
     pub(super) before: Option<(Vec<u8>, i64)>,
 }
 
-/// The meaning of an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
+/// The meaning of a response to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
 #[derive(Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub(super) enum Step {
@@ -34,7 +34,7 @@ pub(super) enum Step {
     Again,
 }
 
-/// Determines the meaning of the answer to a claim's request.
+/// Determines the meaning of the response to a claim's request.
 pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, StoreError> {
     let revision = answer.header.unwrap_or_default().revision;
     if answer.succeeded {
@@ -133,7 +133,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     Loss::new(name.clone(), token, reason)
 }
 
-/// The key in the next answer, which is to a range of at most one key.
+/// The key in the next response, which is to a range of at most one key.
 pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option<KeyValue> {
     match answers.next()?.answer? {
         Answer::Range(range) => range.kvs.into_iter().next(),
@@ -183,7 +183,7 @@ mod tests {
         ResponseOp { answer: Some(Answer::Range(range)) }
     }
 
-    /// The answer to a request whose condition did not hold.
+    /// The response to a request whose condition did not hold.
     fn refused(first: Option<KeyValue>, own: Option<KeyValue>, last: Option<KeyValue>, stood: bool) -> Step {
         let nested = TxnResponse { succeeded: stood, ..TxnResponse::default() };
         let answer = TxnResponse {

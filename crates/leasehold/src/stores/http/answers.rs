@@ -141,7 +141,7 @@ enum Word {
 }
 
 impl Shown {
-    /// The status of the lock `name`. `None` if the answer is about another lock.
+    /// The status of the lock `name`. `None` if the response is about another lock.
     pub(super) fn status(self, name: &LockName) -> Option<Status> {
         if self.lock != name.as_str() {
             return None;

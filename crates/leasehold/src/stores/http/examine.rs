@@ -44,7 +44,7 @@ impl HttpLeases {
             .with_help("use the same version on both sides")
     }
 
-    /// Whether the server says that its store answers, and what its clock shows. Leases do not depend on that clock.
+    /// Whether the server says that its store responds, and what its clock shows. Leases do not depend on that clock.
     async fn readiness(&self) -> Result<Finding, StoreError> {
         let request = Request::get("/readyz".to_owned(), "the server is not ready".to_owned());
         let headers = retry(&self.client.env, || self.client.done(&request)).await?;

@@ -1,4 +1,4 @@
-//! The client against a scripted server: the requests that it sends, and its results for every kind of answer.
+//! The client against a scripted server: the requests that it sends, and its results for every kind of response.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -161,7 +161,7 @@ async fn every_operation_is_one_request() {
     assert!(seen[4].has("if-match: \"7\"") && body(&seen[4])["reason"] == "it hangs");
 }
 
-/// Fails closed: no answer that does not fit its request counts as a grant.
+/// Fails closed: no response that does not fit its request counts as a grant.
 #[tokio::test]
 async fn a_grant_that_does_not_fit_the_request_is_refused() {
     type Spoil = fn(&mut Value, &Seen);
@@ -236,7 +236,7 @@ async fn a_lease_is_no_longer_than_the_server_says_or_its_ttl() {
     }
 }
 
-/// It counts as lost whatever the server answers: the claim is not used again.
+/// It counts as lost whatever the server responds: the claim is not used again.
 #[tokio::test]
 async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
     let (_, outcome) = acquired(|seen| match seen.line.as_str() {
@@ -322,7 +322,7 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_claim() {
             "POST /v1/holds/renew" => {
                 json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 })
             }
-            // An earlier request had released it: the one that was not answered.
+            // An earlier request had released it: the one that got no response.
             _ => json!({ "lock": name(), "released": true, "before": true }),
         })
     })

@@ -24,7 +24,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
         match budget.request(leases.renew(grant)).await {
             Ok((Changed::Done, prolonged)) => {
                 let now = env.now();
-                // An answer that arrives after the end of the lease does not prolong it.
+                // A response that arrives after the end of the lease does not prolong it.
                 if grant.deadline.passed(now) || prolonged.passed(now) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
                 }
@@ -106,7 +106,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
     loop {
         match budget.request(leases.evict(name, token)).await {
             Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
-            // By an earlier request, whose answer was lost.
+            // By an earlier request, whose response was lost.
             Ok(answer) if answer.is_over && unknown => {
                 settle(leases, name, &mut budget).await?;
                 return Ok(Evicted::Evicted);

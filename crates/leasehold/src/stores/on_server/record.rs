@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::lease::{Holder, Id, PastGrant, Token};
 
-/// What the server says of a lock, at the time of its answer.
+/// The server's state of a lock, at the time of its response.
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) struct Record {
     /// What the server's clock read, in microseconds since the Unix epoch.

@@ -1,5 +1,5 @@
-//! What a record means for a caller. Pure: a record and a question in, an answer out. The server has decided already who is
-//! granted what.
+//! What a record means for a caller. Pure: a record and a question in, a result out. The server has decided already
+//! who is granted what.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
     if record.grant() == Some(claim.id) {
         return match record.token {
-            // Granted by an earlier request, whose answer was lost, since the server looked.
+            // Granted by an earlier request, whose response was lost, since the server looked.
             _ if record.is_live => Refusal::Again,
             Some(token) => Refusal::Lost(loss(&claim.name, claim.id, token, Some(record))),
             None => Refusal::Again,

@@ -16,7 +16,7 @@ use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Contended, grace};
 
 impl PostgresLeases {
-    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the answer.
+    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the response.
     pub(super) async fn contended(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;

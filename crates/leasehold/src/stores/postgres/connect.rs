@@ -185,7 +185,7 @@ where
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                // Before the answer to the statement is passed on.
+                // Before the response to the statement is passed on.
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
                 }

@@ -90,7 +90,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
     })
 }
 
-/// What to tell about an answer of the server.
+/// The error that reports an error response of the server.
 fn fault(answer: &DbError, table: &Table) -> Fault {
     let code = answer.code();
     let (name, said) = (&table.name, printable(answer.message(), MOST_SHOWN));

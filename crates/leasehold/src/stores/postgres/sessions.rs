@@ -19,8 +19,8 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
 
-/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its own,
-/// so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
+/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its
+/// own, so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
 const CONTENDERS: usize = 3;
 const RENEWALS: usize = 4;
 const RELEASES: usize = 2;
@@ -57,7 +57,7 @@ pub(super) struct Session {
     link: Link,
     /// What the server's clock read, and a moment after that.
     clock: (i64, Moment),
-    /// When the server answered last.
+    /// When the server responded last.
     answered: Moment,
     /// Whether the table existed. Otherwise it is looked at again, by another connection.
     has_table: bool,
@@ -185,7 +185,7 @@ impl Sessions {
     }
 
     /// Opens a connection to the primary, or else to another server, and says what was found there. Asks all at once:
-    /// one that does not answer leaves the others the time that there is.
+    /// one that does not respond leaves the others the time that there is.
     pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
@@ -224,8 +224,8 @@ impl Sessions {
         }
     }
 
-    /// Closes what has not answered since `began`, when a request was sent that got no answer: the same may have happened
-    /// to those connections, and each would cost an attempt.
+    /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response:
+    /// the same may have happened to those connections, and each would cost an attempt.
     fn close_unanswered(&self, began: Moment) {
         self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
     }
@@ -242,8 +242,8 @@ impl Sessions {
 }
 
 impl Used<'_> {
-    /// A reading of the server's clock that it certainly shows or has passed when it is this moment: the latest
-    /// answer's, with the shortest time that can have passed since.
+    /// A lower bound of the server's clock at `now`: its reading in the latest response, plus the shortest time that
+    /// can have passed since.
     pub(super) fn clock_us(&self, now: Moment) -> i64 {
         let Some(session) = &self.session else { return 0 };
         let (read_us, at) = session.clock;
@@ -251,7 +251,7 @@ impl Used<'_> {
         read_us.saturating_add(i64::try_from(micros(passed)).unwrap_or(i64::MAX))
     }
 
-    /// Notes what the server's clock read in an answer that has just come.
+    /// Notes what the server's clock read in a response that has just come.
     pub(super) fn note_clock(&mut self, clock_us: i64) {
         let now = self.sessions.env.now();
         if let Some(session) = &mut self.session {
@@ -259,7 +259,7 @@ impl Used<'_> {
         }
     }
 
-    /// Sends one statement. Its answer is complete, and its transaction committed, when this completes. Once only: a
+    /// Sends one statement. Its response is complete, and its transaction committed, when this completes. Once only: a
     /// connection that was given up has gone.
     pub(super) async fn query(
         &mut self,
@@ -307,7 +307,7 @@ impl Drop for Used<'_> {
     }
 }
 
-/// A connection whose statement runs. It is closed if its future is dropped before the answer.
+/// A connection whose statement runs. It is closed if its future is dropped before the response.
 struct Running<'a> {
     session: Option<Session>,
     sessions: &'a Sessions,

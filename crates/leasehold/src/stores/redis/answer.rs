@@ -1,4 +1,4 @@
-//! The answers of the scripts. They are validated when read.
+//! The responses of the scripts. They are validated when read.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Holder, LONGEST_PAUSE, PastGrant, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
-/// The answer of a script of a lock.
+/// The response of a script of a lock.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) outcome: String,

@@ -1,5 +1,5 @@
 //! The connection of a store: one for all requests, since the server runs one script at a time. It is opened when it is
-//! needed, and anew when it is lost or does not answer.
+//! needed, and again when it is lost or does not respond.
 
 use std::convert::Infallible;
 use std::sync::atomic::AtomicBool;
@@ -30,7 +30,7 @@ use crate::stores::tls::client_config;
 /// one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// Once requests have been given up for this long and none was answered, later ones use another connection.
+/// Once requests have been given up for this long and none got a response, later ones use another connection.
 const STALLED: Duration = Duration::from_millis(500);
 
 /// The oldest server: older ones do not check min-replicas-to-write for scripts, and have no permissions for channels.
@@ -171,7 +171,7 @@ impl Way {
         let shown = host.to_string();
         let mut config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         if let Some(calls) = calls.cloned() {
-            // In version 3 of the protocol, a connection has messages beside its answers.
+            // In version 3 of the protocol, a connection has messages beside its responses.
             info = info.set_protocol(ProtocolVersion::RESP3);
             config = config.set_push_sender(move |message| {
                 if let Some(key) = called(message) {
@@ -363,7 +363,7 @@ pub(super) struct Link {
     pub(super) facts: Facts,
     /// What the server's clock read, and a moment after that.
     clock: Mutex<(u64, Moment)>,
-    /// When the first request was sent that was given up, since the server answered one.
+    /// When the first request was sent that was given up, since the server last responded.
     unanswered: Mutex<Option<Moment>>,
     /// Whether it has, or had, a subscription.
     pub(super) listens: AtomicBool,
@@ -391,7 +391,7 @@ impl Link {
         read_us.saturating_add(micros(passed))
     }
 
-    /// Notes what the server's clock read in an answer that has just come.
+    /// Notes what the server's clock read in a response that has just come.
     pub(super) fn note_clock(&self, clock_us: u64, now: Moment) {
         *self.clock() = (clock_us, now);
     }
@@ -450,7 +450,7 @@ impl Links {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Lets later requests use another connection. Those that wait for an answer of this one go on.
+    /// Lets later requests use another connection. Those that wait for a response of this one go on.
     fn give_up(&self, link: &Arc<Link>) {
         self.current().take_if(|current| Arc::ptr_eq(current, link));
     }
@@ -479,7 +479,7 @@ impl Links {
     }
 }
 
-/// A script whose answer is awaited.
+/// A script whose response is awaited.
 struct Running<'a> {
     links: &'a Links,
     link: &'a Arc<Link>,

@@ -58,7 +58,7 @@ impl S3Register {
         lines
     }
 
-    /// Amazon does not document what a directory bucket answers to a conditional delete of a missing object.
+    /// Amazon does not document how a directory bucket responds to a conditional delete of a missing object.
     async fn delete_of_nothing(&self) -> Finding {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");

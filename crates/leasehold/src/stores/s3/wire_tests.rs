@@ -2,7 +2,7 @@
 //!
 //! Inside the crate, because tests can pass credentials here, and cannot set environment variables.
 
-// Only Linux answers on all addresses of 127.0.0.0/8 by default.
+// Only Linux responds on all addresses of 127.0.0.0/8 by default.
 #[cfg(target_os = "linux")]
 mod addresses;
 mod options;

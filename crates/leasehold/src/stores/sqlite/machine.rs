@@ -117,7 +117,7 @@ fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl 
     match seen {
         Ok(Some(stat)) => stat.start != start || stat.ended(),
         Ok(None) => false,
-        // /proc may hide the processes of other users (hidepid). Then only the kernel's own answer counts.
+        // /proc may hide the processes of other users (hidepid). Then only the result of the system call counts.
         Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(pid),
         Err(_) => false,
     }

@@ -84,8 +84,8 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
 }
 
 /// By the boot clock within a boot, and by this machine's wall clock across boots: a cooldown outlives a reboot, and
-/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been years
-/// ahead when the cooldown began.
+/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been
+/// years ahead when the cooldown began.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
     if cooldown.boot == machine.boot {
         return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
@@ -101,7 +101,7 @@ fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: M
     }
 }
 
-/// How to answer a claim.
+/// What to report to a claim.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Grant it, with a new token of at least `least`. `history` is that of the row.

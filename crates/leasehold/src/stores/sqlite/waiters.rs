@@ -1,10 +1,11 @@
 //! The queue of the waiters for each lock, across processes, in the order of their arrival.
 //!
-//! The queue delays grants and never makes one: a grant is still decided by the row of its lock ([`rules`](super::rules)).
-//! So an error here costs time and not exclusion. A waiter whose process has died is removed when it is found. A waiter
-//! that does not take a free lock within [`GRACE`], because its process is stopped for example, is passed over and
-//! removed; it joins again at the end. In the second half of that time, all other waiters ask for the lock. Those that
-//! do not are removed too, so waiters that cannot be seen dead delay a grant once, and not once each.
+//! The queue delays grants and never makes one: a grant is still decided by the row of its lock
+//! ([`rules`](super::rules)). So an error here costs time and not exclusion. A waiter whose process has died is removed
+//! when it is found. A waiter that does not take a free lock within [`GRACE`], because its process is stopped for
+//! example, is passed over and removed; it joins again at the end. In the second half of that time, all other waiters
+//! ask for the lock. Those that do not are removed too, so waiters that cannot be seen dead delay a grant once, and not
+//! once each.
 
 use std::time::Duration;
 
@@ -83,7 +84,7 @@ pub(super) enum Place {
 }
 
 /// Determines whether `claim` may take the lock, which is free. Calls the first waiter, and removes those that are gone
-/// or did not answer in time.
+/// or did not respond in time.
 pub(super) fn place(
     connection: &Connection,
     claim: &Claim,
@@ -202,8 +203,8 @@ fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Tro
     }
 }
 
-/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock: it
-/// is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
+/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock:
+/// it is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
 pub(super) fn kept_for(
     connection: &Connection,
     claim: &Claim,
@@ -224,8 +225,8 @@ pub(super) fn kept_for(
     Ok(Some(left))
 }
 
-/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if the
-/// claim is not in the queue.
+/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if
+/// the claim is not in the queue.
 pub(super) fn tell_place(
     connection: &Connection,
     claim: &Claim,

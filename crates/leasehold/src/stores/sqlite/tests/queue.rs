@@ -313,7 +313,7 @@ async fn a_runtime_that_ends_takes_its_own_requests_along() {
     ending.shutdown_background();
     drop(free);
     let mut ours = grant(&store).await;
-    // The answer may be either.
+    // Either result is correct.
     theirs.as_mut().await;
     assert_eq!(store.release(&mut ours, None).await.unwrap(), Released::Released);
     let ended = narrow_runtime();
