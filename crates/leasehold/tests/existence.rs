@@ -169,7 +169,7 @@ async fn a_create_whose_answer_was_lost_is_recognised() {
     assert_eq!(one.release(&mut grant).await, Released::Released);
 }
 
-/// Like a release whose answer was lost: the named grant is over, and this eviction may have ended it.
+/// Like a release whose response was lost: the named grant is over, and this eviction may have ended it.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_eviction_counts_although_another_was_granted() {
     let world = World::by_existence();

@@ -196,7 +196,7 @@ async fn a_frozen_wait_ends_at_its_limit() {
     assert_eq!(frozen.await.unwrap_err().kind(), ErrorKind::Held);
 }
 
-/// If the runtime shuts down, the release is interrupted, and its caller gets an answer.
+/// If the runtime shuts down, the release is interrupted, and its caller gets an error.
 #[test]
 fn a_release_is_answered_when_its_runtime_shuts_down() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

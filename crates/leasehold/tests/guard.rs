@@ -209,7 +209,7 @@ async fn a_try_in_the_holders_process_names_it_without_a_request() {
     assert_eq!(client.network.counts().total(), 0);
     let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Held && error.to_string().contains("the first"), "{error}");
-    // If the store does not answer, the error names no holder.
+    // If the store does not respond, the error names no holder.
     client.network.stall();
     assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
@@ -357,7 +357,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     assert!(client.network.counts().reads > 0, "the store is asked");
 }
 
-/// If the answer to a grant arrives seven seconds late, its lease ends soon.
+/// If the response to a grant arrives seven seconds late, its lease ends soon.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_answered_late_is_renewed_in_time() {
     let world = World::new();

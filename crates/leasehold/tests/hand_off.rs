@@ -186,7 +186,7 @@ async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
         }
         // Long enough for another cohort period to begin afterwards.
         client.env.sleep(SECOND).await;
-        // The grant is applied, but its answer takes this long.
+        // The grant is applied, but its response takes this long.
         client.network.next_write(Outcome::Fine);
         client.network.next_write(Outcome::AppliedLost);
         before.release().await.unwrap();

@@ -39,7 +39,7 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     }
 }
 
-/// The same through the public interface: the answer to the first grant of an acquisition is lost for longer than its
+/// The same through the public interface: the response to the first grant of an acquisition is lost for longer than its
 /// ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_late_is_not_granted_twice() {
@@ -48,7 +48,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     let ttl = SECOND * 5;
     let mut seed = middle.granted().await;
     middle.leases.release(&mut seed, None).await.unwrap();
-    // The first write is applied. Its answer is lost, and the reads after it fail until the network heals.
+    // The first write is applied. Its response is lost, and the reads after it fail until the network heals.
     slow.network.next_write(Outcome::AppliedLost);
     slow.network.next_read(Outcome::Fine);
     slow.network.every(Kind::Read, Outcome::Dropped);
@@ -242,7 +242,7 @@ async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
     let _guard = waiter.await.unwrap().expect("an outage of 20 s, and a patience of 120 s");
 }
 
-/// `into_ticket` is dropped after its answer was sent and before it was polled.
+/// `into_ticket` is dropped after its response was sent and before it was polled.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_into_ticket_releases() {
     use futures_util::FutureExt;
@@ -252,7 +252,7 @@ async fn a_dropped_into_ticket_releases() {
     world.clock.sleep(TTL / 2).await; // Its renewer is a task by then.
     let mut handing = Box::pin(guard.into_ticket());
     assert!((&mut handing).now_or_never().is_none());
-    world.clock.sleep(SECOND / 10).await; // The renewer answers.
+    world.clock.sleep(SECOND / 10).await; // The renewer responds.
     drop(handing);
     world.clock.sleep(SECOND).await;
     assert!(client.is_free().await, "the lock stays held without a holder");

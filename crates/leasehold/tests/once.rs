@@ -238,7 +238,7 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }
 
-/// A lost answer or a refusal does not make the job run twice.
+/// A lost response or a refusal does not make the job run twice.
 #[tokio::test(start_paused = true)]
 async fn recording_a_cooldown_is_retried_until_answered() {
     for trouble in [Outcome::AppliedLost, Outcome::Dropped, Outcome::NotApplied, Outcome::Denied] {

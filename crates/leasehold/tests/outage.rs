@@ -1,4 +1,4 @@
-//! Waiters and tries while the store does not answer: how long they continue, and what the error says. Paused time.
+//! Waiters and tries while the store does not respond: how long they continue, and what the error says. Paused time.
 
 use std::time::Duration;
 

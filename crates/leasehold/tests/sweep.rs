@@ -1,4 +1,4 @@
-//! Sweeping on a register: concurrent acquisitions win, and lost answers are resolved.
+//! Sweeping on a register: concurrent acquisitions win, and lost responses are resolved.
 
 use std::time::Duration;
 

@@ -143,7 +143,7 @@ impl LeaseStore for Bad {
                 }
                 Ok(Released::Released)
             }
-            // This is what a lost answer to a delete looks like.
+            // This is what a lost response to a delete looks like.
             Wrong::CallsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
             _ => self.good.release(grant, cooldown).await,
         }

@@ -7,13 +7,13 @@
 //! leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
 //! ```
 //!
-//! So a write whose answer was lost is looked up. After a conflict or a lost answer the object is read again, and the
-//! first rule that matches applies:
+//! So a write whose response was lost is looked up. After a conflict or a lost response the object is read again, and
+//! the first rule that matches applies:
 //!
 //! 1. A nonce of this update is in the log: the update was applied.
 //! 2. The object has not changed: the write has not been applied yet. The same write may be sent again, with the same
 //!    expected version.
-//! 3. All copies of the write were answered with a conflict: it was not applied and never will be. The update starts
+//! 3. All copies of the write met a conflict: it was not applied and never will be. The update starts
 //!    over.
 //! 4. The log shows that another write replaced the version that this one expects, and that version never recurs: the
 //!    write was not applied and never will be. The update starts over.
@@ -208,7 +208,7 @@ pub(crate) enum Verdict {
 }
 
 /// The outcome of the writes over `base`, if the object is `now`. `own` are the nonces of this update, including those
-/// of writes over earlier versions. `unknown` says whether any write over `base` got no answer.
+/// of writes over earlier versions. `unknown` says whether any write over `base` got no response.
 pub(crate) fn verdict(
     base: &Sight,
     own: &[Nonce],

@@ -93,8 +93,8 @@ pub enum Once<T, E> {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases its lock"]
 pub enum Due {
-    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::release_with_cooldown`] with the period, or
-    /// [`Guard::release`] to allow another attempt.
+    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::release_with_cooldown`]
+    /// with the period, or [`Guard::release`] to allow another attempt.
     Now(Guard),
     /// The job is not due yet.
     AlreadyRan(AlreadyRan),
@@ -214,7 +214,7 @@ impl OncePer {
     ///
     /// # Errors
     /// - [`ErrorKind::Held`]: another process still ran the job after `limit`.
-    /// - [`ErrorKind::Unavailable`]: the store did not answer within `limit`.
+    /// - [`ErrorKind::Unavailable`]: the store did not respond within `limit`.
     /// - Otherwise as [`run`](Self::run).
     pub async fn run_within<T, E>(
         &self,

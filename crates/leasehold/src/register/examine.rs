@@ -135,7 +135,7 @@ impl<'a> Patient<'a> {
         key
     }
 
-    /// Creates a key. Uses another key after each lost answer, since the object may exist.
+    /// Creates a key. Uses another key after each lost response, since the object may exist.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -155,7 +155,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Uses another key for each attempt: an earlier request without an answer may have created an object.
+    /// Uses another key for each attempt: an earlier request without a response may have created an object.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());

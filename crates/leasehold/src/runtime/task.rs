@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without an answer, or if its
+/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without a result, or if its
 /// runtime shuts down.
 ///
 /// Dropping the future closes the channel, and the task continues. The task is in the caller's current span.

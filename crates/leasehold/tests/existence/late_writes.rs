@@ -73,7 +73,7 @@ async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     assert_eq!(world.object().await, None, "the late object remains");
 }
 
-/// The same without a grant: the store did not answer, and the acquisition was given up.
+/// The same without a grant: the store did not respond, and the acquisition was given up.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     let world = World::by_existence();

@@ -97,7 +97,7 @@ async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    // Writes are applied, but no answer arrives.
+    // Writes are applied, but no response arrives.
     client.network.every(Kind::Write, Outcome::AnswerStalled);
     client.network.every(Kind::Read, Outcome::Stalled);
     let loss = guard.lost().await;
@@ -116,7 +116,7 @@ async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     let client = world.observer(1);
     let mut earlier = client.granted().await;
     client.leases.release(&mut earlier, None).await.unwrap();
-    // The answer to an acquisition arrives when the machine wakes.
+    // The response to an acquisition arrives when the machine wakes.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let acquisition = {
@@ -135,7 +135,7 @@ async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     assert!(client.is_free().await, "what came too late is released");
     let mut grant = client.granted().await;
     assert!(grant.deadline.remaining(client.clock.now()) > TTL / 2, "a fresh grant");
-    // The same for the answer to a renewal.
+    // The same for the response to a renewal.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let (leases, network, clock) = (client.leases.clone(), client.network.clone(), client.clock.clone());

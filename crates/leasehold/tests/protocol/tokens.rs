@@ -67,7 +67,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
         let other = leasehold::LockName::new("y").unwrap();
         tokio::spawn(async move {
             loop {
-                // Each answer's `Date` is another reading, up to a second less exact than the one before.
+                // Each response's `Date` is another reading, up to a second less exact than the one before.
                 leases.inspect(&other).await.unwrap();
                 env.sleep(Duration::from_millis(90)).await;
             }

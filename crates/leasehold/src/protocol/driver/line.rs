@@ -41,7 +41,8 @@ impl RegisterLeases {
         self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
-    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was read.
+    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was
+    /// read.
     pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
         if claim.place.is_taken(claim.id, served) {
@@ -192,7 +193,7 @@ impl RegisterLeases {
             Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),
             None => (None, None),
         };
-        // An earlier request to join may have been applied without an answer.
+        // An earlier request to join may have been applied without a response.
         if line.as_ref().is_some_and(|line| note(claim, line, record).number.is_some()) {
             return Ok(());
         }

@@ -26,7 +26,7 @@ impl RegisterLeases {
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         self.examined(self.records.trust(), &mut budget).await?;
-        // Whether a delete was sent and not answered.
+        // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {
             let Sight { found, observation, .. } = self.look(name, &mut budget).await?;

@@ -120,7 +120,7 @@ async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
     assert_eq!(verdicts_of_busy(&busy).await, ["unanswered"]);
 }
 
-/// Lost answers, throttled requests, and both: all requests are retried, and each flaw is still found.
+/// Lost responses, throttled requests, and both: all requests are retried, and each flaw is still found.
 #[tokio::test(start_paused = true)]
 async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     for (loses_every, busy_every) in
@@ -142,7 +142,7 @@ async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     }
 }
 
-/// A race in which hardly any request was answered shows nothing.
+/// A race in which hardly any request got a response shows nothing.
 #[tokio::test(start_paused = true)]
 async fn races_without_answers_do_not_pass() {
     assert_eq!(
@@ -226,7 +226,7 @@ impl Front {
         Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
     }
 
-    /// A front end whose name has one more address, which does not answer.
+    /// A front end whose name has one more address, which does not respond.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
         let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
