@@ -1,5 +1,5 @@
-//! Properties of any input of the agent: no panic, one final answer for each request, bounded memory, and no secret in
-//! an answer.
+//! Properties of any input of the agent: no panic, one final response to each request, bounded memory, and no secret in
+//! a response.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,11 +26,11 @@ use crate::config::Settings;
 
 /// A password or a ticket. Inputs contain `$SECRET` in its place.
 const SECRET: &str = "hunter2-9f3k";
-/// The longest message, in bytes. No request of the corpus, however long, has a longer answer.
+/// The longest message, in bytes. No request of the corpus, however long, has a longer response.
 const LONGEST: usize = 64 << 10;
 /// More messages than an input causes.
 const MESSAGES: usize = 1 << 16;
-/// Far longer than an answer takes.
+/// Far longer than a response takes.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often other tasks run before the next line is read.
 const TURNS: usize = 64;
@@ -73,9 +73,9 @@ async fn serve(text: &[u8]) {
 /// The host: what it has asked, and what it has read.
 struct Host {
     sent: mpsc::Receiver<Value>,
-    /// The operations of the requests without a final answer, by id.
+    /// The operations of the requests without a final response, by id.
     pending: HashMap<u64, VecDeque<String>>,
-    /// Whether the secret stands only where no answer may show it.
+    /// Whether the secret stands only where no response may show it.
     hides: bool,
 }
 
@@ -125,7 +125,7 @@ impl Host {
         goes_on
     }
 
-    /// Cancels all requests, reads their answers, and ends the agent.
+    /// Cancels all requests, reads their responses, and ends the agent.
     async fn end(mut self, session: Arc<Session>) {
         self.pending.keys().for_each(|id| session.cancel(*id));
         while !self.pending.is_empty() {
@@ -156,7 +156,7 @@ impl Host {
     }
 }
 
-/// In place of an id: of an answer to a line that belongs to no request.
+/// In place of an id: of a response to a line that belongs to no request.
 const NO_REQUEST: u64 = u64::MAX;
 
 fn is_final(message: &Value, operation: &str) -> bool {

@@ -327,7 +327,7 @@ fn a_host_that_does_not_read_keeps_its_locks() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
     agent.hold("x");
-    // More answers than the pipe and the queues hold.
+    // More responses than the pipe and the queues hold.
     for _ in 0..2_000 {
         agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
     }

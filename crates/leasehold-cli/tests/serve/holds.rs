@@ -59,7 +59,7 @@ fn a_hold_is_renewed_checked_and_released() {
     assert_eq!(results["results"][2]["lock"], "y");
 
     server.release(&held.ticket()).expect(200);
-    // Its answer may have been lost, so it may come again.
+    // Its response may have been lost, so it may come again.
     server.release(&held.ticket()).expect(200);
     assert_eq!(check(&held.ticket()).problem(410, "lost").body["reason"], "ended");
     assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "ended");
