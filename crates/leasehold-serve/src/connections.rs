@@ -74,8 +74,8 @@ impl Connections {
             () = stopping.cancelled() => {}
         }
         drop(listener);
-        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not read
-        // its answer does not keep the server.
+        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not
+        // read its response does not keep the server.
         let _ = timeout(&*self.clock, DRAIN, room.acquire_many(most)).await;
     }
 

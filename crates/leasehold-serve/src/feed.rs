@@ -35,7 +35,8 @@ pub(crate) const MOST_LOCKS: usize = 500;
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct FeedEvent {
     /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock looks different from before.
-    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the store.
+    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the
+    /// store.
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     pub(crate) lock: String,
@@ -353,7 +354,7 @@ impl Feed {
         }
     }
 
-    /// Notes whether the store answered, and tells viewers if that is new.
+    /// Records whether the store responded, and notifies viewers if this has changed.
     fn note(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut self.known().trouble, trouble.clone());
         if before.is_some() != trouble.is_some() {

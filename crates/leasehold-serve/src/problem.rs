@@ -16,7 +16,7 @@ pub(crate) struct Problem {
     /// `urn:leasehold:` and one word for programs, such as `urn:leasehold:held`.
     #[serde(rename = "type")]
     kind: String,
-    /// The status of the answer.
+    /// The status of the response.
     status: u16,
     /// The status in words.
     title: &'static str,
@@ -31,7 +31,8 @@ pub(crate) struct Problem {
     /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
-    /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was lost.
+    /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was
+    /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<Option<u64>>,
     #[serde(skip)]

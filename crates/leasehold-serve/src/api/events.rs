@@ -28,7 +28,7 @@ pub(crate) struct EventsQuery {
     #[serde(default)]
     prefix: String,
     /// Also send `look` when the server has looked at a lock that is as it was, with what remains of its lease, and
-    /// `unavailable` and `available` when the store stops or begins to answer.
+    /// `unavailable` and `available` when the store stops or begins to respond.
     #[serde(default)]
     looks: bool,
 }

@@ -1,7 +1,7 @@
 //! Reserving a lock: a person holds it for a time, like any other holder.
 //!
-//! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's principal.
-//! Pages, addresses and logs never contain the ticket.
+//! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's
+//! principal. Pages, addresses and logs never contain the ticket.
 
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -37,7 +37,8 @@ pub(super) struct Form {
 impl Form {
     /// The form to show again after `problem`, with what was typed.
     pub(super) fn after(mut self, problem: &Problem) -> Self {
-        // Without an answer of the store, the lock may have been acquired. Repeating it with the same key has that hold.
+        // Without a response of the store, the lock may have been acquired. Repeating it with the same key has that
+        // hold.
         if !problem.status().is_server_error() {
             self.key.clear();
         }
@@ -112,7 +113,7 @@ pub(super) fn allowed(
     if arrival.caller.principal.is_none() {
         return Err(unknown());
     }
-    // The answer is the lock's page. The right to acquire is checked where the lock is acquired.
+    // The response is the lock's page. The right to acquire is checked where the lock is acquired.
     arrival.must(Right::Read, name)
 }
 
@@ -178,7 +179,8 @@ pub(super) fn version(own: Option<&Reservation>) -> u64 {
     own.map_or(0, |own| own.until_us)
 }
 
-/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to release.
+/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to
+/// release.
 ///
 /// `flawed` is a form that failed: it is shown again.
 pub(super) fn section(

@@ -137,7 +137,7 @@ impl Endpoint {
     }
 }
 
-/// An absolute URL that nobody on the way can answer in its place: with `https`; or, if `plain` is allowed, with `http` on
+/// An absolute URL whose responses cannot be forged on the way: with `https`; or, if `plain` is allowed, with `http` on
 /// this machine.
 fn checked(url: &str, plain: bool) -> Result<Url, String> {
     let flaw = |flaw: &str| format!("the URL `{}` {flaw}", shown(url));

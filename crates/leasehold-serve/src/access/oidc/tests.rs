@@ -55,7 +55,7 @@ impl TestKey {
     }
 }
 
-/// What the issuer's server answers.
+/// The responses of the issuer's server.
 #[derive(Clone)]
 struct Answers {
     status: StatusCode,
@@ -84,7 +84,7 @@ struct TestIssuer {
     answers: Mutex<Answers>,
     /// How often its keys were asked for.
     fetches: watch::Sender<usize>,
-    /// Whether it answers.
+    /// Whether it responds.
     is_open: watch::Sender<bool>,
 }
 
@@ -392,7 +392,7 @@ async fn a_known_key_does_not_wait_for_a_fetch() {
     server.clock.suspend(PAUSE);
     let mut waiting = Box::pin(server.ask(&other));
     assert!(waiting.as_mut().now_or_never().is_none());
-    // The configuration comes first, and the issuer does not answer.
+    // The configuration comes first, and the issuer does not respond.
     assert!(server.ask(&good).now_or_never().expect("it waits").is_ok());
     // Its client goes, and the fetch goes on.
     drop(waiting);
