@@ -82,7 +82,7 @@ impl Request {
     }
 }
 
-/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the answer's
+/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the response's
 /// status and body.
 #[allow(dead_code, reason = "not every store uses it")]
 pub(crate) async fn exchange(

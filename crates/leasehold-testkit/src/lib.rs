@@ -6,7 +6,7 @@
 //!   clocks.
 //! - [`mod@conformance`]: the conformance suite, one named case for each required behaviour.
 //! - [`harness`]: the storage that leasehold's own stores run the cases on.
-//! - [`fault`]: a register that loses, delays, duplicates or holds back requests and answers, as the test says.
+//! - [`fault`]: a register that loses, delays, duplicates or holds back requests and responses, as the test chooses.
 //! - [`proxy`]: the same for HTTP, between a client and a real server. It also counts requests.
 //! - [`servers`]: the real servers that `./test` starts; [`launch`]: those that chaos and the benchmark start
 //!   themselves.

@@ -41,7 +41,7 @@ pub struct Machine {
 enum Skew {
     /// By this many microseconds.
     Fixed(i64),
-    /// Each answer comes from another front end, whose clock is off by up to this many microseconds.
+    /// Each response comes from another front end, whose clock is off by up to this many microseconds.
     Within(u64),
 }
 
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Awaits an answer and reads its `Date`, if there is an answer.
+    /// Awaits a response and reads its `Date`, if there is a response.
     async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let sent = self.env.now();
         let answer = answer.await;

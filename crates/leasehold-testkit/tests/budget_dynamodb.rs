@@ -1,4 +1,4 @@
-//! Requests of a lock on DynamoDB beside other clients, and after a lost answer. `budgets.rs` has the rest.
+//! Requests of a lock on DynamoDB beside other clients, and after a lost response. `budgets.rs` has the rest.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use leasehold::url::StoreUrl;
@@ -28,7 +28,7 @@ async fn a_lock_that_another_client_released_costs_no_read() {
     assert_eq!(client.requests(), ["UpdateItem", "UpdateItem"]);
 }
 
-/// If the answer to an applied write is lost, one read recognises it.
+/// If the response to an applied write is lost, one read recognises it.
 #[tokio::test]
 async fn a_grant_without_an_answer_counts_its_token_on_once() {
     let (counted, url) = Counted::on("dynamodb_local");

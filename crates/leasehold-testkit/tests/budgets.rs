@@ -211,8 +211,8 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     assert!(asking.load(Ordering::Relaxed) > 0);
 }
 
-/// If the answer to an applied write is lost, the client does not repeat the write: it reads the record and recognises
-/// it.
+/// If the response to an applied write is lost, the client does not repeat the write: it reads the record and
+/// recognises it.
 async fn a_lost_answer_costs_one_read_more(storage: &str) {
     let (counted, url) = Counted::on(storage);
     let client = counted.client(&url).await;

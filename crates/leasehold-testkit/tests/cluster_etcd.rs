@@ -80,7 +80,7 @@ async fn a_holder_outlives_the_leader() {
     next.release().await.unwrap();
 }
 
-/// The client's member hangs: it accepts requests but does not answer. The client switches to another member, with its
+/// The client's member hangs: it accepts requests but does not respond. The client switches to another member, with its
 /// keep-alives too, although their stream is still open.
 #[tokio::test]
 async fn a_member_that_hangs_costs_no_lock() {

@@ -18,7 +18,7 @@ use leasehold_testkit::stores::{fresh_on, scenarios};
 use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
-/// Long enough for a busy server to answer within it.
+/// Long enough for a busy server to respond within it.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
@@ -193,7 +193,8 @@ async fn outlives_its_server(scenario: &Scenario) {
     let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);
     let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
-    // The server may be killed before it has answered the waiter, and is then away for as long as it takes to start.
+    // The server may be killed before it has responded to the waiter, and is then unavailable until it has started
+    // again.
     let waiter = lock(1).await.store_timeout(LONG);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     environment.kill(Duration::from_millis(300)).await.unwrap();

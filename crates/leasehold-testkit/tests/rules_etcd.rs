@@ -232,7 +232,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     two.granted(&later).await;
 }
 
-/// Whatever the last answer was, a claim whose key stands in line is withdrawn only on request.
+/// Whatever the last response was, a claim whose key stands in line is withdrawn only on request.
 #[tokio::test]
 async fn an_error_in_line_does_not_say_that_nothing_is_there() {
     let (one, two) = two().await;
@@ -256,7 +256,7 @@ async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     assert_eq!(second.deadline, first.deadline);
 }
 
-/// However late the answer to a keep-alive is, the deadline counts from before it was sent.
+/// However late the response to a keep-alive is, the deadline counts from before it was sent.
 #[tokio::test]
 async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     const DELAY: Duration = Duration::from_millis(200);
@@ -294,7 +294,7 @@ async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     one.renewed(&mut kept).await;
 }
 
-/// A write whose answer was lost is found by its key: granted once, renewed, released.
+/// A write whose response was lost is found by its key: granted once, renewed, released.
 #[tokio::test]
 async fn an_answer_that_is_lost_is_resolved() {
     let url = Server::ETCD.fresh_url();
@@ -326,7 +326,7 @@ async fn an_answer_that_is_lost_is_resolved() {
     assert_eq!(released.unwrap(), Released::Released);
 }
 
-/// A place in line whose answer was lost is found when its turn comes. It becomes a grant only with the confirming
+/// A place in line whose response was lost is found when its turn comes. It becomes a grant only with the confirming
 /// write.
 #[tokio::test]
 async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
@@ -351,7 +351,7 @@ async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
     assert_eq!(held.token, Some(grant.token), "the store shows another token than the grant has");
 }
 
-/// The client is suspended while the answer is under way. It must not use that grant, and releases it at once.
+/// The client is suspended while the response is under way. It must not use that grant, and releases it at once.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let url = Server::ETCD.fresh_url();

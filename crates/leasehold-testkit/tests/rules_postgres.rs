@@ -216,7 +216,7 @@ async fn a_lost_answer_is_resolved_by_the_id_of_the_claim() {
     let wire = Wire::to(&Server::POSTGRESQL.address()).await;
     let by_wire = fresh.url().replace(&Server::POSTGRESQL.address(), &wire.address().to_string());
     let store = open(&by_wire).await;
-    // Connected already: the claim itself loses its answer.
+    // Connected already: the claim itself loses its response.
     store.release(&mut granted(&*store).await, None).await.unwrap();
     wire.let_answers(Answers::AreLost);
     let claim = claim(&*store);

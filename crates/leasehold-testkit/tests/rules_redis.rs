@@ -60,7 +60,7 @@ async fn refused(store: &dyn LeaseStore) -> HolderInfo {
     }
 }
 
-/// Redis's answer to a command about the lock's string (`LOCK`) or its record (`RECORD`).
+/// Redis's response to a command about the lock's string (`LOCK`) or its record (`RECORD`).
 async fn redis(url: &str, command: &[&str]) -> String {
     let (string, record) = (key(url, "lock"), format!("{}//leasehold", key(url, "lock")));
     let command: Vec<_> = command
@@ -394,7 +394,7 @@ async fn the_longest_grace_of_all_clients_counts() {
     assert!(refused(&*store).await.lapses_within.unwrap() > HOUR / 2);
 }
 
-/// Waits until the server's answer to INFO satisfies `condition`.
+/// Waits until the server's response to INFO satisfies `condition`.
 async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
     within(what, async {
         while !condition(&redis(url, &["INFO", "everything"]).await) {

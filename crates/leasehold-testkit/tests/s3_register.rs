@@ -117,7 +117,7 @@ async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Regist
     }
 }
 
-/// One conditional write, repeated while the store answers that it did nothing (409, 503).
+/// One conditional write, repeated while the store reports that it did nothing (409, 503).
 async fn write_until_answered(
     register: &S3Register,
     key: &str,
@@ -141,7 +141,7 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
     let count = async |_| {
         for _ in 0..5 {
             loop {
-                // moto answers some reads with 500 while others write.
+                // moto responds to some reads with 500 while others write.
                 let cell = match register.read("n.lock").await {
                     Ok(cell) => cell.unwrap(),
                     Err(error) if error.is_transient() => continue,

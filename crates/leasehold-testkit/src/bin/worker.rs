@@ -131,7 +131,7 @@ async fn permit(locker: &Locker, options: &Options) {
     }
 }
 
-/// Releases the lock. If the server is too slow to answer, the lease ends by itself, and no promise is broken.
+/// Releases the lock. If the server is too slow to respond, the lease ends by itself, and no promise is broken.
 async fn release(guard: Guard) {
     if let Err(error) = guard.release().await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
@@ -154,7 +154,7 @@ async fn hold(locker: &Locker, options: &Options) {
     say(format_args!("lost {loss}"));
 }
 
-/// Checks the guard only after each question, so that an answer is never from before a pause.
+/// Checks the guard only after each question, so that a response is never from before a pause.
 async fn answer(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
     say(format_args!("granted {}", token(&guard)));

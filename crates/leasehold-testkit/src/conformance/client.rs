@@ -13,7 +13,7 @@ use super::Harness;
 /// A ttl for cases in which no lease lapses. No longer than the longest of any store.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// A client of the storage under test. Its methods fail the case if the store does not answer as expected.
+/// A client of the storage under test. Its methods fail the case if the store does not respond as expected.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Arc<dyn LeaseStore>,
@@ -98,7 +98,7 @@ impl Client {
             match self.store.try_acquire(&claim).await.unwrap() {
                 AcquireOutcome::Granted(grant) => return grant,
                 AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
-                // A slow server may have granted the lock without our seeing the answer in time.
+                // A slow server may have granted the lock without our seeing the response in time.
                 AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }

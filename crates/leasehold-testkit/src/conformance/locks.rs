@@ -66,7 +66,7 @@ pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness
     loop {
         let lock = here.lock("lock").ttl(LONG);
         let given_up = {
-            // Polled once, twice, and so on: dropped before the request, during it, and after its answer.
+            // Polled once, twice, and so on: dropped before the request, during it, and after its response.
             let mut acquire = pin!(lock.acquire());
             let mut granted = None;
             for _ in 0..=polls {

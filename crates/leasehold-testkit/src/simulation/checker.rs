@@ -88,7 +88,7 @@ struct Granted {
     alive_until: Duration,
     /// When its latest write was sent.
     sent: Duration,
-    /// How long a holder may believe in the grant without another answer.
+    /// How long a holder may believe in the grant without another response.
     span: Duration,
     /// How many guards it was given to.
     given: usize,
@@ -137,7 +137,7 @@ impl Checker {
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
         let deleted = token <= lock.deleted;
         // What the holder's clocks have missed since it sent its latest renewal; and what they missed before that, as
-        // long as the holder may not have received the answer to that renewal.
+        // long as the holder may not have received the response to that renewal.
         let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {

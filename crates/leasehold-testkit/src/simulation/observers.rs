@@ -19,7 +19,7 @@ use super::{LOCK, Workload};
 const OBSERVERS: u64 = 2;
 
 /// How long an observer may take to learn who leads after its network has healed: it may have just begun to back off,
-/// or have a request under way that will never be answered.
+/// or have a request under way that never gets a response.
 const LEARNING: Duration = Duration::from_secs(60);
 
 /// The invariant that the observers check.

@@ -101,21 +101,21 @@ pub enum Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Requests are applied, and their answers are lost.
+    /// Requests are applied, and their responses are lost.
     LostAnswers,
     /// Requests are lost.
     LostRequests,
     /// Requests arrive late, even after their callers have given up.
     LateRequests,
-    /// Answers arrive late.
+    /// Responses arrive late.
     LateAnswers,
-    /// Requests arrive twice: at once, with either answer, or much later.
+    /// Requests arrive twice: at once, with either response, or much later.
     Doubles,
-    /// Requests are refused for now, or answered with a request to slow down.
+    /// Requests are refused for now, or throttled.
     Refusals,
     /// A machine is cut off.
     Partitions,
-    /// A machine's network accepts requests and answers none.
+    /// A machine's network accepts requests and responds to none.
     Hangs,
     /// A machine is suspended, and its clocks show it.
     Suspends,
@@ -129,7 +129,7 @@ pub enum Fault {
     Rates,
     /// A process dies with everything that it holds, and another starts.
     Crashes,
-    /// Acquisitions are given up before they are answered, or their processes die.
+    /// Acquisitions are given up before their response arrives, or their processes die.
     Cancellations,
     /// Contenders ask for different ttls.
     Ttls,

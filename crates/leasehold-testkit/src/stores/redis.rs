@@ -1,4 +1,5 @@
-//! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts itself.
+//! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts
+//! itself.
 
 #[cfg(feature = "chaos")]
 mod chaos;
@@ -161,7 +162,7 @@ impl RedisServer {
     pub const KEEPING: Self = Self { append: Some("always") };
     /// It loses its data when it is killed.
     pub const FORGETTING: Self = Self { append: None };
-    /// It may answer before it has written, as by default.
+    /// It may respond before it has written, as by default.
     pub const EVERY_SECOND: Self = Self { append: Some("everysec") };
 }
 

@@ -120,7 +120,7 @@ async fn signal(signal: &str, pids: &str) {
     assert!(Command::new("kill").arg(signal).args(pids.lines()).status().await.unwrap().success());
 }
 
-/// What one server refuses for good may be well on another, which does not answer now.
+/// What one server refuses for good may be well on another, which does not respond now.
 #[tokio::test]
 async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     let fresh = fresh();

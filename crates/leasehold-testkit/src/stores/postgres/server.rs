@@ -100,7 +100,7 @@ impl PostgresServer {
     /// Lets it copy nothing more. What the primary does from now on, it does not know.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When it does not respond.
     pub async fn stop_copying(&self) -> io::Result<()> {
         psql(&self.url_by(&self.address), "ALTER SYSTEM SET primary_conninfo = ''").await;
         psql(&self.url_by(&self.address), "SELECT pg_reload_conf()").await;
@@ -116,7 +116,7 @@ impl PostgresServer {
         self.until("SELECT pg_is_in_recovery()", "f").await
     }
 
-    /// Waits until it answers `sql` with `answer`.
+    /// Waits until the result of `sql` is `answer`.
     async fn until(&self, sql: &str, answer: &str) -> io::Result<()> {
         let start = SystemClock.now();
         loop {
@@ -155,7 +155,7 @@ impl PostgresServer {
         fs::write(&file, before + &lines.concat())
     }
 
-    /// Starts it. It may not answer yet.
+    /// Starts it. It may not respond yet.
     ///
     /// # Errors
     /// When it cannot be started.

@@ -79,7 +79,7 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
     })
 }
 
-/// Waits until the server at `url` answers as it should.
+/// Waits until the server at `url` responds as it should.
 async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
     within("a server of Redis", async {
         while !is_right(&redis_cli(url, command).await) {
