@@ -41,7 +41,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves requests until stdin is closed or the host ends.
 pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
-    // A session of its own, so that Ctrl-C does not end the agent before its host. Fails if it has one.
+    // A new session, so that Ctrl-C does not end the agent before its host. Fails if it leads one already.
     let _ = setsid();
     // While the host lives, it decides: it may want to end its work under its locks after a SIGTERM to both.
     let ignored = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);

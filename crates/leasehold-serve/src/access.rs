@@ -77,7 +77,7 @@ pub struct Access {
     /// The principals of client certificates, by a name in them.
     certificates: HashMap<String, String>,
     rules: Vec<Rule>,
-    /// The issuers of JWTs, with rules of their own.
+    /// The issuers of JWTs, with their rules.
     issuers: Issuers,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
@@ -92,8 +92,8 @@ pub(crate) struct Caller {
     pub(crate) principal: Option<String>,
     /// Whether it chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
-    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a token
-    /// without an end.
+    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a
+    /// token without an end.
     pub(crate) valid_until_us: Option<u64>,
     rights: Vec<(String, Vec<Right>)>,
 }
@@ -116,8 +116,8 @@ impl Access {
         }
     }
 
-    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature `oidc`.
-    /// Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
+    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature
+    /// `oidc`. Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
     ///
     /// # Errors
     /// Names what is wrong in the text. It repeats no digest.

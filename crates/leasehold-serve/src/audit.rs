@@ -88,7 +88,7 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let name = LockName::new("x").unwrap();
         for principal in ["ci", "ops"] {
-            // Opened anew, as after a restart.
+            // Opened again, as after a restart.
             Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), principal);
         }
         let text = std::fs::read_to_string(&path).unwrap();

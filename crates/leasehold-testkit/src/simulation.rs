@@ -196,7 +196,7 @@ fn examine<F: Future<Output = ()>>(
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     panics.listen();
     runtime.block_on(history(checker.clone()));
-    // Drops all tasks and joins the blocking thread: until then they may panic.
+    // Drops all tasks and joins the blocking thread. Before that, they may panic.
     drop(runtime);
     let panicked = panics.conclude().map(|what| ("P1", what));
     let mut checked = checker.lock();

@@ -199,7 +199,7 @@ async fn sentinels_name_the_primary() {
     let sentinel = Server::launch("LEASEHOLD_TEST_REDIS_SENTINEL", "port", &monitor).await;
     locks(&sentinel.url("", "master=main")).await;
     assert_eq!(redis_cli(&server.url("", ""), &["EXISTS", "locks/lock//leasehold"]).await, "1");
-    // One Sentinel that does not respond is no trouble.
+    // One Sentinel that does not respond causes no error.
     let two = sentinel.url("", "master=main").replace("redis://", "redis://127.0.0.1:1,");
     locks(&two).await;
     let unknown = refused(&sentinel.url("", "master=other")).await;

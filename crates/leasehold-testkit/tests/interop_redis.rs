@@ -23,7 +23,7 @@ async fn ours(fresh: &Fresh) -> Guard {
     within("a grant", lock.acquire()).await.unwrap()
 }
 
-/// What an attempt is told about the holder.
+/// What a failed attempt reports about the holder.
 async fn refused(fresh: &Fresh) -> leasehold::Error {
     let error = Locker::open(fresh.url()).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");

@@ -173,7 +173,7 @@ async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     two.granted(&lost).await;
 }
 
-/// The first in line confirms its turn with a write. Until then no client sees a token, and the token is that of the
+/// The first in line confirms its turn with a write. Before that, no client sees a token, and the token is that of the
 /// write.
 #[tokio::test]
 async fn a_turn_is_confirmed_by_a_visible_write() {

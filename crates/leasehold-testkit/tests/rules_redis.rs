@@ -377,7 +377,7 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
         }
     })
     .await;
-    // As if nobody had ever locked anything on it.
+    // As if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
     let second = granted_to(&*other, &claim_for(&*other, Duration::from_millis(500))).await;

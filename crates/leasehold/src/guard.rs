@@ -113,7 +113,7 @@ impl Guard {
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
-    /// The deadline: until then, the lock is certain to be held without another renewal. Local, no I/O. For a program
+    /// The time until which the lock is certain to be held without another renewal. Local, no I/O. For a program
     /// that checks the deadline in another process of this machine, as [`check`](Self::check) does it here.
     ///
     /// # Errors

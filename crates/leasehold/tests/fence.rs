@@ -253,7 +253,7 @@ async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
     assert_eq!(text(&*slow.0.inner).await, "b");
 }
 
-/// A write that takes longer than the read result stays valid is not retried for ever.
+/// A write that takes longer than the read result stays valid is not retried forever.
 #[tokio::test(start_paused = true)]
 async fn where_versions_come_back_unanswered_writes_are_given_up() {
     let register = by_content();

@@ -174,7 +174,7 @@ async fn a_loss_is_reported_once_at_the_deadline() {
     let Held { client, log, guard, token, .. } = held().await;
     client.network.every(Kind::Write, Fault::Stalled);
     guard.lost().await;
-    // A release afterwards is no second end.
+    // A release afterwards is not a second end.
     guard.release().await.unwrap();
     client.env.sleep(TTL * 3).await;
     assert_eq!(log.events(), [format!("lost {token} 29s Expired")]);
@@ -268,7 +268,7 @@ async fn requests_of_a_locker_are_counted_by_their_outcome() {
     let guard = locker.lock("x").acquire().await.unwrap();
     locker.inspect(&name()).await.unwrap();
     assert_eq!(locker.list("").count().await, 1);
-    // A caller that has seen enough is no failure.
+    // A stream that its caller drops early is not a failure.
     assert_eq!(locker.list("").take(1).count().await, 1);
     guard.release().await.unwrap();
     client.network.every(Kind::Read, Fault::Stalled);

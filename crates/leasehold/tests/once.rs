@@ -158,7 +158,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
     assert!(counts.writes <= 3 && counts.reads <= 102, "those who come after it ask once each: {counts:?}");
 }
 
-/// A task of this process waits for the end of the rest, and has the turn until then.
+/// A task of this process waits for the end of the cooldown, and keeps its turn meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_task_waiting_for_a_cooldown_does_not_delay_others() {
     let world = World::new();

@@ -86,7 +86,8 @@ async fn count(locker: &Locker, file: &Path) {
     }
 }
 
-/// Appends the token of each grant to a file, for ever, in two writes. No other process may write between them.
+/// Appends the token of each grant to a file, in two writes, in an endless loop. No other process may write between
+/// them.
 async fn log(locker: &Locker, file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
     loop {

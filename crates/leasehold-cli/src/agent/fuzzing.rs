@@ -42,7 +42,7 @@ thread_local! {
 /// The lines of a host. If none of them is a `hello`, one is sent first.
 pub(crate) fn agent_requests(data: &[u8]) {
     let mut text = String::from_utf8_lossy(data).replace("$SECRET", SECRET).into_bytes();
-    // What precedes the end of the file is no line.
+    // What precedes the end of the file is not a line.
     text.push(b'\n');
     RUNTIME.with(|runtime| runtime.block_on(serve(&text)));
 }

@@ -31,7 +31,7 @@ use crate::problem::Problem;
 const MOST_TOKEN: usize = 8 * 1024;
 /// By how much the clocks of the issuer and of this server may differ.
 const LEEWAY: Duration = Duration::from_secs(10);
-/// A token that expires later than this is valid until then, in seconds since the Unix epoch: in about 30,000 years.
+/// The latest expiry of a token, in seconds since the Unix epoch: in about 30,000 years. Later ones count as this.
 const MOST_TIME_S: f64 = 1e12;
 
 /// An entry [[issuer]] of the access file.
@@ -127,7 +127,7 @@ impl Issuers {
         self.0.iter().any(|issuer| Some(&*issuer.name) == name)
     }
 
-    /// Fetches the keys of all issuers, now and again: each in a task of its own. Runs until it is dropped.
+    /// Fetches the keys of all issuers, at intervals: each issuer's in a separate task. Runs until it is dropped.
     pub(super) async fn keep_keys(&self, env: &Env) {
         let mut tasks = JoinSet::new();
         for issuer in &self.0 {
@@ -137,7 +137,7 @@ impl Issuers {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// The caller with this `token`; `None` if it is no token of an issuer.
+    /// The caller with this `token`; `None` if it is not from one of the issuers.
     pub(super) async fn caller(&self, token: &str, env: &Env) -> Option<Result<Caller, Problem>> {
         if self.is_empty() || token.bytes().filter(|byte| *byte == b'.').count() != 2 {
             return None;
@@ -214,7 +214,7 @@ impl Issuer {
         }
     }
 
-    /// The caller whose token has these verified claims, and is valid until then.
+    /// The caller whose token has these verified claims and is valid until `valid_until_us`.
     fn caller(&self, claims: &Value, valid_until_us: u64) -> Result<Caller, Problem> {
         let principal = self
             .principal

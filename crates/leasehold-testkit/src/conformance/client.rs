@@ -45,7 +45,7 @@ impl Client {
     /// A new claim of this client.
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
         let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
-        // On a busy machine a server may be slow. That is no fault of the store's client.
+        // On a busy machine a server may be slow. That is not a fault of the store's client.
         claim.store_timeout = self.limit / 2;
         claim
     }

@@ -297,7 +297,7 @@ impl Link {
         self.each().into_iter().for_each(<dyn Network>::stall);
     }
 
-    /// Cuts the network off for ever: its process is dead.
+    /// Disconnects from the network permanently: its process is dead.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.disconnect();

@@ -60,7 +60,7 @@ impl TestStore for Postgres {
         }
     }
 
-    /// With a table of its own, as `leasehold init` makes it.
+    /// With a separate table, as `leasehold init` creates it.
     fn fresh_url(&self, storage: &Storage, _folder: &Path) -> String {
         let server = storage.server.expect("storage on a server").url();
         let url = with_option(&server, &format!("table=locks_{}", unique()));

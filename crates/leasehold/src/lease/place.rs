@@ -38,7 +38,7 @@ pub(crate) struct Place(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Whose place this is. An acquisition that begins anew has another claim.
+    /// Whose place this is. An acquisition that starts again has another claim.
     claim: Option<Id>,
     standing: Standing,
     /// Whether it has tried to join.

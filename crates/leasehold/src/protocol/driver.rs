@@ -120,7 +120,7 @@ impl RegisterLeases {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
-    /// Awaits an examination of the store. It has a time limit of its own, and does not count against `budget`.
+    /// Awaits an examination of the store. It has its own time limit, and does not count against `budget`.
     async fn examined(
         &self,
         examination: impl Future<Output = Result<(), StoreError>>,

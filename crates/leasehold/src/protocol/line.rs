@@ -1,12 +1,12 @@
 //! The line of a lock: the processes that wait for it, in the order of their arrival.
 //!
 //! The line is kept in a record beside the lock's. It only delays grants: every grant remains a conditional write over
-//! the lock's record, by the [rules](super::rules) alone. So an error here, or a line that another client damages, costs
-//! time and never exclusion.
+//! the lock's record, by the [rules](super::rules) alone. So an error here, or a line that another client damages,
+//! costs time and never exclusion.
 //!
 //! A waiter's number is its place in the order of arrival. The lock's record says up to which number waiters were
-//! [`served`](super::record::Record::served), so a grant does not have to write the line. Whoever writes the line next
-//! removes the served waiters.
+//! [`served`](super::record::Record::served), so a grant does not have to write the line. The next client that writes
+//! the line removes the served waiters.
 
 use std::time::Duration;
 

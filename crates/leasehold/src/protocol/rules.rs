@@ -3,7 +3,7 @@
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
 //! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without
 //! any one of them there can be two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name
-//! the rule that they guard. SQLite, etcd, PostgreSQL and Redis have rules of their own, in `stores/X`.
+//! the rule that they guard. SQLite, etcd, PostgreSQL and Redis have their own rules, in `stores/X`.
 
 use std::time::Duration;
 

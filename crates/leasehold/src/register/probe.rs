@@ -1,8 +1,8 @@
 //! Checks whether a register enforces its preconditions: once per process and prefix, before the first write.
 //!
 //! A store that ignores `If-Match` grants one lock to every client. A store that checks it non-atomically does so in
-//! races. Both behave like correct stores until then. So a store is raced before it is used for locks, and the result
-//! is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
+//! races. Without a race, both behave like correct stores. So a store is raced before it is used for locks, and the
+//! result is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
 //! outdated version of the marker itself.
 //!
 //! If a marker says that this place passed, a process reads it and checks that a write with the outdated version is

@@ -341,7 +341,7 @@ impl Kubernetes {
             let (page, next) = retry(&self.env, || self.page(token.as_deref())).await?.into_page();
             pages.next = match next {
                 None => Next::None,
-                // A repeated token would list the same page for ever.
+                // A repeated token would list the same page forever.
                 Some(next) if Some(&next) == token.as_ref() => return Err(endless_listing()),
                 Some(next) => Next::After(next),
             };

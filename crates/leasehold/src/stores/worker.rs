@@ -21,7 +21,7 @@ use crate::lease::Grant;
 /// The time limit of the last requests of a store after it was dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
-/// The leases of a store whose work runs on a thread of its own.
+/// The leases of a store whose work runs on its own thread.
 #[derive(Debug)]
 pub(super) struct OnWorker<L> {
     pub(super) leases: Arc<L>,

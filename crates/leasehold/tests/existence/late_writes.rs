@@ -143,7 +143,7 @@ async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
     }
 }
 
-/// A release reports whether the lock was held until then. It deletes the late object in any case.
+/// A release reports whether the lock was still held. It deletes the late object in any case.
 #[tokio::test(start_paused = true)]
 async fn a_late_create_does_not_make_a_lost_lock_look_released() {
     for dates_only in [false, true] {

@@ -28,7 +28,7 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct KeyFile {
     path: PathBuf,
-    /// The read that has not ended. One on a network that is down can take for ever, and each takes a thread.
+    /// The read that has not ended. One on a network that is down may never end, and each occupies a thread.
     reading: Mutex<Option<Reading>>,
 }
 

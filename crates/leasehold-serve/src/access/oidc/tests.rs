@@ -461,7 +461,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     let key = TestKey::ed25519("a");
     let (stuck, good) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
     let folder = tempfile::tempdir().unwrap();
-    // Nobody writes to it.
+    // Without a writer, a read of it never ends.
     let fifo = folder.path().join("keys.json");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let jwks = format!("jwks = \"{}\"\n[[rule]]", fifo.display());

@@ -212,7 +212,7 @@ impl PostgresServer {
         }
     }
 
-    /// Each of its processes has a session of its own, so they are found as children of the first.
+    /// Each of its processes has its own session, so they are found as children of the first.
     fn signal_all(&self, signal: Signal) {
         let Some(first) = self.process.as_ref().and_then(Child::id) else { return };
         let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();

@@ -298,7 +298,7 @@ impl RegisterLeases {
                 return Ok(Some(floor_us));
             }
             // This is more than a `Date` explains: the response is old, or a clock was set. A new response gives the
-            // time anew.
+            // current time.
             budget.request(self.records.read(name)).await?;
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;

@@ -1,6 +1,6 @@
 //! Deletes what late creates leave. On a store where a release deletes, a late create finds no object, as it expects,
 //! and leaves a lock that no process acts on. leasehold's own contenders wait for it to lapse. Other clients would wait
-//! for ever. So the sender of such a create looks for the object and deletes it.
+//! forever. So the sender of such a create looks for the object and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -139,7 +139,7 @@ impl Marker {
         }
     }
 
-    /// Parses a marker. Returns a blank one if the bytes are no marker, or one of an older examination.
+    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older examination.
     pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
         match serde_json::from_slice(bytes) {
             Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
@@ -149,7 +149,7 @@ impl Marker {
 
     /// The bytes that are written.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        // Strings and numbers always serialize. If they did not, an empty marker would only be examined anew.
+        // Strings and numbers always serialize. If they did not, an empty marker would only cause another examination.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 

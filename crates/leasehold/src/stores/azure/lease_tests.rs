@@ -259,7 +259,7 @@ async fn a_lease_that_another_client_has_by_now_was_taken_over() {
     assert_eq!(by.holder.unwrap().name, "bob");
 }
 
-/// Azure renews a lease that has expired, if no other client has taken it since. Its guard was told that it is lost.
+/// Azure renews a lease that has expired, if no other client has taken it since. Its guard has reported the loss.
 #[tokio::test]
 async fn only_the_local_deadline_says_how_long_a_grant_is_valid() {
     let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());

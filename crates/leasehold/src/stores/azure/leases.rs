@@ -378,7 +378,7 @@ impl LeaseStore for AzureLeases {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        // Other programs have blobs whose names are no lock names.
+        // Other programs have blobs whose names are not lock names.
         let names = self.blobs.list(&key(prefix)).filter_map(async |key| match key {
             Ok(key) => LockName::new(key.replace(BACKSLASH, "\\")).ok().map(Ok),
             Err(error) => Some(Err(error)),

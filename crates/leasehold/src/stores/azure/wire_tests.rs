@@ -123,7 +123,7 @@ async fn a_write_is_sent_once_and_a_lost_answer_is_unknown() {
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
     assert_eq!(server.requests().len(), 1);
-    // The blob was written, and nobody knows its version.
+    // The blob was written, and its version is unknown.
     let server = Server::always(answer("201 Created", "x-ms-request-id: r\r\n", "")).await;
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");

@@ -371,7 +371,7 @@ impl Session {
     }
 
     /// Deletes the keys of claims that were not used for as long as a lease lasts. The other claims would otherwise
-    /// keep these keys alive for ever.
+    /// keep these keys alive forever.
     async fn sweep(&self, client: &Client, env: &Env) {
         let budget = &self.budget(env);
         for (id, key, revision) in self.stale(env.now()) {

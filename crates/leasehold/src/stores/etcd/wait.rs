@@ -196,7 +196,7 @@ mod tests {
     use crate::stores::etcd::value::Value;
 
     /// An inspection shows how much of a cooldown is left, and the key does not. An observer would otherwise read again
-    /// at once, for ever.
+    /// at once, forever.
     #[test]
     fn a_cooldown_that_goes_on_is_no_change() {
         let env = crate::env::Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);

@@ -1,8 +1,8 @@
 //! The Lease object of a lock, and its conversion to and from a record.
 //!
 //! The fields of `spec` are those of Kubernetes, and say to its clients who holds the lock. The record itself is in an
-//! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that the
-//! record belongs to. The record counts only while that mark fits. Otherwise the lock belongs to another client.
+//! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that
+//! the record belongs to. The record counts only while that mark fits. Otherwise the lock belongs to another client.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ pub(super) const RECORD: &str = "leasehold/record";
 pub(super) const MARK: &str = "leasehold/record-of";
 /// The name of the lock, if the object has another name.
 pub(super) const NAME: &str = "leasehold/name";
-/// The line of waiters, in an object of its own.
+/// The line of waiters, in a separate object.
 pub(super) const LINE: &str = "leasehold/line";
 
 /// Other clients wait for this much longer than the record says. They compare times in whole seconds, so the latest of
@@ -148,7 +148,7 @@ impl Lease {
         let spec = self.spec.as_ref().unwrap_or(&nothing);
         if let Some(strategy) = &spec.strategy {
             let strategy = printable(strategy, 32);
-            // The server chooses the holder by rules of its own.
+            // The server chooses the holder by its own rules.
             let what = format!("a Lease of Kubernetes' coordinated leader election (strategy {strategy})");
             return Ok(Content::Foreign(what));
         }
@@ -161,8 +161,8 @@ impl Lease {
 
 /// The lock of another client, which wrote `spec` over the record `earlier`, if there was one.
 ///
-/// It counts as newborn, because that record may be missing or outdated. The next grant takes its token from the server's
-/// clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
+/// It counts as newborn, because that record may be missing or outdated. The next grant takes its token from the
+/// server's clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
 fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     let holder = spec.holder();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);

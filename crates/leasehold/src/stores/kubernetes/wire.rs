@@ -73,8 +73,8 @@ pub(super) fn create(namespace: &str, name: &str, annotations: Value, spec: Valu
 
 /// Changes the annotations, and `spec` unless it is `None`, of the Lease `name` if it is still at `resource_version`.
 ///
-/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease anew after it
-/// was deleted.
+/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease again after
+/// it was deleted.
 pub(super) fn patch(
     namespace: &str,
     name: &str,

@@ -67,7 +67,7 @@ pub(in super::super) fn grace_before(claim: &Claim, record: &Record) -> Duration
     grace(before.map(|waiter| waiter.polls))
 }
 
-/// What `claim` is told if the lock is available, and kept for a waiter before it.
+/// The result for `claim` if the lock is available, but reserved for a waiter before it.
 pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.

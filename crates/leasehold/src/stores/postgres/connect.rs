@@ -118,7 +118,7 @@ impl Way {
         if notified.is_some() {
             config.options(format!("-c {MARK}=on"));
         }
-        // Both are read anew each time, since they may be replaced while the store is open.
+        // Both are read again each time, since they may be replaced while the store is open.
         let location = self.location.clone();
         let read = tokio::task::spawn_blocking(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;

@@ -63,7 +63,7 @@ pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Tab
     }
 }
 
-/// Settings of the store URL that do not suit the server are no trouble that passes.
+/// Settings of the store URL that do not suit the server are not a transient error.
 fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match is_tls {

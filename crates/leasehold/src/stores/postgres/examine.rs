@@ -110,7 +110,7 @@ fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
             .with_help("create it: leasehold init");
     }
-    // That the server is no primary is another finding.
+    // Another finding reports a server that is not the primary.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
     if let Err(fault) = server::check(&on_primary, host, table) {
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());

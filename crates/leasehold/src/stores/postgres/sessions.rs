@@ -125,8 +125,8 @@ impl Sessions {
         Ok(Used { sessions: self, session: Some(session), _permit: permit })
     }
 
-    /// Opens a connection in a task of its own: a request that is given up before it is open leaves it to the next. The
-    /// task has the permit, so that such requests do not open more connections than there are permits.
+    /// Opens a connection in a separate task: if its request is given up before it is open, the next request gets it.
+    /// The task has the permit, so that such requests do not open more connections than there are permits.
     async fn opened(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,

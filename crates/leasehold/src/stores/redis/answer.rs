@@ -16,7 +16,7 @@ pub(super) struct Answer {
     pub(super) now_us: u64,
     /// For how long the server grants no lock.
     pub(super) recovers_within: Duration,
-    /// The type of the key that another client uses, and for how long, in milliseconds. Negative if for ever.
+    /// The type of the key that another client uses, and for how long, in milliseconds. Negative if there is no limit.
     foreign: Option<(String, i64)>,
     fields: Vec<(String, String)>,
 }

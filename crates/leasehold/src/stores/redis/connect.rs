@@ -232,7 +232,7 @@ fn read(password: &Option<Password>) -> Result<Option<String>, Error> {
     password.as_ref().map(Password::read).transpose()
 }
 
-/// The password is read anew each time, since it may be replaced while the store is open.
+/// The password is read again each time, since it may be replaced while the store is open.
 async fn logging_in(
     user: &Option<String>,
     password: &Option<Password>,
@@ -427,8 +427,8 @@ impl Links {
         self.current().clone().filter(|link| !link.driver.is_finished())
     }
 
-    /// The connection to the primary. It is opened in a task of its own: a request that is given up before leaves it to
-    /// the next.
+    /// The connection to the primary. It is opened in a separate task: a request that is given up before that leaves it
+    /// to the next.
     pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         if let Some(link) = self.opened() {
             return Ok(link);

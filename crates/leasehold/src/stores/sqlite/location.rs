@@ -28,7 +28,7 @@ impl Location {
     /// Takes the location out of `url`.
     ///
     /// # Errors
-    /// Invalid for a URL with an authority or with a path that is no file.
+    /// Invalid for a URL with an authority or with a path that is not a file.
     pub(super) fn from_url(url: &mut StoreUrl) -> Result<Self, Error> {
         let allow_network = url.take_switch("allow_network")?.unwrap_or(false);
         let authority = url.authority().unwrap_or("");
@@ -130,7 +130,7 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is a folder, not a file"))
             .with_help(format!("name a file in it: sqlite:{shown}/locks.db")));
     }
-    // Opening a pipe would block for ever.
+    // Opening a pipe would block forever.
     if !metadata.is_file() {
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is not a regular file")));
     }

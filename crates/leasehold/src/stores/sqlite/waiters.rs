@@ -62,7 +62,7 @@ impl Waiter {
             || self.process.as_ref().is_some_and(|process| machine.is_dead(process))
     }
 
-    /// What other claims are told while the lock is kept for this waiter.
+    /// The result for other claims while the lock is reserved for this waiter.
     fn as_holder(&self, now: Moment) -> HolderInfo {
         HolderInfo {
             holder: Some(self.holder.clone()),
