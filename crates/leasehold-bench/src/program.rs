@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_say_why_it_ended() {
+    async fn the_last_output_says_why_it_ended() {
         let mut program = shell("echo no reason >&2; echo the reason >&2; echo >&2; exit 1");
         let trouble = program.says("ready", LIMIT).await.unwrap_err();
         assert_eq!(trouble, Trouble::Failed("exit status: 1: the reason".to_owned()));

@@ -358,7 +358,7 @@ fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
 }
 
 #[test]
-fn the_doctor_refuses_a_store_that_does_not_answer() {
+fn the_doctor_refuses_a_store_that_does_not_respond() {
     // The port was bound just before, so another process is unlikely to get it.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let diagnosis = examined(&format!("etcd://{address}/locks/"));

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_no_log() {
+    fn a_device_is_not_accepted_as_the_log() {
         // Reading it would not end.
         assert!(Audit::open(Path::new("/dev/full")).is_err());
     }

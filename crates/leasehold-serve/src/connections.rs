@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_stops_does_not_wait_for_ever() {
+    async fn a_stopping_server_does_not_wait_forever() {
         let asked = Arc::new(tokio::sync::Notify::new());
         let asks = asked.clone();
         let handler = get(async move || {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_stops_ends_idle_connections() {
+    async fn a_stopping_server_ends_idle_connections() {
         let (address, stopping) = start(2, None).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
         idle.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_harm_does_what_it_says() {
+    async fn each_fault_of_the_proxy_has_its_effect() {
         let short = Duration::from_millis(1);
         for (harm, status, applied) in [
             (Harm::None, Some("200"), true),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn harm_comes_to_the_method_that_it_is_for_and_ends_when_healed() {
+    async fn a_fault_applies_to_its_method_and_ends_when_healed() {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", Harm::Cut);

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn through_a_wire_that_is_cut_nothing_passes() {
+    async fn nothing_passes_through_a_cut_wire() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let member = listener.local_addr().unwrap().to_string();
         let (heard, hears) = watch::channel(0);

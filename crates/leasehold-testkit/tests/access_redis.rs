@@ -207,7 +207,7 @@ async fn sentinels_name_the_primary() {
 }
 
 #[tokio::test]
-async fn sentinels_have_a_password_of_their_own() {
+async fn sentinels_have_their_own_password() {
     let server = Server::start("appendonly yes\nrequirepass p@ss/word\n").await;
     let settings = format!(
         "requirepass its-own\nsentinel monitor main 127.0.0.1 {} 1\nsentinel auth-pass main p@ss/word\n",

@@ -30,7 +30,7 @@ async fn a_lock_that_another_client_released_costs_no_read() {
 
 /// If the response to an applied write is lost, one read recognises it.
 #[tokio::test]
-async fn a_grant_without_an_answer_counts_its_token_on_once() {
+async fn a_grant_with_a_lost_response_increments_its_token_once() {
     let (counted, url) = Counted::on("dynamodb_local");
     let client = counted.client(&url).await;
     let mut grant = client.granted().await;

@@ -244,7 +244,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
 }
 
 #[tokio::test]
-async fn the_row_about_the_server_is_no_lock() {
+async fn the_row_about_the_server_is_not_a_lock() {
     let (_fresh, url) = known().await;
     let locker = Locker::open(&url).await.unwrap();
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();

@@ -151,7 +151,7 @@ async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
 }
 
 #[tokio::test]
-async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
+async fn a_cut_off_holder_stops_before_a_successor_is_granted() {
     on_each(fresh_on(Kind::Serial, false), async |fresh| {
         let url = fresh.url();
         let proxy = Proxy::start(fresh.server().address()).await;

@@ -35,7 +35,7 @@ fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
 }
 
 #[tokio::test]
-async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+async fn the_lock_alternates_and_each_client_excludes_the_other() {
     for (program, storage) in PEERS.into_iter().zip(["redis", "redis_valkey", "redis"]) {
         let fresh = stores::fresh(storage);
         let mut last = None;
@@ -60,7 +60,7 @@ async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
 
 /// Ours waits until theirs has run out of time, and theirs until ours has.
 #[tokio::test]
-async fn each_succeeds_the_other_when_it_has_died() {
+async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("redis");
     let mut theirs = peer(Program::REDIS_PY, &fresh, "hold", "2", &[]);
     theirs.says("granted").await;

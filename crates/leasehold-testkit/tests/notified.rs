@@ -157,7 +157,7 @@ mod poolers {
     }
 
     #[tokio::test]
-    async fn the_doctor_says_whether_waiters_are_notified() {
+    async fn the_doctor_reports_whether_waiters_are_notified() {
         let fresh = stores::fresh("postgres");
         assert!(notifications(fresh.url()).await.contains("at once"));
         let off = with_option(fresh.url(), "notify=off");

@@ -117,7 +117,7 @@ async fn waiters_are_shown_also_behind_older_keys_of_other_locks() {
 
 /// A client that waits for a job to end sees that the lock now rests: the key is written then, not deleted.
 #[tokio::test]
-async fn a_waiter_outside_the_line_is_woken_by_a_rest() {
+async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     let url = Server::ETCD.fresh_url();
     let mut options = StoreOptions::default();
     options.env = Env::seeded(Arc::new(NoLongSleep), 1);
@@ -139,7 +139,7 @@ async fn a_waiter_outside_the_line_is_woken_by_a_rest() {
 /// Fault 28: the key of a claim in line expires with its lease. A client that took having no key before its own for
 /// its turn would believe in a key that no longer exists.
 #[tokio::test]
-async fn a_place_in_line_that_was_lost_is_no_grant() {
+async fn a_lost_place_in_line_is_not_a_grant() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();
@@ -296,7 +296,7 @@ async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
 
 /// A write whose response was lost is found by its key: granted once, renewed, released.
 #[tokio::test]
-async fn an_answer_that_is_lost_is_resolved() {
+async fn a_lost_response_is_resolved() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
@@ -329,7 +329,7 @@ async fn an_answer_that_is_lost_is_resolved() {
 /// A place in line whose response was lost is found when its turn comes. It becomes a grant only with the confirming
 /// write.
 #[tokio::test]
-async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
+async fn a_place_with_a_lost_response_is_confirmed_by_a_write() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url).await;

@@ -211,7 +211,7 @@ async fn a_late_copy_of_a_claim_ends_no_cooldown() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_resolved_by_the_id_of_the_claim() {
+async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     let fresh = fresh();
     let wire = Wire::to(&Server::POSTGRESQL.address()).await;
     let by_wire = fresh.url().replace(&Server::POSTGRESQL.address(), &wire.address().to_string());
@@ -319,7 +319,7 @@ async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
 
 /// As if the server's clock had been set back by an hour since.
 #[tokio::test]
-async fn a_released_lock_is_free_whatever_its_time_says() {
+async fn a_released_lock_is_free_whatever_its_time() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();

@@ -80,7 +80,7 @@ async fn move_end(url: &str, us: i64) {
 }
 
 #[tokio::test]
-async fn a_lock_without_its_string_is_held_while_its_record_says_so() {
+async fn a_lock_without_its_string_is_held_while_its_record_is_live() {
     let fresh = fresh();
     let (one, two) = (open(fresh.url()).await, open(fresh.url()).await);
     let mut grant = granted(&*one).await;

@@ -33,9 +33,9 @@ cases! {
     of_many_replacements_of_one_version_exactly_one_wins
     a_counter_by_compare_and_set_is_exact
     a_missing_key_conflicts_with_an_expected_version
-    strange_names_come_back_as_they_were
+    unusual_names_are_read_back_unchanged
     a_listing_of_more_than_a_page_is_complete
-    the_stores_clock_is_known_from_any_answer
+    every_response_shows_the_stores_clock
     the_probe_accepts_it_and_then_costs_two_requests
     many_probes_at_once_agree
 }
@@ -170,7 +170,7 @@ async fn a_missing_key_conflicts_with_an_expected_version(register: S3Register) 
     }
 }
 
-async fn strange_names_come_back_as_they_were(register: S3Register) {
+async fn unusual_names_are_read_back_unchanged(register: S3Register) {
     let mut names = [
         "a b+c.lock",
         "100%.lock",
@@ -203,7 +203,7 @@ async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
     assert_eq!(register.list("none").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
 }
 
-async fn the_stores_clock_is_known_from_any_answer(register: S3Register) {
+async fn every_response_shows_the_stores_clock(register: S3Register) {
     assert_eq!(register.store_time(), None);
     register.read("x.lock").await.unwrap();
     // Server and test run on one machine and share its clock: the true time lies within the bounds.

@@ -140,7 +140,7 @@ async fn a_cooldown_is_retried_for_the_lease_and_then_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unsupported_cooldown_releases_and_says_so() {
+async fn an_unsupported_cooldown_releases_and_is_an_error() {
     let client = World::by_existence().observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
     let error = lock.acquire().await.unwrap().release_with_cooldown(SECOND).await.unwrap_err();
@@ -359,7 +359,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
 
 /// If the response to a grant arrives seven seconds late, its lease ends soon.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_was_answered_late_is_renewed_in_time() {
+async fn a_grant_that_arrived_late_is_renewed_in_time() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());

@@ -171,7 +171,7 @@ async fn a_wall_clock_set_back_does_not_stall_the_first_grant() {
 
 /// A record with an extreme value.
 #[tokio::test(start_paused = true)]
-async fn a_beat_at_its_limit_is_no_panic() {
+async fn a_heartbeat_at_its_limit_causes_no_panic() {
     let world = World::new();
     let client = world.observer(1);
     let mut grant = client.granted().await;

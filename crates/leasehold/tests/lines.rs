@@ -168,7 +168,7 @@ async fn only_waiters_stand_in_line_and_giving_up_leaves_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_came_too_late_is_acquired_anew() {
+async fn a_grant_that_came_too_late_is_acquired_again() {
     let world = World::new();
     let client = world.observer(1);
     let store = Lining::on(&client);

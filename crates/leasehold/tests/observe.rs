@@ -239,7 +239,7 @@ async fn a_renewal_that_the_guard_did_not_see_is_not_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_is_unconfirmed() {
+async fn a_release_without_a_response_is_unconfirmed() {
     let Held { client, log, guard, token, .. } = held().await;
     client.network.every(Kind::Write, Fault::Stalled);
     drop(guard);

@@ -44,7 +44,7 @@ async fn due_after(world: &World, start: leasehold::clock::Moment) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_goes_too_fast_shortens_no_rest() {
+async fn a_fast_clock_shortens_no_cooldown() {
     let world = World::new();
     let client = world.client(1, TestClock::with_rate(1.005), true);
     let start = world.clock.now();
@@ -222,7 +222,7 @@ async fn a_job_longer_than_its_period_may_run_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
+async fn an_unrecorded_run_is_an_error_that_says_it_ran() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let error = job(&client)
@@ -240,7 +240,7 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
 
 /// A lost response or a refusal does not make the job run twice.
 #[tokio::test(start_paused = true)]
-async fn recording_a_cooldown_is_retried_until_answered() {
+async fn recording_a_cooldown_is_retried_until_it_succeeds() {
     for trouble in [Outcome::AppliedLost, Outcome::Dropped, Outcome::NotApplied, Outcome::Denied] {
         let world = World::new();
         let client = world.dated(1);
@@ -282,7 +282,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operator_ends_a_rest() {
+async fn an_operator_ends_a_cooldown() {
     let world = World::new();
     let client = world.dated(1);
     assert_eq!(ok(&job(&client)).await.unwrap(), Once::Ran(Ok(1)));
@@ -309,7 +309,7 @@ async fn a_period_that_cannot_be_kept_is_refused_before_the_job_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_period_is_rested() {
+async fn the_longest_period_is_kept() {
     let world = World::new();
     let client = world.dated(1);
     let year = Duration::from_secs(366 * 86_400);

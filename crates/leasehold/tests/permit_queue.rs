@@ -1,5 +1,5 @@
-//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Paused time, with the poll
-//! interval of S3.
+//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Paused time, with the
+//! poll interval of S3.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ async fn processes_are_granted_permits_in_the_order_of_arrival() {
 
 /// The first in the queue holds its lock, and so is not in its line.
 #[tokio::test(start_paused = true)]
-async fn each_waiter_for_a_permit_is_told_who_is_before_it() {
+async fn each_waiter_for_a_permit_learns_who_is_before_it() {
     let world = World::paced();
     let holder = world.dated(1);
     let _held = full(&holder).await;

@@ -55,7 +55,7 @@ async fn a_repetition_elsewhere_renews_the_hold() {
 
 /// A longer ttl of a repetition counts for contenders too.
 #[tokio::test(start_paused = true)]
-async fn a_record_lasts_as_long_as_each_repetition_believes() {
+async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {
     let world = World::new();
     let (one, two, other) = (world.dated(1), world.dated(2), world.dated(3));
     let earlier = acquired(&one, 9).await;

@@ -172,7 +172,7 @@ fn found(invariant: &str, plan: impl Fn(u64) -> Plan) -> Box<Violation> {
 
 /// If clock rates are off by 30 %, holders and contenders disagree, and holders believe for too long.
 #[test]
-fn i1_clocks_outside_the_bound_are_found_out() {
+fn i1_clocks_outside_the_bound_are_detected() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
         Plan { faults: plan.faults.with(Fault::Rates), ..plan }
@@ -183,7 +183,7 @@ fn i1_clocks_outside_the_bound_are_found_out() {
 
 /// The margin protects the locks: front ends that disagree by less occur in the histories above.
 #[test]
-fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
+fn i1_store_clocks_apart_by_more_than_the_margin_are_detected() {
     found("I1", |seed| {
         let plan = Plan { skew: Duration::from_secs(10), ..Plan::from_seed(seed) };
         Plan { faults: plan.faults.with(Fault::Skew).without(Fault::Deletions), ..plan }
@@ -191,7 +191,7 @@ fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
 }
 
 #[test]
-fn i3_a_resource_that_does_not_check_tokens_is_found_out() {
+fn i3_a_resource_that_does_not_check_tokens_is_detected() {
     found("I3", |seed| Plan { fenced: false, ..Plan::from_seed(seed) });
 }
 

@@ -171,7 +171,7 @@ async fn a_store_that_refuses_reads_is_read_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_woken_when_the_lock_begins_to_rest() {
+async fn a_waiter_is_woken_when_a_cooldown_begins() {
     let world = World::new();
     let (holder, waiter) = (world.observer(1), world.observer(2));
     let mut grant = holder.granted().await;

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn any_line_gets_one_answer_without_a_secret() {
+    fn every_line_gets_one_response_without_a_secret() {
         let random = Random::seeded(1);
         for text in corpus() {
             for copy in 0..=CHANGED {
@@ -240,7 +240,7 @@ mod tests {
 
     /// Escapes make a text up to six times as long.
     #[test]
-    fn an_answer_repeats_no_long_text() {
+    fn a_response_repeats_no_long_text() {
         let requests = corpus().into_iter().filter_map(|line| fields(&line));
         for fields in requests {
             for name in fields.keys().filter(|name| *name != "id") {

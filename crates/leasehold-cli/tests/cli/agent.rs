@@ -196,7 +196,7 @@ fn the_first_request_is_hello_in_a_known_protocol() {
 }
 
 #[test]
-fn a_line_that_is_no_request_ends_the_agent_and_its_holds() {
+fn an_invalid_line_ends_the_agent_and_its_holds() {
     let sandbox = Sandbox::new();
     let long = format!(r#"{{"id":9,"op":"status","lock":"{}"}}"#, "x".repeat(1 << 20));
     for line in ["hunter2", "[]", "7", r#"{"op":"status"}"#, r#"{"id":"hunter2"}"#, "\u{0}", &long] {
@@ -339,7 +339,7 @@ fn a_host_that_does_not_read_keeps_its_locks() {
 }
 
 #[test]
-fn the_end_of_a_host_is_noticed_while_nobody_reads() {
+fn the_end_of_a_host_is_noticed_while_output_is_unread() {
     let sandbox = Sandbox::new();
     let mut host = Host::start();
     let mut agent = Agent::start(&sandbox);

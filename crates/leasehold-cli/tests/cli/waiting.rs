@@ -39,7 +39,7 @@ fn the_second_run_waits_and_names_the_holder() {
 }
 
 #[test]
-fn a_waiter_is_told_who_is_directly_before_it() {
+fn a_waiter_learns_who_is_directly_before_it() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run x --owner alice");
     let (second, _stderr, line) = waiting(&sandbox, "run x --owner bob --note backup -- true");
@@ -80,7 +80,7 @@ fn quiet_is_quiet() {
 }
 
 #[test]
-fn wait_takes_nothing() {
+fn wait_acquires_nothing() {
     let sandbox = Sandbox::new();
     sandbox.run("wait x").expect(0);
     let mut first = held(&sandbox, "run x");

@@ -130,7 +130,7 @@ fn a_client_that_goes_away_stops_waiting() {
 }
 
 #[test]
-fn a_server_that_stops_answers_waiters_and_releases_nothing() {
+fn a_stopping_server_ends_waits_and_releases_nothing() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     server.get("/readyz").expect(204);

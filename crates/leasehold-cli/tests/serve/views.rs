@@ -107,7 +107,7 @@ fn viewers_see_what_other_processes_do() {
 }
 
 #[test]
-fn the_fence_check_knows_the_current_grant() {
+fn the_fence_check_compares_with_the_current_grant() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     let fence = |token: &str| server.ask("GET /v1/fence/x", &[("Leasehold-Token", token)], "");

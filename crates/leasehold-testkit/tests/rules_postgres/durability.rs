@@ -15,7 +15,7 @@ async fn a_grant_survives_a_crash_where_other_commits_need_not() {
 
 /// PostgreSQL reports success after such a commit, with a warning, also where sessions ask for errors alone.
 #[tokio::test]
-async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
+async fn a_commit_that_did_not_wait_for_its_standby_is_not_a_grant() {
     let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
     let store = open(&url).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();

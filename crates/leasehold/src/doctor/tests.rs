@@ -201,7 +201,7 @@ impl Diagnose for Bad {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_wrong_with_leases_fails_its_check() {
+async fn each_flaw_of_leases_fails_its_check() {
     for (wrong, check) in [
         (Wrong::Nothing, None),
         (Wrong::GrantsTwice, Some("exclusion")),

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_3_a_conflict_is_believed() {
+    fn rule_3_a_conflict_means_not_applied() {
         let base = foreign("1");
         for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), Sight::default()] {
             assert_eq!(told(&base, false, &now), Verdict::Never);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_marks_never_take_more_than_the_store_keeps() {
+    fn the_write_log_never_exceeds_the_stores_limit() {
         for others in (0..2_048).step_by(50) {
             let mut metadata = Metadata::default();
             metadata.user.insert("o".into(), "x".repeat(others));
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_golden_marks_are_read_and_written() {
+    fn the_golden_write_logs_are_read_and_written() {
         let fenced = fenced_after(&foreign("\"a\""), 1, Some(token(41)), "\"b\"", false);
         let fenced = fenced_after(&fenced, 2, Some(token(42)), "\"c\"", false);
         let lines: Vec<_> =

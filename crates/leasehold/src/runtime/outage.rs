@@ -102,7 +102,7 @@ mod tests {
     use crate::stores::memory::MemoryRegister;
 
     #[tokio::test(start_paused = true)]
-    async fn losing_to_other_clients_is_no_outage() {
+    async fn losing_to_other_clients_is_not_an_outage() {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         let register = Arc::new(MemoryRegister::new(env.clone()));
         let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };

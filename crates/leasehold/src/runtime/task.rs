@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_goes_on_when_its_caller_stops_polling() {
+    async fn work_continues_when_its_caller_stops_polling() {
         let (done, is_done) = oneshot::channel();
         let mut frozen = pin!(run(async move {
             yield_now().await;

@@ -220,7 +220,7 @@ pub(super) mod tests {
 
     /// Amazon's message about a signature continues with the request that should have been signed, and its headers.
     #[test]
-    fn a_quoted_answer_is_one_short_line() {
+    fn a_quoted_response_is_one_short_line() {
         let message = format!(
             "The signature does not match.\u{1b}[31m{}\nx-amz-security-token:hunter2\n",
             "x".repeat(999)

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
+    fn a_date_is_read_unless_the_response_is_from_a_cache() {
         let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
         assert_eq!(date_us(&headers(&[date, ("age", "0")])), None);

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn work_goes_on_while_its_answer_is_not_polled() {
+    fn work_continues_while_its_result_is_not_polled() {
         let worker = Worker::start("test").unwrap();
         let (go, may_go) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn work_ends_when_its_answer_is_no_longer_awaited() {
+    fn work_ends_when_its_result_is_no_longer_awaited() {
         let worker = Worker::start("test").unwrap();
         let (held, ended) = oneshot::channel::<()>();
         drop(worker.run(async move {

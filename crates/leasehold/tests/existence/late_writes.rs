@@ -111,7 +111,7 @@ async fn looking_for_a_late_create_harms_no_grant() {
 /// The object was deleted by hand, and then a late create of the same claim arrives. It does not restore the holder's
 /// lock.
 #[tokio::test(start_paused = true)]
-async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
+async fn a_holders_own_late_create_is_not_its_lock() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     one.network.next_write(Outcome::HeldBack);
@@ -126,7 +126,7 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
 
 /// The same for a ticket: the record has the ticket's claim id, but it is not the ticket's grant.
 #[tokio::test(start_paused = true)]
-async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
+async fn a_ticket_is_not_valid_for_a_late_create_of_its_claim() {
     for dates_only in [false, true] {
         let world = World::by_existence();
         let one = if dates_only { without_generations(&world, 1) } else { world.observer(1) };

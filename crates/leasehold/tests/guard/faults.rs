@@ -93,7 +93,7 @@ async fn fault_13_a_wall_clock_step_makes_no_takeover_early_or_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
+async fn fault_16_a_renewal_confirmed_too_late_extends_nothing() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
@@ -110,7 +110,7 @@ async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
+async fn fault_16_a_response_after_a_suspend_past_the_lease_is_a_loss() {
     use leasehold::lease::LeaseStore;
     let world = World::new();
     let client = world.observer(1);
@@ -160,7 +160,7 @@ async fn fault_34_a_loss_names_credentials_withdrawn_while_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_2_a_renewal_whose_answer_is_lost_is_found_by_its_nonce() {
+async fn fault_2_a_renewal_with_a_lost_response_is_found_by_its_nonce() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();

@@ -10,7 +10,7 @@ fn place(told: &HolderInfo) -> (Option<usize>, Option<&str>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_waiter_is_told_who_is_directly_before_it() {
+async fn each_waiter_learns_who_is_directly_before_it() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;

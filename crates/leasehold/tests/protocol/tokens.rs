@@ -59,7 +59,7 @@ async fn tokens_rise_across_a_deletion_within_one_store_clock_tick() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
+async fn responses_to_others_do_not_delay_a_first_grant() {
     let world = World::new();
     let client = world.dated(1);
     let busy = {

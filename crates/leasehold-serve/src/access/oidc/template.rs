@@ -4,7 +4,8 @@ use leasehold::LockName;
 use leasehold::lease::printable;
 use serde_json::Value;
 
-/// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may be.
+/// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may
+/// be.
 const MOST_TEXT: usize = 160;
 
 /// A text with claims in braces: `ci/{repository:2}/`.
@@ -80,8 +81,8 @@ impl Template {
         Ok(template)
     }
 
-    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it. So
-    /// all its prefixes have the same number of segments, and none lies inside another one.
+    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it.
+    /// So all its prefixes have the same number of segments, and none lies inside another one.
     pub(super) fn prefix(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for (at, part) in template.0.iter().enumerate() {
@@ -141,8 +142,8 @@ impl Template {
         Ok(principal)
     }
 
-    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment, or as
-    /// many as the template says.
+    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment,
+    /// or as many as the template says.
     pub(super) fn prefix_of(&self, claims: &Value) -> Option<String> {
         let mut prefix = String::new();
         for part in &self.0 {
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_printable_text_makes_no_text() {
+    fn a_value_that_is_not_printable_text_makes_no_text() {
         let template = Template::principal("{a}").unwrap();
         for value in [
             json!(null),

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn age_counts_from_the_release_and_from_the_end_of_a_rest() {
+    fn age_counts_from_the_release_or_the_end_of_a_cooldown() {
         let now = 2_000_000_000_000_000;
         let free_for = |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)));
         let mut record = golden_record("1-free.json");

@@ -38,7 +38,7 @@ async fn a_discard_removes_a_free_record_and_no_other() {
 }
 
 #[test]
-fn a_delete_without_an_answer_may_have_been_made() {
+fn a_delete_without_a_response_may_have_been_applied() {
     let register = || Arc::new(MemoryRegister::new(Env::system()));
     let deletes = RegisterLeases::by_existence(register(), StoreOptions::default());
     let never_deletes = leases();

@@ -313,7 +313,7 @@ async fn a_refusal_returns_the_stored_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_4_an_unseen_grant_whose_answer_is_lost_is_read_back() {
+async fn rule_4_an_unseen_grant_with_a_lost_response_is_read_back() {
     let (world, before) = World::with_free_record().await;
     let client = world.client();
     world.harm(Harm::AnswerLost);

@@ -163,7 +163,7 @@ async fn a_refusal_stays_until_the_doctor_lifts_it() {
 
 /// Buckets are mirrored together with their markers.
 #[tokio::test(start_paused = true)]
-async fn a_marker_of_another_place_is_examined_anew() {
+async fn a_marker_of_another_place_causes_an_examination() {
     let here = store(Flaw::None);
     probe(&here).await.unwrap();
     let copied = here.cells.lock().unwrap().clone();
@@ -177,7 +177,7 @@ async fn a_marker_of_another_place_is_examined_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_marker_that_is_too_old_is_examined_anew() {
+async fn a_marker_that_is_too_old_causes_an_examination() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     tokio::time::advance(evidence::LONGEST_AGE - Duration::from_secs(60)).await;

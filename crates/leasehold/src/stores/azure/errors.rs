@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_meaning_for_every_operation() {
+    fn every_response_has_a_meaning_for_every_operation() {
         let same = |meaning: &'static str| [meaning; 6];
         let maybe = ["not unavailable", "not unavailable", "maybe unavailable", "maybe unavailable"];
         let maybe = [maybe[0], maybe[1], maybe[2], maybe[3], "maybe unavailable", "not unavailable"];
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_meaning_for_leases() {
+    fn every_response_has_a_meaning_for_leases() {
         let head = Requested::Object(Operation::Head);
         for (requested, status, code, expected) in [
             (Requested::Lease, 404, "BlobNotFound", "absent"),

@@ -118,7 +118,7 @@ async fn lost_races_are_conflicts_and_a_missing_blob_is_absent() {
 }
 
 #[tokio::test]
-async fn a_write_is_sent_once_and_a_lost_answer_is_unknown() {
+async fn a_write_is_sent_once_and_a_lost_response_is_unknown() {
     let server = Server::start(|_| Reply::Hang).await;
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");

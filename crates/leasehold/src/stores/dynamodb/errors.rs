@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_its_meaning_for_every_operation() {
+    fn every_response_has_a_meaning_for_every_operation() {
         use Operation::{CreateTable, DescribeTable, List, Read, Write};
         const UNKNOWN: [&str; 5] = [
             "not unavailable",

@@ -367,7 +367,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_answer_means_what_it_should() {
+    fn every_response_has_its_meaning() {
         for (code, text, read, write) in ANSWERS {
             let status = Status::new(*code, *text);
             assert_eq!(short(&trouble("h:1", Link::Plain, Effect::None, &status)), *read, "{code:?} {text}");

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_is_told_who_is_directly_before_it() {
+    fn a_waiter_learns_who_is_directly_before_it() {
         let bob = Holder { name: "bob".into(), ..Holder::default() };
         let waits = Claim { holder: bob.clone(), ..another() };
         let last = key("p/a/7", 9, Value::of(&waits, Standing::Waiting).to_bytes().unwrap());
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overwritten_key_is_no_grant() {
+    fn an_overwritten_key_is_not_a_grant() {
         for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
         {
             let kv = KeyValue { value, ..own(5, Standing::Granted) };
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_says_why() {
+    fn a_loss_reports_its_reason() {
         let told = |mark: Option<KeyValue>, first: Option<KeyValue>| {
             let answer = TxnResponse { responses: vec![range(mark), range(first)], ..TxnResponse::default() };
             loss(&keys(), &claim().name, token_of(5).unwrap(), answer).reason

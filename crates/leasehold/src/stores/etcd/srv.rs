@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_another_question_is_not_believed() {
+    fn a_response_to_another_question_is_rejected() {
         let asked = question(7, "_etcd-client._tcp.a.b").unwrap();
         let records_of = |message: &[u8]| records(message, 7, &asked);
         let good = answer(&asked, FINE, &[record(0, 0, 1, b"\x01a\x00")]);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_a_byte_at_a_time_has_one_deadline() {
+    fn a_response_sent_byte_by_byte_has_one_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -370,7 +370,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_arbitrary_answer_is_read_or_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn an_arbitrary_response_causes_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             let asked = question(7, "_etcd-client._tcp.a.b").unwrap();
             let _ = records(&bytes, 7, &asked);
             let mut odd = answer(&asked, FINE, &[bytes]);

@@ -307,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_makes_the_parsers_panic(at in 0usize..500, byte in 32u8..127, text in ".{0,80}") {
+        fn no_response_makes_the_parsers_panic(at in 0usize..500, byte in 32u8..127, text in ".{0,80}") {
             let mut bytes = HELD.as_bytes().to_vec();
             let at = at % bytes.len();
             bytes[at] = byte;

@@ -178,7 +178,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_a_damaged_waiter_what_can_be_read_is_read() {
+    fn the_readable_fields_of_a_damaged_waiter_are_read() {
         let of = |waiters: &str| Cells { waiters: Some(waiters.into()), ..held() }.record().unwrap().waiters;
         let good =
             format!(r#"{{"claim":"{GRANT}","holder":{{"name":"bob","host":"h","pid":1}},"polls_ms":500}}"#);

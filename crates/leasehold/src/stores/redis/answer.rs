@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_form_is_an_error() {
+    fn a_response_of_another_form_is_an_error() {
         for value in [Value::Nil, Value::Int(1), Value::Array(vec![Value::Int(1); 6]), Value::Array(vec![])] {
             assert!(Answer::of(value).is_err());
         }

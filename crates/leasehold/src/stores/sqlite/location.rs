@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn without_write_permission_the_error_says_so() {
+    fn without_write_permission_the_error_names_the_cause() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("locks.db");
         fs::write(&path, "").unwrap();

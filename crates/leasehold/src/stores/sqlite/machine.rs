@@ -306,7 +306,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_is_said_about_processes_of_another_namespace() {
+    fn processes_of_another_namespace_are_not_judged() {
         let machine = Machine::this().unwrap();
         let me = machine.me.clone().unwrap();
         let stranger = Process { namespace: "pid:[1]".into(), start: 0, ..me };

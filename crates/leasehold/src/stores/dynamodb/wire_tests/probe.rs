@@ -177,7 +177,7 @@ async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
 
 /// A server that is restarted or busy while a process waits for a lock is asked again. The process does not give up.
 #[tokio::test]
-async fn an_examination_without_an_answer_is_made_again() {
+async fn an_examination_without_a_response_is_repeated() {
     let table = Table::new(Flaw::None);
     // The response of the only winner of the first race is lost, so the state of the item is unknown.
     *table.hang.lock().unwrap() = 1;

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_ends_instead_of_answering_says_so() {
+    async fn a_stream_that_ends_before_the_response_is_an_error() {
         let (open, member) = opened(3);
         drop(member.answers);
         assert!(open.ask(7).await.is_err());

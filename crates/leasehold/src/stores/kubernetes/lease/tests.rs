@@ -45,7 +45,7 @@ fn a_record_is_read_back_unchanged() {
 
 /// What kubectl and other clients read.
 #[test]
-fn the_spec_says_who_holds_the_lock() {
+fn the_spec_names_the_holder() {
     let held = golden_record("1-held.json");
     assert_eq!(
         lease_of(&held, Some((&revision(4, 0), None)))["spec"],

@@ -47,7 +47,7 @@ async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
 }
 
 #[tokio::test]
-async fn owner_and_payer_go_with_every_request() {
+async fn every_request_names_owner_and_payer() {
     let server = good().await;
     let register = opened(&format!("s3://bucket/p?{OPTIONS}"), Some(&server.url), false);
     let requests = each_operation(&server, &register).await;
@@ -63,7 +63,7 @@ async fn owner_and_payer_go_with_every_request() {
 }
 
 #[tokio::test]
-async fn encryption_goes_with_writes_alone() {
+async fn only_writes_set_encryption() {
     let server = good().await;
     for (options, sse, key) in [
         ("sse=AES256", "aes256", None),

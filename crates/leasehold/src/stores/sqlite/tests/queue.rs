@@ -302,7 +302,7 @@ async fn a_runtime_without_a_free_thread_delays_its_own_requests_only() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_ends_takes_its_own_requests_along() {
+async fn a_runtime_that_ends_drops_only_its_own_requests() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let ending = narrow_runtime();

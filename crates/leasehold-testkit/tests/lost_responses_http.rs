@@ -45,7 +45,7 @@ fn claim(name: &LockName) -> Claim {
 }
 
 #[tokio::test]
-async fn every_answer_that_was_lost_is_resolved() {
+async fn every_lost_response_is_resolved() {
     let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     let mut before = None;
@@ -70,7 +70,7 @@ async fn every_answer_that_was_lost_is_resolved() {
 }
 
 #[tokio::test]
-async fn a_waiters_grant_with_a_lost_answer_is_found_or_withdrawn() {
+async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
     let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     for is_withdrawn in [false, true] {
