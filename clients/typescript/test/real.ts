@@ -56,7 +56,7 @@ export class Host {
     return this.child.pid as number;
   }
 
-  /** What it says next. */
+  /** Its next line of output. */
   async said(): Promise<unknown> {
     const [message] = (await once(this.child, "message")) as [unknown];
     return message;
