@@ -165,7 +165,7 @@ impl Options {
 fn whole(option: &str, text: &str, range: std::ops::RangeInclusive<u32>) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| {
-        format!("`{text}` is no number for `{option}`, from {} to {}", range.start(), range.end())
+        format!("`{text}` for `{option}` is not a number from {} to {}", range.start(), range.end())
     })
 }
 
@@ -175,13 +175,14 @@ fn processes(option: &str, text: &str) -> Result<Vec<u32>, String> {
 
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.05..=3_600.0).contains(seconds));
-    seconds.ok_or_else(|| format!("`{text}` is no number of seconds, from 0.05 to 3600"))
+    seconds.ok_or_else(|| format!("`{text}` is not a number of seconds from 0.05 to 3600"))
 }
 
 fn round_trips(text: &str) -> Result<Vec<f64>, String> {
     let read = |part: &str| part.parse::<f64>().ok().filter(|ms| (0.0..=10_000.0).contains(ms));
     let all: Option<Vec<f64>> = text.split(',').map(read).collect();
-    let mut all = all.ok_or_else(|| format!("`{text}` are no round trips in milliseconds, like 0,5,50"))?;
+    let mut all =
+        all.ok_or_else(|| format!("`{text}` is not a list of round trips in milliseconds, such as 0,5,50"))?;
     all.sort_by(f64::total_cmp);
     all.dedup();
     Ok(all)

@@ -95,7 +95,7 @@ impl Program {
     pub(crate) async fn tell(&mut self, line: &str) -> Result<(), Trouble> {
         let input = self.input.as_mut().ok_or_else(|| Trouble::Failed("its input has ended".to_owned()))?;
         let told = input.write_all(format!("{line}\n").as_bytes()).await;
-        told.map_err(|error| Trouble::Failed(format!("it does not listen: {error}")))
+        told.map_err(|error| Trouble::Failed(format!("it does not read its input: {error}")))
     }
 
     /// The events that it reports, up to `done`.
@@ -129,7 +129,7 @@ impl Program {
         match ended.await {
             Some(Ok(status)) if status.success() => Ok(()),
             Some(_) => Err(self.why_it_ended().await),
-            None => Err(Trouble::Failed(format!("it does not end in {} s", limit.as_secs_f64()))),
+            None => Err(Trouble::Failed(format!("it does not end within {} s", limit.as_secs_f64()))),
         }
     }
 

@@ -156,7 +156,7 @@ impl Results {
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         match fs::read_to_string(file) {
             Ok(text) => {
-                let wrong = |error| format!("{}: {error}; delete it to begin anew", file.display());
+                let wrong = |error| format!("{}: {error}; delete it to start again", file.display());
                 serde_json::from_str(&text).map_err(wrong)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),

@@ -347,7 +347,7 @@ impl FaultyRegister {
             Outcome::Fine => request.apply(&*self.inner).await,
             Outcome::AppliedLost => {
                 let _ = request.apply(&*self.inner).await;
-                Err(lost("the answer was lost"))
+                Err(lost("the response was lost"))
             }
             Outcome::AppliedRefused => {
                 let _ = request.apply(&*self.inner).await;
@@ -414,7 +414,7 @@ impl Register for FaultyRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         match self.send(Request::Read(key.into())).await? {
             Answer::VersionedValue(cell) => Ok(cell),
-            other => unreachable!("{other:?} answers no read"),
+            other => unreachable!("{other:?} is not for reads"),
         }
     }
 
@@ -432,14 +432,14 @@ impl Register for FaultyRegister {
         };
         match self.send(Request::Write(key.into(), expect, body)).await? {
             Answer::Write(write) => Ok(write),
-            other => unreachable!("{other:?} answers no write"),
+            other => unreachable!("{other:?} is not for writes"),
         }
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         match self.send(Request::Delete(key.into(), version.clone())).await? {
             Answer::Deleted(deleted) => Ok(deleted),
-            other => unreachable!("{other:?} answers no delete"),
+            other => unreachable!("{other:?} is not for deletes"),
         }
     }
 

@@ -63,7 +63,8 @@ impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Self {
         let mut options = HashMap::new();
         while let Some(name) = arguments.next() {
-            let name = name.strip_prefix("--").unwrap_or_else(|| panic!("{name:?} is no option")).to_owned();
+            let name =
+                name.strip_prefix("--").unwrap_or_else(|| panic!("{name:?} is not an option")).to_owned();
             let value = arguments.next().unwrap_or_else(|| panic!("--{name} has no value"));
             options.insert(name, value);
         }
@@ -75,7 +76,7 @@ impl Options {
     }
 
     fn number(&self, name: &str) -> u64 {
-        self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is no number"))
+        self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is not a number"))
     }
 
     /// The semaphore that `--permits` asks for, if given.

@@ -173,7 +173,7 @@ impl Calls {
 }
 
 fn lost() -> StoreError {
-    Fault::unavailable("injected: the answer was lost").maybe_applied()
+    Fault::unavailable("injected: the response was lost").maybe_applied()
 }
 
 /// The same grant, for a call that may outlive its caller.

@@ -272,7 +272,7 @@ impl Plan {
     pub fn with(mut self, knobs: &str) -> Result<Self, String> {
         for knob in knobs.split(',').filter(|knob| !knob.is_empty()) {
             let set = knob.split_once('=').and_then(|(name, value)| self.set(name, value));
-            set.ok_or_else(|| format!("`{knob}` is no knob of a plan with a value that it can have"))?;
+            set.ok_or_else(|| format!("`{knob}` is not a setting of a plan with a valid value"))?;
         }
         Ok(self)
     }
