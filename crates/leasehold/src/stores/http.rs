@@ -1,7 +1,7 @@
 //! A running `leasehold serve`: its locks, without credentials of its store.
 //!
-//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests that were not
-//! answered, counts each lease from before its request, and compares each response with its request.
+//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests without a
+//! response, counts each lease from before its request, and compares each response with its request.
 //! `docs/stores/http.md` has the setup and the limits.
 
 mod answers;
@@ -58,7 +58,7 @@ const POLL_INTERVAL: PollInterval =
 ///
 /// # Errors
 /// Invalid for a URL or a token that cannot be used. Unavailable if the server does not respond. Denied if it does not
-/// know the token. Unsupported if it is no `leasehold serve` that this client can use, or if its store keeps no
+/// know the token. Unsupported if it is not a `leasehold serve` that this client supports, or if its store keeps no
 /// history.
 pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     url.take_common(&mut options)?;

@@ -1,4 +1,4 @@
-//! Requests of stores on HTTPS: the client, its limits, and what every response says.
+//! Requests of stores on HTTPS: the client, its limits, and what all responses have in common.
 
 use std::error::Error as StdError;
 use std::path::Path;

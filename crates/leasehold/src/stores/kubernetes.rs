@@ -407,8 +407,8 @@ impl Kubernetes {
         Ok((builder, signed.load))
     }
 
-    /// Waits until an event of a watch says that the lock may be free, or the watch ends. `None` if there is no watch,
-    /// for example because this user may not.
+    /// Waits until an event of a watch shows that the lock may be free, or the watch ends. `None` if there is no watch,
+    /// for example because this user lacks the permission.
     async fn watched(&self, object: &str) -> Option<()> {
         let (builder, _) = self.signed(wire::watch(&self.place.namespace, object)).await.ok()?;
         let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;

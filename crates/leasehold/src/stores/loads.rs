@@ -11,7 +11,7 @@ use futures_util::future::{self, BoxFuture, FutureExt, Shared};
 
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
 pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// A proof of who sends a request, and the load that it comes from.
@@ -42,7 +42,7 @@ pub(super) struct Loaded<P> {
 }
 
 impl<P> Loaded<P> {
-    /// What does not end by itself.
+    /// A proof that does not expire.
     pub(super) fn forever(proof: P) -> Self {
         Self { proof, renew_us: u64::MAX, until_us: u64::MAX }
     }

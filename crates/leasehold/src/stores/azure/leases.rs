@@ -3,9 +3,9 @@
 //! A lease is known by its id alone, which its client proposes: here the id of the claim. So a request to acquire may
 //! be repeated. Three rules follow:
 //!
-//! - **Only the local deadline says how long a grant is valid.** Azure also renews a lease that has expired, if no
+//! - **Only the local deadline limits a grant.** Azure also renews a lease that has expired, if no
 //!   other client has taken it since.
-//! - **An id whose lease was given back is not used again**, whatever the response to that release: the release may
+//! - **An id whose lease was released is not used again**, whatever the response to that release: the release may
 //!   arrive later, and would end a lease that was acquired again under the same id.
 //! - **A lease without our id is never ended**, and a blob is never deleted or overwritten: it may be the state of
 //!   another program.
@@ -131,7 +131,7 @@ impl AzureLeases {
     async fn state(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<State, StoreError> {
         let seen = repeated(budget, || self.look(name, None)).await?;
         let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
-        // Only Azure knows whether the signature belongs to the lease.
+        // Only Azure can decide whether the signature belongs to the lease.
         if let Some(signature) = &seen.signature
             && let Some(ours) = repeated(budget, || self.look(name, Some(signature.id))).await?
             && let Some(ours) = ours.signature.filter(|ours| ours.id == signature.id)
@@ -170,7 +170,7 @@ impl AzureLeases {
         }
     }
 
-    /// Returns the grant, unless its lease has ended, or its deadline has passed. Then it is given back.
+    /// Returns the grant, unless its lease has ended, or its deadline has passed. Then it is released.
     async fn granted(&self, claim: &Claim, mut grant: Grant) -> AcquireOutcome {
         let mut budget = self.budget(attempt_limit(claim.ttl), claim.ttl);
         match repeated(&mut budget, || self.sign(claim)).await {

@@ -85,7 +85,7 @@ pub(super) fn head(place: &Place, blob: &str) -> Request {
     Request::of(Method::HEAD, blob_path(place, blob))
 }
 
-/// Writes `body` as a block blob, if the blob is as `expect` says.
+/// Writes `body` as a block blob, if the blob meets `expect`.
 pub(super) fn write(
     place: &Place,
     blob: &str,

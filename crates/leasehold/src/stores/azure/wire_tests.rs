@@ -72,7 +72,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     }
     assert_eq!(create.body, value());
 
-    // Azure refuses a write that does not tell its length.
+    // Azure refuses a write without its length.
     register.write("x.lock", Precondition::Absent, Bytes::new().into()).await.unwrap();
     let [empty] = &server.requests()[..] else { panic!() };
     assert!(empty.has("content-length: 0"), "{empty:?}");
@@ -164,7 +164,7 @@ async fn requests_are_dated_by_azures_clock() {
     assert!(server.requests().iter().all(|seen| seen.head.contains("authorization: sharedkey acct1:")));
 }
 
-/// A signature and a key are read again when Azure does not accept them any more.
+/// A signature and a key are read again when Azure no longer accepts them.
 #[tokio::test]
 async fn replaced_secrets_are_read_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -80,7 +80,7 @@ impl EtcdLeases {
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) if held.in_cooldown => {
-                    // The first in the queue now. It may be another claim, which is just as good.
+                    // The first in the queue now. It may be another claim, which serves as well.
                     let first = self.first(&claim.name, &mut budget).await.ok().and_then(|(first, _)| first);
                     return Ok(AcquireOutcome::Held(match first {
                         Some(first) => self.shown(&first, &budget).await,
@@ -136,7 +136,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Contends for a lock whose keys lie among the keys of other locks. No condition on the whole range can then say
+    /// Contends for a lock whose keys lie among the keys of other locks. Then no condition on the whole range shows
     /// that no claim is before this one. But once its own key exists, the keys before it only become fewer. When none
     /// is left, none will come.
     async fn contend_in_crowd(

@@ -2,7 +2,7 @@
 //!
 //! etcd distinguishes its errors by text only: gRPC has 16 codes, and `Unavailable` alone stands for ten errors. The
 //! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0. An unknown text is judged by
-//! its code, which never says "not applied" of a write that may have been applied.
+//! its code, which never counts as "not applied" for a write that may have been applied.
 
 use tonic::{Code, Status};
 
@@ -96,7 +96,7 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         );
     }
     let fault = |kind, help: Option<&str>| {
-        // The error that broke the connection says more than that it broke.
+        // The error that broke the connection is more precise than that it broke.
         let said = why.as_ref().map_or_else(|| words(status), |(why, _)| why.clone());
         let fault = Fault::new(kind, format!("etcd at {member}: {said}"));
         match help.or_else(|| tls_help(&why.as_ref()?.0, link)) {
@@ -222,7 +222,7 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
             "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
         }
-        // The alert that says so may be lost with the connection.
+        // The TLS alert may be lost with the connection.
         Link::Tls if says(&["connection closed", "roken pipe"]) => {
             "the member closed the connection: if the members ask clients for a certificate, name it with cert=FILE&key=FILE"
         }

@@ -200,7 +200,7 @@ impl EtcdLeases {
         let session = memo.as_ref().map(|memo| memo.session.clone());
         let session = session.or_else(|| self.claims().get(&grant.id).cloned());
         let place = session.as_ref().and_then(|session| session.place(grant.id));
-        // Uses what this process knows. Of a ticket it knows nothing.
+        // Uses what this process has read. For a ticket, that is nothing.
         let mut revision = place.map(|place| place.revision);
         let mut mark = None;
         let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);

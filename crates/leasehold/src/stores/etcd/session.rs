@@ -100,7 +100,7 @@ impl Session {
         Self::new(lease, seconds, ttl, false, State { kept: Some((0, kept)), ..State::default() })
     }
 
-    /// Creates a lease that another process was granted. Nothing is known of it yet.
+    /// Creates a lease that another process was granted. Nothing is known about it yet.
     pub(super) fn found(lease: i64, seconds: i64, ttl: Ttl) -> Self {
         Self::new(lease, seconds, ttl, false, State::default())
     }
@@ -358,7 +358,7 @@ impl Session {
         for seen in batch {
             let found = next_key(&mut answers);
             let Some(entry) = state.places.get_mut(&seen.id) else { continue };
-            // This process wrote the key again after the read was put together, so it knows more than this response.
+            // This process wrote the key again after the read was put together, so this response is outdated.
             if entry.place.as_ref().map_or(0, |place| place.revision) != seen.revision {
                 continue;
             }

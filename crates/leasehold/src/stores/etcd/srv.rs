@@ -1,6 +1,6 @@
 //! Discovers the members of a cluster by DNS: by its SRV records, as etcd's own clients do.
 //!
-//! Hand-written, because a resolver crate brings 17 others. Sends one question to the servers of `/etc/resolv.conf`,
+//! Hand-written, because a resolver crate brings 17 others. Sends one query to the servers of `/etc/resolv.conf`,
 //! over UDP, and over TCP if the response does not fit. Blocks.
 
 use std::io::{self, Read, Write};

@@ -10,7 +10,7 @@ use crate::lease::{
 };
 use crate::types::LockName;
 
-/// What the server says about its store and the caller.
+/// The server's description of its store, and the caller's rights.
 #[derive(Debug, Deserialize)]
 pub(super) struct Described {
     pub(super) version: String,

@@ -104,7 +104,7 @@ impl HttpLeases {
         Ok(Acquired::Granted(Grant { deadline, ..granted }))
     }
 
-    /// Until when a lease lasts that the server says is valid for `valid_ms`. The request for it was sent at `sent`,
+    /// The deadline of a lease that the server reports as valid for `valid_ms`. The request for it was sent at `sent`,
     /// and its response arrived now. Never longer than a lease that begins now.
     fn deadline(&self, ttl: Ttl, sent: Moment, valid_ms: u64) -> Deadline {
         let valid = Deadline::new(sent, Duration::from_millis(valid_ms));

@@ -17,7 +17,7 @@ use crate::types::LockName;
 /// How long the server waits at most. Less than the minute after which many proxies give up.
 const WAIT: Duration = Duration::from_secs(50);
 
-/// How much later than it was asked to the server may respond.
+/// How much later than requested the server may respond.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// The shortest time between two requests that should have waited.
@@ -75,7 +75,7 @@ impl HttpLeases {
         tag: String,
         lapses_within: Option<Duration>,
     ) -> Result<(), StoreError> {
-        // The store may not tell that a lease has lapsed.
+        // The store may not report that a lease has lapsed.
         let wait = lapses_within.map_or(WAIT, |left| left.min(WAIT));
         let target = format!("{}?wait={}", lock_path(name), duration(wait));
         let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);

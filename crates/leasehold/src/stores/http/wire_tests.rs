@@ -365,7 +365,7 @@ async fn a_release_by_another_is_a_loss_unless_it_is_a_repetition() {
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
-/// Dropped after it was sent: the next call knows that the release was perhaps its own.
+/// Dropped after it was sent: the next call counts the release as perhaps its own.
 #[tokio::test]
 async fn a_release_that_was_dropped_is_remembered() {
     let releases = AtomicUsize::new(0);

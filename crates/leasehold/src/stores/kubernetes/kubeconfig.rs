@@ -1,4 +1,4 @@
-//! The files of kubectl that say where clusters are and how to sign in.
+//! The files of kubectl, which describe clusters and logins.
 
 use std::path::{Path, PathBuf};
 

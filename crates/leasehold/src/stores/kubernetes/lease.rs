@@ -1,8 +1,8 @@
 //! The Lease object of a lock, and its conversion to and from a record.
 //!
-//! The fields of `spec` are those of Kubernetes, and say to its clients who holds the lock. The record itself is in an
+//! The fields of `spec` are those of Kubernetes, and show its clients who holds the lock. The record itself is in an
 //! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that
-//! the record belongs to. The record counts only while that mark fits. Otherwise the lock belongs to another client.
+//! the record belongs to. The record counts only while that mark matches. Otherwise the lock belongs to another client.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +28,8 @@ pub(super) const NAME: &str = "leasehold/name";
 /// The line of waiters, in a separate object.
 pub(super) const LINE: &str = "leasehold/line";
 
-/// Other clients wait for this much longer than the record says. They compare times in whole seconds, so the latest of
-/// several renewals can look like one of up to two seconds before, with the resolution of the server's clock.
+/// Other clients wait for this much longer than the record states. They compare times in whole seconds, so the latest
+/// of several renewals can look like one of up to two seconds before, with the resolution of the server's clock.
 const UNSEEN: Duration = Duration::from_secs(2);
 
 /// By how many seconds a renewal may be shown too late, so that each shows a new second.
@@ -65,7 +65,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Tells this state of the lock from all others: the text of the annotation [`MARK`].
+    /// Distinguishes this state of the lock from all others: the text of the annotation [`MARK`].
     fn mark(&self) -> String {
         let time = self.renew_time.as_deref().unwrap_or("-");
         format!("{} {time} {}", self.lease_transitions.unwrap_or(0), self.holder())
@@ -76,7 +76,7 @@ impl Spec {
     }
 }
 
-/// The version of a Lease: what the next write over it has to know.
+/// The version of a Lease: what the next write over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) resource_version: String,
@@ -138,7 +138,7 @@ impl Lease {
         self.spec.as_ref().is_some_and(|spec| !spec.holder().is_empty())
     }
 
-    /// What it says about its lock. Never guesses: a Lease that is not certainly understood is foreign or an error.
+    /// The state of its lock. Never guesses: a Lease that is not certainly understood is foreign or an error.
     pub(super) fn found(&self) -> Result<Found, Fault> {
         Ok(Found { content: self.content()?, version: self.version() })
     }
@@ -253,7 +253,7 @@ fn next_shown(renewed_us: u64, shown_s: u64) -> u64 {
     if next_s > renewed_s { next_s * 1_000_000 } else { renewed_us }
 }
 
-/// The holder, for Kubernetes' tools. No other client has this name for itself.
+/// The holder, for Kubernetes' tools. No other client uses this identity.
 fn identity(record: &Record) -> String {
     let Holder { name, host, pid, .. } = &record.holder;
     let grant = record.grant.to_string();

@@ -152,7 +152,7 @@ pub(super) fn may(namespace: &str, verb: &str) -> Request {
     Request::of(Method::POST, target).with(JSON, &review)
 }
 
-/// The response to [`may`]. `None` if it is none.
+/// The response to [`may`]. `None` if it has another form.
 pub(super) fn is_allowed(body: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     answer.pointer("/status/allowed")?.as_bool()

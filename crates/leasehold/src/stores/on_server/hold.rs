@@ -62,7 +62,7 @@ pub(super) async fn end<L: ServerLeases>(
     cooldown: Option<Duration>,
 ) -> Result<Released, StoreError> {
     let mut budget = budget(leases, STORE_TIMEOUT, grant.ttl);
-    // A claim that is withdrawn does not know its token.
+    // The token of a claim that is withdrawn is unknown.
     let token = Some(grant.token).filter(|token| token.get() > 0);
     let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
     let mut in_doubt = false;

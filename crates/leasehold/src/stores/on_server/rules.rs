@@ -88,7 +88,7 @@ pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
     seen.foreign.as_ref().and(seen.lapses_within)
 }
 
-/// How `grant`, which stands no more, was lost.
+/// How `grant`, which is no longer current, was lost.
 pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
     let reason = match record {
         None => LossReason::Deleted,
@@ -114,7 +114,7 @@ pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Rele
     }
 }
 
-/// What to show of the holder.
+/// The description of the holder.
 pub(in super::super) fn held(record: &Record) -> HolderInfo {
     let since = |us: u64| Duration::from_micros(record.now_us.saturating_sub(us));
     let mut held = HolderInfo {
@@ -138,7 +138,7 @@ pub(in super::super) fn held(record: &Record) -> HolderInfo {
     held
 }
 
-/// What to show of the lock.
+/// The status of the lock.
 pub(in super::super) fn status(name: LockName, record: Option<Record>) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match &record.state {

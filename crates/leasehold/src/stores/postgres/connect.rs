@@ -185,7 +185,7 @@ where
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                // Before the response to the statement is passed on.
+                // This notice comes before the response to the statement.
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
                 }

@@ -39,7 +39,7 @@ pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> Stor
     }
 }
 
-/// An error rolls the statement back. Only when the session itself ends, it may do so after the commit.
+/// An error rolls the statement back, except that the end of the session may come after the commit.
 fn may_be_applied(answer: &DbError) -> bool {
     let code = answer.code().code();
     !matches!(answer.parsed_severity(), Some(Severity::Error))
@@ -188,8 +188,8 @@ fn innermost(error: &Error) -> String {
     printable(&why, MOST_SHOWN)
 }
 
-/// Whether `notice` says that a commit did not wait for the standbys as it should: it is done here, and a failover may
-/// lose it. PostgreSQL reports success after it.
+/// Whether `notice` reports a commit that did not wait for the standbys: a failover may lose it, although PostgreSQL
+/// reports success next.
 pub(super) fn is_commit_in_doubt(notice: &DbError) -> bool {
     matches!(notice.parsed_severity(), Some(Severity::Warning) | None)
         && (notice.routine() == Some("SyncRepWaitForLSN")

@@ -31,7 +31,7 @@ const PAGE: usize = 1_000;
 /// The longest that a renewal or a release waits for a row at a time.
 const LONGEST_ROW_WAIT: Duration = Duration::from_secs(1);
 
-/// For how long a table that has rows of leasehold only is taken to stay so.
+/// For how long a check that the table has only rows of leasehold counts.
 const UNSHARED: Duration = Duration::from_secs(60);
 
 /// The leases of one table.
@@ -88,7 +88,7 @@ impl PostgresLeases {
         Ok((changed, rows.remove(0), sent))
     }
 
-    /// Notes which server is the primary, so that the grace begins if it is another one than before.
+    /// Records which server is the primary, so that the grace begins if it is another one than before.
     pub(super) async fn note_epoch(&self) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 1] = [(&timeout, Type::TEXT)];

@@ -52,14 +52,14 @@ pub(super) struct Sessions {
     releases: Arc<Semaphore>,
 }
 
-/// A connection to a primary whose table was looked at.
+/// A connection to a primary whose table was checked.
 pub(super) struct Session {
     link: Link,
-    /// What the server's clock read, and a moment after that.
+    /// A reading of the server's clock, and a moment after it.
     clock: (i64, Moment),
     /// When the server responded last.
     answered: Moment,
-    /// Whether the table existed. Otherwise it is looked at again, by another connection.
+    /// Whether the table existed. Otherwise it is checked again, by another connection.
     has_table: bool,
 }
 
@@ -184,8 +184,8 @@ impl Sessions {
         Ok(link)
     }
 
-    /// Opens a connection to the primary, or else to another server, and says what was found there. Asks all at once:
-    /// one that does not respond leaves the others the time that there is.
+    /// Opens a connection to the primary, or else to another server, and returns what was found there. Asks all at the
+    /// same time, so one that does not respond delays no other.
     pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
@@ -230,7 +230,7 @@ impl Sessions {
         self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
     }
 
-    /// Closes the connections to `host`, which is not the primary any more.
+    /// Closes the connections to `host`, which is no longer the primary.
     fn close_to(&self, host: &str) {
         self.idle().retain(|session| session.link.host != host);
     }
@@ -251,7 +251,7 @@ impl Used<'_> {
         read_us.saturating_add(i64::try_from(micros(passed)).unwrap_or(i64::MAX))
     }
 
-    /// Notes what the server's clock read in a response that has just come.
+    /// Records the server's clock as read in a response that has just arrived.
     pub(super) fn note_clock(&mut self, clock_us: i64) {
         let now = self.sessions.env.now();
         if let Some(session) = &mut self.session {
@@ -259,8 +259,8 @@ impl Used<'_> {
         }
     }
 
-    /// Sends one statement. Its response is complete, and its transaction committed, when this completes. Once only: a
-    /// connection that was given up has gone.
+    /// Sends one statement. When this completes, the response is complete and the transaction committed. If this is
+    /// given up, the connection is closed, and later calls fail.
     pub(super) async fn query(
         &mut self,
         effect: Effect,

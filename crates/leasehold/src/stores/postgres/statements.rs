@@ -13,10 +13,10 @@ use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 use crate::stores::on_server::calls::CALLED_BY;
 
-/// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
+/// The prefix of the id of a grant in `locked_by`. The other columns of leasehold count only in a row with this prefix.
 pub(super) const OURS: &str = "leasehold:";
 
-/// How many grants that are over a row remembers.
+/// How many ended grants a row keeps.
 const HISTORY: usize = 8;
 
 /// A parameter of a statement, and its type.
@@ -124,7 +124,7 @@ fn past(end: &str, until_us: &str) -> String {
 /// milliseconds, $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id, $10
 /// whether it ignores the waiters.
 ///
-/// A lock that is held is spared the write. Otherwise claims of one lock take turns, so that no other grant comes
+/// The row of a held lock is not written. Otherwise claims of one lock take turns, so that no other grant comes
 /// between the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked:
 /// the row is the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is
 /// never granted again, and neither is one that arrives after its client gave up: no process would release it. A free
@@ -246,7 +246,7 @@ fn leave(table: &str) -> String {
     )
 }
 
-/// Claims of other tables have another key as a rule. Those with the same one wait for each other.
+/// Claims of other tables usually have another key. Those with the same one wait for each other.
 fn key(table: &str) -> u64 {
     table.bytes().fold(0, |key: u64, byte| (key * 31 + u64::from(byte)) % (1 << 56))
 }

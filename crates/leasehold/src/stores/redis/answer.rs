@@ -29,7 +29,7 @@ impl Answer {
         })
     }
 
-    /// What the lock's keys say. `None` if there are none.
+    /// The content of the lock's keys. `None` if there are none.
     pub(super) fn record(&self, key: &str) -> Result<Option<Record>, StoreError> {
         if self.fields.is_empty() && self.foreign.is_none() {
             return Ok(None);
@@ -58,7 +58,7 @@ impl Answer {
     }
 
     fn parsed(&self) -> Result<Record, String> {
-        // The server looks for claims in it. A line that cannot be read is only not shown.
+        // The server looks for claims in it. A line that cannot be read is left out.
         let past = |line: &str| serde_json::from_str::<PastGrant>(line).ok();
         let mut record = Record {
             now_us: self.now_us,
@@ -116,7 +116,7 @@ impl Answer {
     }
 }
 
-/// Reads what can be read of a waiter: its id, its longest pause, when it joined, and the process.
+/// Reads the readable fields of a waiter: its id, its longest pause, when it joined, and the process.
 fn waiter(line: &str) -> Waiter {
     let mut parts = line.splitn(4, ' ');
     let mut next = || parts.next().unwrap_or("");

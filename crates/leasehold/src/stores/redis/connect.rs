@@ -75,7 +75,7 @@ impl Way {
         Err(none_of(failed))
     }
 
-    /// Connects to any server, preferably the primary, also if it does not suit.
+    /// Connects to any server, preferably the primary, even if it is unsuitable for locks.
     pub(super) async fn connect_to_any(&self, env: &Env) -> Result<Link, StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         for host in &self.location.hosts {
@@ -263,7 +263,7 @@ fn of_tls(error: &std::io::Error) -> Option<&'static str> {
     }
 }
 
-/// Reads files where that blocks nothing.
+/// Reads files on a thread for blocking work.
 async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -279,7 +279,7 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// What a server says of itself.
+/// What a server reports about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Redis or Valkey, with its version.
@@ -361,7 +361,7 @@ pub(super) struct Link {
     /// The server, for messages.
     pub(super) host: String,
     pub(super) facts: Facts,
-    /// What the server's clock read, and a moment after that.
+    /// A reading of the server's clock, and a moment after it.
     clock: Mutex<(u64, Moment)>,
     /// When the first request was sent that was given up, since the server last responded.
     unanswered: Mutex<Option<Moment>>,
@@ -384,14 +384,14 @@ impl Link {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reading of the server's clock that it certainly shows or has passed when it is this moment.
+    /// A lower bound of the server's clock at `now`.
     pub(super) fn clock_us(&self, now: Moment) -> u64 {
         let (read_us, at) = *self.clock();
         let passed = now.shortest_since(at).mul_f64(1.0 - RATE_ERROR);
         read_us.saturating_add(micros(passed))
     }
 
-    /// Notes what the server's clock read in a response that has just come.
+    /// Records the server's clock as read in a response that has just arrived.
     pub(super) fn note_clock(&self, clock_us: u64, now: Moment) {
         *self.clock() = (clock_us, now);
     }
@@ -450,7 +450,7 @@ impl Links {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Lets later requests use another connection. Those that wait for a response of this one go on.
+    /// Lets later requests use another connection. Those that wait for a response on this one continue.
     fn give_up(&self, link: &Arc<Link>) {
         self.current().take_if(|current| Arc::ptr_eq(current, link));
     }

@@ -1,6 +1,6 @@
 //! The queue of requests that wait for the file.
 //!
-//! Callers add requests to the queue and await the results. No future of theirs ever holds the file or a place in a
+//! Callers add requests to the queue and await the results. Their futures never hold the file or a place in a
 //! queue. So a future that is kept and not polled delays no other request.
 //!
 //! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then sees that
@@ -8,8 +8,8 @@
 //! of all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep
 //! another from shutting down, and an idle queue has no runner.
 //!
-//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It answers the
-//! requests whose time is over.
+//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It reports a
+//! timeout to the requests whose time is over.
 //!
 //! One rule keeps every request moving: while the file is idle, a runner has been started in each runtime whose
 //! requests wait. A runtime that shuts down, or has no free thread, delays only its own requests.

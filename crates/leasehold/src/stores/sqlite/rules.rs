@@ -119,7 +119,7 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
     if let Some(hold) = hold_of(Some(&mut record), claim.id) {
         renew(hold, machine, now);
-        // Contenders go by the row, so it must last as long as each repetition of the claim believes.
+        // Contenders go by the row, so it must last as long as the lease of each repetition of the claim.
         hold.ttl = hold.ttl.max(claim.ttl);
         return Decision::Again(record);
     }
@@ -300,7 +300,7 @@ pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     }
 }
 
-/// Ends the grant or the rest with `token` at an operator's request.
+/// Ends the grant or the cooldown with `token` at an operator's request.
 pub(super) fn evict(
     record: Option<Record>,
     token: Token,

@@ -99,7 +99,7 @@ pub(super) fn place(
         if first.claim == claim.id {
             return Ok(Place::First);
         }
-        // First of all: the clock of a waiter from an earlier boot says nothing now.
+        // Checked first: times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
         let is_late = !is_gone && first.grace_left(now).is_some_and(|left| left.is_zero());
         if is_gone || is_late {

@@ -130,7 +130,7 @@ fn a_changed_spec_is_another_clients_lock() {
         assert_eq!((theirs.state, theirs.newborn), (RecordState::Held, true), "{field}");
         assert!(theirs.grant != ours.grant && theirs.nonce != ours.nonce, "{field}");
         assert_eq!(theirs.renewed_at_us, None, "their clock does not count");
-        // What it was before is still known.
+        // The record from before is kept.
         assert_eq!((theirs.token, theirs.served), (ours.token, ours.served));
         assert_eq!((theirs.awaited, &theirs.history), (true, &ours.history));
     }
