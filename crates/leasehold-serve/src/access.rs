@@ -29,7 +29,7 @@ pub(crate) use self::session::{LASTS as SESSION_LASTS, cookies};
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
 
-/// What a caller wants to do with a lock.
+/// An operation of a caller on a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
@@ -41,7 +41,7 @@ pub(crate) enum Right {
     Evict,
 }
 
-/// The SHA-256 of a bearer token. The tokens themselves are kept nowhere.
+/// The SHA-256 of a bearer token. The tokens themselves are not stored.
 type Digest = [u8; 32];
 
 /// A right that a principal has on the locks whose names begin with a prefix.
@@ -153,7 +153,7 @@ impl Access {
         }
     }
 
-    /// Fetches the keys of the issuers, now and again. Runs until it is dropped.
+    /// Fetches the keys of the issuers at intervals. Runs until it is dropped.
     pub(crate) async fn keep_keys(&self, env: &Env) {
         self.issuers.keep_keys(env).await;
     }
@@ -202,7 +202,7 @@ impl Access {
 }
 
 impl Caller {
-    /// Fails if the caller has not this `right` on the lock `name`.
+    /// Fails if the caller does not have this `right` on the lock `name`.
     pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
         if self.may(right, name.as_str()) {
             return Ok(());

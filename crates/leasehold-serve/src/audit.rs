@@ -1,4 +1,4 @@
-//! The audit log: a line of JSON for each thing that was done to a lock.
+//! The audit log: a line of JSON for each change of a lock.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_device_is_not_accepted_as_the_log() {
-        // Reading it would not end.
+        // A read of it would never end.
         assert!(Audit::open(Path::new("/dev/full")).is_err());
     }
 }

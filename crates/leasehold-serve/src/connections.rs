@@ -29,7 +29,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection may be idle, and how long the head of a request may take. Longer than the minute for which
 /// proxies keep a connection, so that the proxy ends it first.
 const IDLE: Duration = Duration::from_secs(75);
-/// How long requests that are under way may take after the server was told to stop. Supervisors kill after 30 s.
+/// How long requests that are under way may take after the server was asked to stop. Supervisors kill after 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 /// The pause after the machine has refused a connection, for example because too many files are open.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -123,7 +123,7 @@ impl Connections {
     }
 }
 
-/// Whether an error to accept concerns one client alone.
+/// Whether an error of `accept` concerns one client alone.
 fn is_of_one_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -15,7 +15,7 @@ use crate::view::ms;
 /// How long an examination may take. It usually takes some seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The examinations of this server's store. In memory: a server that starts knows of none.
+/// The examinations of this server's store. In memory: a server starts without any.
 #[derive(Debug, Default)]
 pub(crate) struct Examiner(watch::Sender<Examinations>);
 
@@ -49,7 +49,7 @@ impl Examiner {
     }
 
     /// Examines the store of `locker` because `by` asked for it, and returns when the result is there. If this future
-    /// is dropped, the examination goes on.
+    /// is dropped, the examination continues.
     ///
     /// # Errors
     /// Another one runs.

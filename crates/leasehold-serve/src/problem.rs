@@ -64,7 +64,7 @@ impl Problem {
         self
     }
 
-    /// Tells the client not to ask again before `pause` has passed.
+    /// Asks the client not to send another request before `pause` has passed.
     pub(crate) fn retry_after(mut self, pause: Duration) -> Self {
         let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
         self.headers.push((header::RETRY_AFTER, HeaderValue::from(seconds.max(1))));
@@ -83,7 +83,7 @@ impl Problem {
         problem
     }
 
-    /// Says what was lost, and how.
+    /// Describes what was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
         self.reason = Some(loss.reason.as_str());
         self.token = Some(Some(loss.token.get()));

@@ -45,7 +45,7 @@ impl Form {
         self
     }
 
-    /// What is certain after `problem`.
+    /// What is certain about the lock after `problem`.
     pub(super) fn without_effect(&self, problem: &Problem) -> Option<&'static str> {
         (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was reserved.")
     }
@@ -90,7 +90,7 @@ impl Reservation {
     }
 }
 
-/// What the seal of the cookie's `text` is over.
+/// The parts that the seal of the cookie's `text` covers.
 fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a str; 4]> {
     let principal = arrival.caller.principal.as_deref()?;
     Some(["leasehold reservation", app.locker.url().unwrap_or_default(), principal, text])
@@ -117,7 +117,7 @@ pub(super) fn allowed(
     arrival.must(Right::Read, name)
 }
 
-/// Reserves, renews or releases `name`, as `form` says. Returns the reservation, or `None` if it has ended.
+/// Reserves, renews or releases `name`, according to `form`. Returns the reservation, or `None` if it has ended.
 pub(super) async fn perform(
     app: &App,
     arrival: &Arrival,
@@ -211,7 +211,7 @@ pub(super) fn section(
     })
 }
 
-/// The form as it was sent, on a page that knows nothing about the lock.
+/// The form as it was sent, on a page without the state of the lock.
 pub(super) fn again(app: &App, name: &LockName, sent: &Form) -> Markup {
     html! { @if sent.action == "reserve" { (form(app, &link("lock", name.as_str()), Some(sent))) } }
 }

@@ -78,7 +78,7 @@ impl Source {
         Self::File(KeyFile { path: path.into(), reading: Mutex::default() })
     }
 
-    /// Fetches the keys. The caller limits its time. Cancel safe: the next call goes on with the read of a file.
+    /// Fetches the keys. The caller limits its time. Cancel safe: the next call continues the read of a file.
     pub(super) async fn fetch(&self) -> Result<Set, String> {
         match self {
             Self::File(file) => {

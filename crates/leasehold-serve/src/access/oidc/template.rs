@@ -67,7 +67,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// A template for principals. A text is between two claims, so that one can tell where the first one ends.
+    /// A template for principals. A text is between two claims, so that the end of the first one is certain.
     pub(super) fn principal(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for pair in template.0.windows(2) {
@@ -106,7 +106,7 @@ impl Template {
     /// The principal with the values of `claims`. Different values make different principals.
     ///
     /// # Errors
-    /// Names a claim that is missing, no text, or not printable, or whose end could not be told. Repeats no value.
+    /// Names a claim that is missing, not text, not printable, or whose end is ambiguous. Repeats no value.
     pub(super) fn principal_of(&self, claims: &Value) -> Result<String, String> {
         let mut principal = String::new();
         for (at, part) in self.0.iter().enumerate() {
@@ -143,7 +143,7 @@ impl Template {
     }
 
     /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment,
-    /// or as many as the template says.
+    /// or as many as the template requires.
     pub(super) fn prefix_of(&self, claims: &Value) -> Option<String> {
         let mut prefix = String::new();
         for part in &self.0 {

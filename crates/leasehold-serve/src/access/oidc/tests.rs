@@ -82,7 +82,7 @@ impl Answers {
 struct TestIssuer {
     url: String,
     answers: Mutex<Answers>,
-    /// How often its keys were asked for.
+    /// How often its keys were requested.
     fetches: watch::Sender<usize>,
     /// Whether it responds.
     is_open: watch::Sender<bool>,
@@ -195,7 +195,7 @@ impl Server {
         self.access.caller(&headers, None, &self.env).await
     }
 
-    /// Expects a refusal with this status that says `wanted`, and does not repeat the token.
+    /// Expects a refusal with this status that contains `wanted` and does not repeat the token.
     #[track_caller]
     fn refused(asked: Result<Caller, Problem>, token: &str, status: u16, wanted: &str) {
         let problem = asked.unwrap_err();
@@ -394,7 +394,7 @@ async fn a_known_key_does_not_wait_for_a_fetch() {
     assert!(waiting.as_mut().now_or_never().is_none());
     // The configuration comes first, and the issuer does not respond.
     assert!(server.ask(&good).now_or_never().expect("it waits").is_ok());
-    // Its client goes, and the fetch goes on.
+    // Its client disconnects, and the fetch continues.
     drop(waiting);
     issuer.publish(&[&key, &new]);
     issuer.is_open.send_replace(true);
@@ -475,7 +475,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     assert!(waiting.as_mut().now_or_never().is_none());
     server.clock.suspend(LIMIT);
     Server::refused(waiting.await, &token, 503, "`stuck`");
-    // The same read goes on.
+    // The same read continues.
     std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
     server.clock.suspend(PAUSE);
     assert!(server.ask(&token).await.is_ok());
@@ -611,7 +611,7 @@ fn the_access_files_of_the_documentation_are_valid() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve.md")).unwrap();
     let (_, section) = text.split_once("### OIDC").unwrap();
     let blocks = section.split("```toml").skip(1).map(|block| block.split_once("```").unwrap().0);
-    // That file is in pods alone.
+    // That file exists only in pods.
     let file: String = blocks
         .flat_map(str::lines)
         .filter(|line| !line.starts_with("ca ="))

@@ -250,7 +250,7 @@ function close() {
   setText(LIVE, "Paused");
 }
 
-/** Streams while the page is visible or its user wants a notification: other hidden tabs cause no requests to the store. */
+/** Streams while the page is visible or its user wants a notification: hidden tabs cause no requests to the store. */
 function follow() {
   if (document.hidden && !tell?.checked) close();
   else if (!source) open();
