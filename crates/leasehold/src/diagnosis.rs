@@ -148,7 +148,7 @@ pub struct Finding {
 pub enum CheckStatus {
     /// The store behaves as it must.
     Passed,
-    /// Locks are safe, but something else is not as it should be.
+    /// Locks are safe, but something else needs attention.
     Warning,
     /// Locks are not safe on this store, or not possible.
     Failed,

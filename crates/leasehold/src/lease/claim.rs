@@ -52,7 +52,7 @@ pub struct Claim {
     ///
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
-    /// Whether to read the line even if the lock's record does not say that processes wait.
+    /// Whether to read the line even if the lock's record does not show that processes wait.
     pub(crate) looks: bool,
     /// Where it stands in the line.
     pub(crate) place: Place,

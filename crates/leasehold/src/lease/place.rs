@@ -70,7 +70,7 @@ impl PermitQueue {
     }
 }
 
-/// What a line says of a claim.
+/// The state of a claim in a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     /// The claim's number, if it is in the line.
@@ -110,7 +110,7 @@ impl Place {
         known
     }
 
-    /// Records what the line says of `claim`.
+    /// Records the state of `claim` in the line.
     pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
         // If there is no room, trying soon again would not help.

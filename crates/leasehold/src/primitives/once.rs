@@ -126,7 +126,7 @@ pub struct AlreadyRan {
     pub by: Option<Holder>,
     /// The token of the run.
     pub token: Option<Token>,
-    /// How long ago the run was granted the lock. If the store does not know that, how long ago the run ended.
+    /// How long ago the run was granted the lock. If the store does not record that, how long ago the run ended.
     pub ago: Option<Duration>,
     /// The job may run again after at most this time.
     pub again_within: Option<Duration>,

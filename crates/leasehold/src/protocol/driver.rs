@@ -1,4 +1,4 @@
-//! The lease protocol on lock records: the driver that sends what the [rules](super::rules) say.
+//! The lease protocol on lock records: the driver that sends the requests that the [rules](super::rules) determine.
 
 mod acquire;
 mod examine;

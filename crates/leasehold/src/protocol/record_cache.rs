@@ -83,7 +83,7 @@ impl RecordCache {
         observation
     }
 
-    /// Removes `name`: it has no record any more.
+    /// Removes `name`: it no longer has a record.
     pub(super) fn forget(&self, name: &LockName) {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }

@@ -97,7 +97,7 @@ pub(super) fn available_for(
     unchanged_for.saturating_sub(observed).max(since_by_store.unwrap_or_default())
 }
 
-/// Whether the store's clock says how old `record` is.
+/// Whether the store's clock shows how old `record` is.
 pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules) -> bool {
     let by_store = rules.clock(store, record.state).zip(record.renewed_at_us);
     // A record from the future: the store's clock was set back.
@@ -129,7 +129,7 @@ pub(super) enum Claimed<'a> {
     /// Write a grant over it, or create the record if there is none.
     Grantable {
         over: Option<&'a Record>,
-        /// Whether the token must come from the store's clock, read after this moment, because no record says which
+        /// Whether the token must come from the store's clock, read after this moment, because no record shows which
         /// tokens were granted before.
         floor_from_clock: bool,
     },
@@ -280,11 +280,11 @@ pub(super) fn grant(
             && previous.state == RecordState::Held
             && !previous.newborn
     }) {
-        // Contenders go by the record, so it must last as long as each repetition believes.
+        // Contenders go by the record, so it must last as long as the lease of each repetition.
         let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
         return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
     }
-    // A grant reserves several tokens only if the record says which ones were used before.
+    // A grant reserves several tokens only if the record shows which ones were used before.
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
@@ -422,8 +422,8 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
 /// Describes a record that is not free, for people.
 pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> HolderInfo {
     let in_cooldown = record.state == RecordState::Cooldown;
-    // The record says when its cooldown began. It may not say when the grant was made, if that was the first request of
-    // a process.
+    // The record contains when its cooldown began. It may not contain when the grant was made, if that was the first
+    // request of a process.
     let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
     HolderInfo {
         holder: (!in_cooldown).then(|| record.holder.clone()),

@@ -5,7 +5,7 @@
 //! result is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
 //! outdated version of the marker itself.
 //!
-//! If a marker says that this place passed, a process reads it and checks that a write with the outdated version is
+//! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
 //! refused: two requests. If there is no such marker, the process examines the store while others wait. If the marker
 //! says that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
 //! because a non-atomic store passes any examination that is repeated often enough.
@@ -207,7 +207,7 @@ impl Probe<'_> {
         }
         match self.examine().await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                // If this fails too, the marker still does not say that the store passed.
+                // If this fails too, the marker still does not record that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
                 Err(error)
             }
@@ -215,8 +215,8 @@ impl Probe<'_> {
         }
     }
 
-    /// A marker says that the store passed. Sends one more write that must be refused. If it is accepted, records that
-    /// in the marker.
+    /// A marker records that the store passed. Sends one more write that must be refused. If it is accepted, records
+    /// that in the marker.
     async fn still_refuses(&self, marker: Marker, outdated: &Version) -> Result<(), StoreError> {
         let what = "it accepted a write that expects an outdated version (If-Match)";
         let refused = marker.refused(&self.place(), self.register.store_time(), what);

@@ -189,7 +189,7 @@ impl Ttl {
         self.0.as_millis() as u64
     }
 
-    /// How long a holder may believe in its lease, from before the first send: ttl (1 - rho) - delta.
+    /// How long a holder may rely on its lease, from before the first send: ttl (1 - rho) - delta.
     pub fn holder_span(self) -> Duration {
         self.0.mul_f64(1.0 - RATE_ERROR).saturating_sub(self.slack())
     }

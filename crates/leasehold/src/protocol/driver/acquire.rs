@@ -163,7 +163,7 @@ impl RegisterLeases {
                 }
                 Ok(Next::Look)
             }
-            // Only the record says whether the grant of a repeated claim has ended.
+            // Only the record shows whether the grant of a repeated claim has ended.
             None if self.records.claims() && !claim.repeatable => {
                 self.examined(self.records.trust(), budget).await?;
                 let sent = self.now();
@@ -175,8 +175,8 @@ impl RegisterLeases {
         }
     }
 
-    /// Stamps a lease that does not say when it was renewed. Processes that only try can then see it lapse by the
-    /// store's clock.
+    /// Stamps a lease whose record does not contain when it was renewed. Processes that only try can then see it lapse
+    /// by the store's clock.
     async fn stamp(&self, name: &LockName, observation: Option<&Observation>, budget: &RetryBudget<'_>) {
         let Some((observation, store)) = observation.zip(self.store_time()) else { return };
         if !self.rules.store_clock || observation.record.renewed_at_us.is_some() {
@@ -211,7 +211,7 @@ impl RegisterLeases {
         self.granted(claim, attempt, record, version).await
     }
 
-    /// Returns the grant that `attempt` committed as `record`. If the record says too early a time, the grant is
+    /// Returns the grant that `attempt` committed as `record`. If the record contains too early a time, the grant is
     /// renewed before it is reported.
     async fn granted(
         &self,
@@ -262,7 +262,7 @@ impl RegisterLeases {
         }
     }
 
-    /// The lower bound of a token if no record says which tokens were granted before.
+    /// The lower bound of a token if no record shows which tokens were granted before.
     async fn floor(
         &self,
         name: &LockName,

@@ -29,7 +29,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// What `record` says already.
+    /// What `record` shows already.
     pub(super) fn of(record: &Record) -> Self {
         Self { served: record.served, awaited: record.awaited }
     }
@@ -51,7 +51,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line lets `claim` take the lock. `record` says that it may be granted, and has been seen
+    /// Decides whether the line lets `claim` take the lock. `record` shows that it may be granted, and has been seen
     /// unchanged for `unchanged_for`. Otherwise the lock is reserved.
     pub(super) async fn front(
         &self,
@@ -103,7 +103,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` says that it may be granted.
+    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` shows that it may be granted.
     async fn front_of_line(
         &self,
         claim: &Claim,
@@ -296,7 +296,7 @@ impl RegisterLeases {
     }
 }
 
-/// Records in `claim` what `line` says of it.
+/// Records the state of `claim` in `line`.
 fn note(claim: &Claim, line: &Line, record: &Record) -> Standing {
     let standing = line.standing(claim.id, record);
     claim.place.found(claim.id, standing.clone());

@@ -43,7 +43,7 @@ fn a_write_is_early_by_the_stores_time_when_it_was_sent() {
     let second = 1_000_000_000;
     let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());
     let record = held_record();
-    // The store reads 10 s more than the record says. Two of them have passed since the send, on a clock that may be
+    // The store reads 10 s more than the record shows. Two of them have passed since the send, on a clock that may be
     // slow.
     let now = StoreTime::between(NOW_US + 10_000_000, u64::MAX);
     let early = written_early(&record, sent, Some(now), answered);

@@ -106,7 +106,7 @@ struct Verdict {
     refused: Option<String>,
 }
 
-/// What a marker says about a place.
+/// What a marker records about a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// No valid verdict: the place must be examined.
@@ -153,7 +153,7 @@ impl Marker {
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
-    /// Returns what the marker says about `place`. The marker has the version `current`, and the store's clock reads
+    /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
     /// `now`. Without a clock the age of the examination is unknown.
     pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
         let unknown = Standing::Unknown { examiner: self.examiner };

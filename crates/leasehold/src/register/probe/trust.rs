@@ -147,7 +147,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Counts its runs, and ends when the test says so.
+    /// Counts its runs, and ends on the test's signal.
     #[derive(Clone, Default)]
     struct Examination {
         started: Arc<AtomicUsize>,
