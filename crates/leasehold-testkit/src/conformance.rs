@@ -29,7 +29,7 @@
 //! [`Harness::limit`]. The cases run on real servers, and on paused time with a store that runs on a
 //! [`TestClock`](leasehold::clock::TestClock).
 //!
-//! A store must refuse what it says it cannot do ([`Capabilities`](leasehold::lease::Capabilities)) with
+//! A store must refuse what it does not support ([`Capabilities`](leasehold::lease::Capabilities)) with
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
 
 mod client;

@@ -1,6 +1,6 @@
 //! Tools for testing stores and programs that use them, in leasehold itself and in crates with their own stores.
 //!
-//! - [`stores`]: one file per store with what the tests know about it; [`test_store`]: the trait that each of them
+//! - [`stores`]: one file per store with what the tests need of it; [`test_store`]: the trait that each of them
 //!   implements.
 //! - `chaos`, with the feature of that name: tests on real servers with failing processes, servers, networks and
 //!   clocks.

@@ -15,8 +15,8 @@ use leasehold::register::{
 /// The resolution of a `Date` header.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register as one machine sees it: with the machine's own clock, and with the store's time only in whole seconds in
-/// answers.
+/// A register as one machine sees it: with the machine's own clock, and with the store's time only as whole seconds in
+/// responses.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Machine {
         let sent = self.env.now();
         let answer = answer.await;
         // While its clock is stopped, no sleep ends, not even this one: a machine that stands still receives no
-        // answer.
+        // response.
         self.env.sleep(Duration::ZERO).await;
         if answer.is_ok()
             && let Some(time) = self.register.store_time()

@@ -232,7 +232,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Each connection carries one request: the responses say `connection: close`.
+/// Each connection carries one request: the responses have `connection: close`.
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     if let Some(request) = Request::read(&mut connection).await?

@@ -1,4 +1,4 @@
-//! Passwords, certificates, permissions and Sentinels of Redis, and what the doctor says of unsafe servers.
+//! Passwords, certificates, permissions and Sentinels of Redis, and the doctor's findings about unsafe servers.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ use tokio::process::{Child, Command};
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
     +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex +publish +subscribe +unsubscribe";
 
-/// A server of the test's own.
+/// A server that only this test uses.
 struct Server {
     port: u16,
     folder: TempDir,

@@ -188,7 +188,7 @@ async fn locks_that_are_held_for_a_moment_are_not_watched() {
     counted.expect("twenty locks", &[("Txn", 40)]).await;
 }
 
-/// A holder learns of the end of its key by one watch, which stays open while its lock is renewed.
+/// A holder notices the end of its key by one watch, which stays open while its lock is renewed.
 #[tokio::test]
 async fn a_holder_watches_its_key_once_however_often_it_renews() {
     // Longer than a hold without a watch; then shorter ones.

@@ -1,4 +1,4 @@
-//! Checks `docs/evidence.md`, which says which test covers which fault.
+//! Checks `docs/evidence.md`, which lists the tests that cover each fault.
 
 use std::path::{Path, PathBuf};
 

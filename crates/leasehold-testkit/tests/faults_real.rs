@@ -128,8 +128,8 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     .await;
 }
 
-/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and believes
-/// in its lock far too long.
+/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and relies
+/// on its lock far too long.
 #[tokio::test]
 async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
     // Not SQLite, whose processes share one machine's clock.
@@ -198,7 +198,7 @@ async fn outlives_its_server(scenario: &Scenario) {
     let waiter = lock(1).await.store_timeout(LONG);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     environment.kill(Duration::from_millis(300)).await.unwrap();
-    // A renewal after the restart shows that the server still knows the grant.
+    // A renewal after the restart shows that the server still has the grant.
     let restarted = SystemClock.now();
     let renewed = async {
         while guard.remaining() < LONG.saturating_sub(SystemClock.now().longest_since(restarted)) {

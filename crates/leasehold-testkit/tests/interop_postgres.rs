@@ -48,7 +48,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
     }
 }
 
-/// Ours waits until theirs has run out of time, and theirs until ours has.
+/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("postgres");

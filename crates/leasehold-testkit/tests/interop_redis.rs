@@ -58,7 +58,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
     }
 }
 
-/// Ours waits until theirs has run out of time, and theirs until ours has.
+/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("redis");
@@ -83,7 +83,7 @@ async fn a_cooldown_keeps_other_clients_out() {
     assert_eq!(peer(Program::REDSYNC, &fresh, "try", "60", &[]).end().await, says("held", 1));
 }
 
-/// Redisson's locks are hashes. Each side refuses what it does not know.
+/// Redisson's locks are hashes. Each side refuses the other's.
 #[tokio::test]
 async fn redisson_and_leasehold_refuse_each_others_locks() {
     let fresh = stores::fresh("redis");

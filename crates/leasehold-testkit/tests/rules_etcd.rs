@@ -115,7 +115,7 @@ async fn waiters_are_shown_also_behind_older_keys_of_other_locks() {
     assert_eq!((status.token, status.waiters.len()), (Some(grant.token), 1));
 }
 
-/// A client that waits for a job to end sees that the lock now rests: the key is written then, not deleted.
+/// A client that waits for a job to end sees the cooldown begin: the key is written then, not deleted.
 #[tokio::test]
 async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     let url = Server::ETCD.fresh_url();
@@ -136,8 +136,8 @@ async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
-/// Fault 28: the key of a claim in line expires with its lease. A client that took having no key before its own for
-/// its turn would believe in a key that no longer exists.
+/// Fault 28: the key of a claim in line expires with its lease. A client that counted having no key before its own as
+/// its turn would hold the lock by a key that no longer exists.
 #[tokio::test]
 async fn a_lost_place_in_line_is_not_a_grant() {
     let (one, two) = two().await;

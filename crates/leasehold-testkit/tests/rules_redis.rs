@@ -333,7 +333,7 @@ async fn a_damaged_line_delays_no_one() {
     asked(&next).await.unwrap();
 }
 
-/// A server of the test's own, and its store URL.
+/// A server that only this test uses, and its store URL.
 async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = Launched::start(kind, folder.path()).await.unwrap();
@@ -480,7 +480,7 @@ async fn the_release_of_a_lock_of_another_client_is_noticed() {
 async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
     let (server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
     let store = open(&url).await;
-    // The connection is open, the server's clock is known, and the server knows the script.
+    // The connection is open, the server's clock is known, and the server has the script.
     let mut first = granted(&*store).await;
     store.release(&mut first, None).await.unwrap();
     let mut hasty = claim_for(&*store, Duration::from_secs(2));

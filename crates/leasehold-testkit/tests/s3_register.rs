@@ -91,7 +91,7 @@ async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
                 .await
                 .expect("what was deleted can be created again");
         }
-        // A store without conditional deletes is found out.
+        // A store without conditional deletes is detected.
         Err(error) => assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}"),
     }
 }

@@ -167,7 +167,7 @@ impl Client {
         None
     }
 
-    /// Asserts that the loss was caused by an operator. A store without history cannot tell an eviction from a
+    /// Asserts that the loss was caused by an operator. A store without history cannot distinguish an eviction from a
     /// deletion by hand.
     pub(super) fn assert_ended(&self, loss: &Loss) {
         let forgetful = !self.store.capabilities().history && loss.reason == LossReason::Deleted;

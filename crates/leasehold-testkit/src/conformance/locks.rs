@@ -108,7 +108,7 @@ pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
     guard.release().await.unwrap();
 }
 
-/// A holder whose grant an operator ends learns of it at its next renewal. Its check fails from then on.
+/// A holder whose grant an operator ends notices it at its next renewal. Its check fails from then on.
 pub async fn a_holder_learns_that_it_was_evicted(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, _) = locker(harness, "two").await;

@@ -185,7 +185,7 @@ fn copy(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
-        // These are calls of SQLite, which only looks at whether there is a memo.
+        // These are calls of SQLite, which only check whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }
 }

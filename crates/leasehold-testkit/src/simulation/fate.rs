@@ -108,7 +108,7 @@ impl Fate {
             Store::Objects => LOCK.to_owned(),
         };
         // The record of a recent grant is not deleted, while another client's create may be under way: the
-        // documentation says what that does to tokens.
+        // documentation describes the effect on tokens.
         let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
         if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {
             return;

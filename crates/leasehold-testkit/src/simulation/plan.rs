@@ -67,7 +67,7 @@ pub struct Plan {
     pub length: Duration,
     /// The leases' ttl.
     pub ttl: Duration,
-    /// How likely each harm of the network is for each request.
+    /// How likely each fault of the network is for each request.
     pub harm: f64,
     /// How far clock rates may be off. Above the bound of 0.005 the guarantees do not hold.
     pub rate_error: f64,
@@ -249,7 +249,7 @@ impl Plan {
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
         let mut plan = Self { once_per: Some(Duration::from_millis(period_ms)), ..Self::from_seed(seed) };
-        // Deleting the record by hand deletes the record of the run. An eviction ends the rest.
+        // Deleting the record by hand deletes the record of the run. An eviction ends the cooldown.
         plan.faults = plan.faults.without(Fault::Deletions).without(Fault::Evictions);
         plan
     }
@@ -330,7 +330,7 @@ impl Plan {
     }
 
     /// How far front ends are off. After deletions by hand, tokens rise only as far as the front ends agree on the
-    /// time, as the documentation says.
+    /// time, as documented.
     pub(super) fn front_ends(&self) -> Duration {
         if !self.has(Fault::Skew) || self.has(Fault::Deletions) {
             Duration::ZERO

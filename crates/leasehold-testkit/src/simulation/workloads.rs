@@ -106,7 +106,7 @@ impl Client {
         let bound = self.bound() + self.dead_waiters().await;
         let (all, bound) = match self.plan().workload {
             Workload::Semaphore(permits) => (permits, bound),
-            // The slots are tried only once the gate is held.
+            // The permits are tried only once the gate is held.
             Workload::RwLock => (1, bound * 2),
             Workload::Lock | Workload::Election => (1, bound),
         };

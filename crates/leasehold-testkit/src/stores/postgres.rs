@@ -106,7 +106,7 @@ impl TestStore for Postgres {
     }
 }
 
-/// Makes the table that `url` names.
+/// Creates the table that `url` names.
 ///
 /// # Panics
 /// When it cannot be made.
@@ -125,7 +125,7 @@ pub fn table(url: &str) -> String {
     parsed(url).take("table").expect("the store URL names a table")
 }
 
-/// Runs SQL with PostgreSQL's own tool, and gives what it says.
+/// Runs SQL with PostgreSQL's own tool, and returns its output.
 ///
 /// # Panics
 /// When it fails.

@@ -132,7 +132,7 @@ pub fn key(url: &str, name: &str) -> String {
     format!("{}{name}", parsed(url).take("prefix").unwrap_or_default())
 }
 
-/// Runs a command on the server of `url` with Redis's own tool, and gives what it says.
+/// Runs a command on the server of `url` with Redis's own tool, and returns its output.
 ///
 /// # Panics
 /// When it cannot be run.

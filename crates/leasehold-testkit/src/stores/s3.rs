@@ -130,7 +130,7 @@ impl TestStore for S3 {
     }
 }
 
-/// A client of the server at `url`, for what an operator does by hand.
+/// A client of the server at `url`, for operations of an operator.
 ///
 /// # Panics
 /// When the URL has no endpoint or no region.

@@ -179,7 +179,7 @@ impl Cluster {
         panic!("member {n} of the cluster does not serve");
     }
 
-    /// Whether member `n` is the leader, by its own account; `None` if it knows no leader or does not respond.
+    /// Whether member `n` is the leader, by its own account; `None` if it has no leader or does not respond.
     async fn leader_by(&self, n: usize) -> Option<bool> {
         let asked = try_etcdctl(
             &self.members[n].clients,

@@ -36,7 +36,7 @@ impl PostgresServer {
     /// When it does not start.
     ///
     /// # Panics
-    /// When `./test` has not said where its programs are.
+    /// When `./test` has not set where its programs are.
     pub async fn start_below(folder: &Path) -> io::Result<Self> {
         Self::start_with(folder, &[]).await
     }
@@ -73,7 +73,7 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` says otherwise, with its data
+    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` names it, with its data
     /// below `folder`.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl PostgresServer {
         Ok(standby)
     }
 
-    /// Lets it copy nothing more. What the primary does from now on, it does not know.
+    /// Stops it from copying. It does not receive what the primary does from now on.
     ///
     /// # Errors
     /// When it does not respond.
@@ -193,7 +193,7 @@ impl PostgresServer {
         self.signal_all(Signal::STOP);
     }
 
-    /// Lets them go on.
+    /// Resumes them.
     pub fn go_on(&self) {
         self.signal_all(Signal::CONT);
     }
