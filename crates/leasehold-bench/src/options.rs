@@ -32,7 +32,7 @@ pub(crate) struct Options {
     pub(crate) out: PathBuf,
     /// Whether to update docs/performance.md.
     pub(crate) write: bool,
-    /// Measures nothing, and shows the existing results.
+    /// Measure nothing, and show the existing results.
     pub(crate) report_only: bool,
     /// The arguments as typed.
     pub(crate) typed: Vec<String>,

@@ -15,7 +15,7 @@ use crate::events::Event;
 /// How much of its error output is kept.
 const MOST_COMPLAINTS: usize = 64 << 10;
 
-/// The exit code if the client does not support what is asked.
+/// The exit code if the client does not support the measurement.
 const CANNOT: i32 = 3;
 
 /// Why a contender was not measured.

@@ -10,7 +10,7 @@ use crate::roster::Role;
 use crate::scenario::{Scenario, Store};
 use crate::stats::Spread;
 
-/// The setting that says how many processes contended.
+/// The setting with the number of processes that contended.
 pub(crate) const PROCESSES: &str = "processes";
 
 /// All results.

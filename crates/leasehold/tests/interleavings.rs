@@ -58,7 +58,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     };
     slow.network.until(|counts| counts.writes == 1).await;
     world.clock.sleep(Duration::from_millis(10)).await;
-    contender.held().await; // One look.
+    contender.held().await; // One read.
     let mut theirs = None;
     for _ in 0..80 {
         middle.env.sleep(Duration::from_millis(100)).await;
@@ -258,7 +258,7 @@ async fn a_dropped_into_ticket_releases() {
     assert!(client.is_free().await, "the lock stays held without a holder");
 }
 
-/// A register on which another client always comes first: before each write, for a while, it acquires the lock and
+/// A register on which another client is always faster: before each write, for a while, it acquires the lock and
 /// releases it.
 #[derive(Debug)]
 struct Contended {

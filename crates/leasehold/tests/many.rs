@@ -201,7 +201,7 @@ async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
             tokio::spawn(async move { lock.acquire().await.map(drop) })
         })
         .collect();
-    // Until all have joined the line, and all holders have renewed records that say so.
+    // Until all have joined the line, and all holders have renewed records that show it.
     process.clock.sleep(TTL / 2).await;
     let reads = &process.store.0.reads;
     reads.reset();

@@ -199,7 +199,7 @@ async fn an_eviction_is_reported_on_both_sides() {
     assert!(events[0].ends_with(" Ended"), "{events:?}");
 }
 
-/// The guard is dropped while the response of a renewal is under way, which is that the lock was lost.
+/// The guard is dropped while the response to a renewal, which reports a loss, is under way.
 #[tokio::test(start_paused = true)]
 async fn a_loss_found_by_the_release_ends_the_hold_once() {
     let world = world().await;
@@ -357,8 +357,8 @@ fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
 
 /// Records the spans of this thread.
 ///
-/// tracing remembers for each place in the code whether its spans are wanted. While there is one subscriber in the
-/// process, it asks that of the thread that comes there first: of another test, which has none. So there are always
+/// tracing remembers for each place in the code whether its spans are recorded. With only one subscriber in the
+/// process, it asks the subscriber of the first thread there: that of another test, which has none. So there are always
 /// two.
 fn record(spans: &Spans) -> DefaultGuard {
     static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));

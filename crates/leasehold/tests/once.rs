@@ -90,14 +90,14 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
         }
         assert_eq!(said.unwrap(), Once::Ran(Ok(())));
         let after = due_after(&world, start).await;
-        // If the clock was set back, a process may wait for a whole rest again.
+        // If the clock was set back, a process may wait for a whole cooldown again.
         let most = if step == 0 { PERIOD.mul_f64(1.005) } else { PERIOD.mul_f64(1.505) };
         assert!(after >= PERIOD && after <= most + SECOND * 4, "{after:?}");
     }
 }
 
 /// `store_clock=off` is for dead holders. A process that has just started has observed nothing, so without the store's
-/// clock it would never see the end of a rest.
+/// clock it would never see the end of a cooldown.
 #[tokio::test(start_paused = true)]
 async fn a_cooldown_ends_by_the_stores_clock_even_without_it() {
     let world = World::new();
@@ -268,7 +268,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
     let lost = said.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
     assert!(lost.help()[0].contains("before its end"), "{lost:?}");
-    // Evicted after the last renewal. The release with a rest finds that.
+    // Evicted after the last renewal. The release with a cooldown finds that.
     let said = job(&client)
         .run(async |guard| {
             Locker::new(other.leases.clone()).evict(&name(), guard.token().unwrap()).await.unwrap();

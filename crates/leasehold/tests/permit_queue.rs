@@ -131,7 +131,7 @@ async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
     }
 }
 
-/// Other processes learn from the permits' records that one waits.
+/// Other processes see in the permits' records that one waits.
 #[tokio::test(start_paused = true)]
 async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let world = World::paced();
@@ -221,7 +221,7 @@ async fn a_queue_that_cannot_be_read_reserves_no_permit() {
     semaphore(&world.dated(2), "newcomer").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// How many permits' records say that processes wait.
+/// How many permits' records show that processes wait.
 async fn marked(world: &World) -> usize {
     let mut marked = 0;
     for n in 1..=3 {

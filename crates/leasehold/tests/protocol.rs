@@ -294,7 +294,7 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
         tokio::spawn(async move { leases.try_acquire(&claim).await })
     };
     client.network.until(|counts| counts.reads == 2).await;
-    client.network.deliver().await; // The write lands: it is ours, and we do not know.
+    client.network.deliver().await; // The write is applied: it is ours, which we cannot see yet.
     let ours = world.raw().await["token"].as_u64().unwrap();
     other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
     let successor = other.granted().await;

@@ -270,7 +270,7 @@ async fn a_log_deleted_while_in_use_leaves_one_holder() {
         let mut holder = start("renew", folder.path());
         let token: u64 = said(&mut holder, "holding").parse().unwrap();
         delete(folder.path(), suffixes);
-        // What another process sees now may be wrong, since the files are gone. The response must be the same for both.
+        // What another process sees now may be wrong, since the files are gone. The result must be the same for both.
         let other = Locker::open(&url(folder.path())).await;
         let granted = match &other {
             Ok(locker) => locker.lock("held").ttl(TTL).try_acquire().await.ok(),

@@ -36,7 +36,7 @@ pub(crate) enum Flaw {
     KeepsDeleted,
     DeniesWrites,
     DeniesReads,
-    /// As in clouds: such a store then does not say either that an object does not exist.
+    /// As in clouds, where such a store also does not report that an object does not exist.
     DeniesListing,
     DeniesDeletes,
     /// Of writes that arrive at once, all but one get no definite response.

@@ -62,7 +62,7 @@ async fn fault_12_a_restored_snapshot_finds_its_lock_lost() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    client.clock.step_wall(3_600); // Its boot clock goes on as if nothing had happened.
+    client.clock.step_wall(3_600); // Its boot clock continues as if nothing had happened.
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
 }
 

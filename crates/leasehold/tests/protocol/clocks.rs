@@ -26,7 +26,7 @@ async fn by_the_stores_clock_a_try_takes_over_from_a_dead_holder() {
     holder.env.sleep(contender_span() + SECOND * 2).await;
     contender.held().await; // Within the margin.
     holder.env.sleep(SECOND * 6).await;
-    blind.held().await; // By observation alone, nothing is known yet.
+    blind.held().await; // By observation alone, the lease has not lapsed yet.
     contender.granted().await;
 }
 
