@@ -140,7 +140,7 @@ fn the_doctor_passes_the_dynamodb_of_moto() {
     a_good_store(Server::DYNAMODB_MOTO, ITEMS);
 }
 
-/// The server of the tests does not wait for the disk, and that alone is wrong.
+/// The server of the tests does not wait for the disk, which is its only flaw.
 #[test]
 fn the_doctor_fails_postgres_for_fsync_alone() {
     let fresh = stores::fresh("postgres");

@@ -1,4 +1,4 @@
-//! The S3 register on real servers: the conditional writes on which all locks rest.
+//! The S3 register on real servers: the conditional writes on which all locks depend.
 //!
 //! `./test` starts the servers and names them in `LEASEHOLD_TEST_S3_MOTO` and `LEASEHOLD_TEST_S3_MINIO`: store URLs of
 //! an existing bucket, with the credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.

@@ -35,7 +35,8 @@ impl Agent {
     fn write(&mut self, line: &[u8]) {
         let stdin = self.stdin.as_mut().unwrap();
         match stdin.write_all(line).and_then(|()| stdin.write_all(b"\n")) {
-            // An agent that ends at a line does not read all of it. What it says, and then the end, is what tests read.
+            // An agent that ends at a line does not read all of it, so a write may fail. Tests read its messages and
+            // its end.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             written => written.unwrap(),
         }

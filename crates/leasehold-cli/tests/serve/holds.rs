@@ -125,7 +125,7 @@ fn a_client_that_goes_away_stops_waiting() {
     waiting.shutdown(Shutdown::Both).unwrap();
     drop(waiting);
     wait_until("its place is given up", || server.waiters("x") == 0);
-    // Its connection ended, and that released nothing of others.
+    // Its connection ended, which released no hold of others.
     server.renew(&held.ticket()).expect(200);
 }
 

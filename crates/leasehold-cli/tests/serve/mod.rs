@@ -1,4 +1,4 @@
-//! Tests of `leasehold serve`: real servers on free ports, and requests as bytes, so that nothing tidies them up.
+//! Tests of `leasehold serve`: real servers on free ports, and requests as bytes, so that no library corrects them.
 
 mod access;
 mod bad_input;

@@ -92,7 +92,7 @@ fn viewers_see_what_other_processes_do() {
     let mut stream = BufReader::new(server.send("GET /v1/events", &[], ""));
     let mut status = String::new();
     stream.read_line(&mut status).unwrap();
-    // However long the first look takes: the lock changes again and again until it was seen.
+    // However long the first read takes: the lock changes again and again until it was seen.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -161,7 +161,7 @@ impl Election {
 
     /// The leader, according to one read of the store; `None` if there is none. Cancel safe.
     ///
-    /// The result may be outdated. The process at the advertised address may no longer lead, so ask it for its term.
+    /// The result may be outdated. The process at the advertised address may no longer lead, so check its term.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name is invalid.

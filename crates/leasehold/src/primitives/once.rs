@@ -100,7 +100,7 @@ pub enum Due {
     AlreadyRan(AlreadyRan),
 }
 
-/// The run that counts for the current period, and when the next one is due, as far as the store knows.
+/// The run that counts for the current period, and when the next one is due, according to the store.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -301,7 +301,7 @@ impl Attempt {
     }
 }
 
-/// The holders that prevent one acquisition, as far as it knows. Clones share this.
+/// The holders that prevent one acquisition, as far as they are known. Clones share this.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 

@@ -41,9 +41,9 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Grants `record` over a free record that was not read. This is one request instead of a read and a write. The
     /// store itself computes the token from that of the free record.
     ///
-    /// The result is a conflict if there is no record, or if the record is held, resting, unconfirmed or foreign. It is
-    /// also a conflict if the latest grant was of this very claim, because then this is a late copy of the request.
-    /// Only called if [`claims`](Self::claims) returns true.
+    /// The result is a conflict if there is no record, or if the record is held, in a cooldown, unconfirmed or foreign.
+    /// It is also a conflict if the latest grant was of this very claim, because then this is a late copy of the
+    /// request. Only called if [`claims`](Self::claims) returns true.
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))

@@ -7,7 +7,7 @@
 //!
 //! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
 //! refused: two requests. If there is no such marker, the process examines the store while others wait. If the marker
-//! says that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
+//! records that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
 //! because a non-atomic store passes any examination that is repeated often enough.
 //!
 //! No verdict depends on what other processes write meanwhile. A precondition counts as ignored only if two of our own
@@ -320,8 +320,8 @@ impl Probe<'_> {
     }
 }
 
-/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker that says the store
-/// passed.
+/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker which records that the
+/// store passed.
 async fn refuses_outdated_delete(
     register: &dyn Register,
     key: &str,

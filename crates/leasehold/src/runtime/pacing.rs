@@ -76,8 +76,8 @@ impl Pacing {
         }
     }
 
-    /// Records a response of the store. `with_trouble` says that the store had refused requests before, or had not
-    /// answered them. It is then polled less often for a while.
+    /// Records a response of the store. `with_trouble`: it came after refused requests, or after requests without a
+    /// response. The store is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }

@@ -356,7 +356,7 @@ impl Renewer {
                 if !expired || self.lease.loss(&self.identity).is_none() {
                     self.lease.lose(loss);
                 }
-                // A command that came in the meantime is dropped here, by which its guard learns of the loss.
+                // A command that came in the meantime is dropped here, which reports the loss to its guard.
                 return Some(if expired { Over::Expired } else { Over::Gone });
             }
             Some(Err(error)) => {

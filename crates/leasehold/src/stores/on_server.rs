@@ -187,7 +187,7 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
             .run_on(grant, copy(grant), move |leases, mut grant| async move {
                 let released = hold::end(&*leases, &mut grant, cooldown).await;
                 if grant.token.get() == 0 {
-                    // The claim was withdrawn, and does not wait any more.
+                    // The claim was withdrawn, and no longer waits.
                     wait::leave(&*leases, &grant.name, grant.id).await;
                 }
                 (grant, released)

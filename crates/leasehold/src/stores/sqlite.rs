@@ -283,7 +283,7 @@ impl LeaseStore for SqliteLeases {
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         if grant.token == Token::default() {
-            // The claim was withdrawn, and does not wait any more.
+            // The claim was withdrawn, and no longer waits.
             self.leave(grant.id).await?;
         }
         let id = grant.id;

@@ -294,7 +294,7 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
         .map(|found| found.check)
         .collect();
     assert_eq!(failed, ["create-race", "atomic-race"]);
-    // Neither front end is used any more.
+    // Neither front end is used again.
     for front in [front.clone(), front.through("b").unwrap()] {
         assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
     }

@@ -170,7 +170,7 @@ async fn a_marker_of_another_place_causes_an_examination() {
     let mirror = Flawed { place: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
     *mirror.cells.lock().unwrap() = copied;
     assert!(probe(&mirror).await.unwrap_err().to_string().contains("atomically"));
-    // The verdict on the mirror says nothing about the original.
+    // The verdict on the mirror does not apply to the original.
     let copied = mirror.cells.lock().unwrap().clone();
     *here.cells.lock().unwrap() = copied;
     probe(&here).await.unwrap();

@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, Shared};
 use crate::clock;
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing. Above the
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time. Above the
 /// time that the metadata service's client needs to give up (four attempts of a second each, with pauses).
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 

@@ -250,7 +250,7 @@ mod tests {
         meaning(operation, "p/x", &place(), trouble)
     }
 
-    /// The part before the first space says whether the request was applied, the rest is the kind of the fault.
+    /// The part before the first space is whether the request was applied, the rest is the kind of the fault.
     fn short(meaning: &Meaning) -> String {
         match meaning {
             Meaning::Conflict => "conflict".into(),

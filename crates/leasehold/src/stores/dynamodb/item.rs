@@ -199,7 +199,7 @@ fn seen(item: &Item, version: &str) -> Option<u64> {
 /// The attributes of `record`, theirs and ours, except the token and the history.
 pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
-        // Other clients wait until they have seen no change for the leaseDuration, and know neither delays nor
+        // Other clients wait until they have seen no change for the leaseDuration, and support neither delays nor
         // cooldowns.
         RecordState::Cooldown => record.rest_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),

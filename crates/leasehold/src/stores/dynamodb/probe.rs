@@ -4,9 +4,9 @@
 //! it. A server that checks and writes in two steps grants one lock twice if two clients contend at the same moment,
 //! and otherwise responds like a good one. So writes race for separate items whose keys no other client knows.
 //!
-//! The result is recorded in an item, the [`Marker`]. If it says that the server passed at this endpoint, a process
-//! only makes sure that a condition that cannot hold is refused. If it says that the server was refused, the table is
-//! not used until it passes the doctor's examination.
+//! The result is recorded in an item, the [`Marker`]. If it records that the server passed at this endpoint, a process
+//! only makes sure that a condition that cannot hold is refused. If it records that the server was refused, the table
+//! is not used until it passes the doctor's examination.
 
 use std::time::Duration;
 

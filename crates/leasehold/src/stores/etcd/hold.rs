@@ -82,7 +82,7 @@ impl EtcdLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+        // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,
@@ -211,7 +211,7 @@ impl EtcdLeases {
                 if value.state == Standing::Cooldown {
                     return Ok(gone(unsure));
                 }
-                // The process that holds this grant, or waits for it, learns of its end only from the mark.
+                // The process that holds this grant, or waits for it, finds its end only by the mark.
                 mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
                 revision = Some(kv.mod_revision);
                 continue;

@@ -53,14 +53,14 @@ pub(super) fn stand(own: Own<'_>) -> TxnRequest {
 
 /// Grants the lock if the own key, created in `create`, is still as it was written in `revision`, and no earlier key
 /// exists. The claim's lease may have expired while it waited: then the key does not exist, and this fails. Otherwise
-/// returns the same as [`ask`], with the key just before the own key in place of the last.
+/// returns the same as [`ask`], with the key just before the own key instead of the last.
 pub(super) fn confirm(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     let mut request = confirm_alone(line, own, create, revision);
     request.compare.push(compare_range(line, CompareResult::Greater, create - 1));
     request
 }
 
-/// Like [`confirm`], for a claim before which there can be no other claim any more.
+/// Like [`confirm`], for a claim before which there can no longer be another claim.
 pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(own.key, revision)],

@@ -3,7 +3,7 @@
 //! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims'
 //! keys. The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must
 //! also be answered in the same raft term, which shows that the leader that answered the keep-alive was really the
-//! leader. A leader that was replaced and does not know it continues to prolong leases, while its successor lets them
+//! leader. A leader that was replaced without noticing it continues to prolong leases, while its successor lets them
 //! expire.
 
 use std::collections::HashMap;

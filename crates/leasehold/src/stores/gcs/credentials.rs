@@ -23,7 +23,7 @@ use super::config::Source;
 use crate::clock::{self, Moment};
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// Enough for objects. The roles decide what is allowed within it.

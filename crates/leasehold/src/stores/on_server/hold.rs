@@ -18,7 +18,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     if left.is_zero() {
         return Ok(lost(grant, LossReason::Expired { last_error: None }));
     }
-    // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+    // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
     loop {
         match budget.request(leases.renew(grant)).await {

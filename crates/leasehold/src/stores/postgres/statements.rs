@@ -88,8 +88,8 @@ const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
 /// A lock that was released or evicted, and not taken since.
 const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
 
-/// A lock that is held or rests. A free one is free even if the server's clock was set back since. `lease_until` is
-/// written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
+/// A lock that is held or in a cooldown. A free one is free even if the server's clock was set back since.
+/// `lease_until` is written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
 const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
     THEN l.state <> 'free' AND greatest(l.lock_until, l.lease_until) > timezone('utc', clock_timestamp())
     ELSE l.lock_until > timezone('utc', clock_timestamp()) END)";
@@ -310,7 +310,7 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &st
     )
 }
 
-/// $1 name, $2 token, $3 the limit of a wait for the row. A lock that rests has its grant in the history already.
+/// $1 name, $2 token, $3 the limit of a wait for the row. A lock in a cooldown has its grant in the history already.
 fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (

@@ -172,8 +172,8 @@ call(ARGV[4])
 return answer('done')
 ";
 
-/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock that rests has its grant in the history
-/// already.
+/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock in a cooldown has its grant in the
+/// history already.
 const EVICT: &str = r"
 if broken or r.token ~= ARGV[1] or (r.state ~= 'held' and r.state ~= 'resting') then return answer('found') end
 local history = r.past or ''

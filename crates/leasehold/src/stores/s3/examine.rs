@@ -107,7 +107,7 @@ impl S3Register {
         }
     }
 
-    /// `Ok(None)` if nothing is configured. An error is a finding that says why it is unknown.
+    /// `Ok(None)` if nothing is configured. An error is a finding that explains why it is unknown.
     fn asked<T, E>(
         &self,
         permission: &str,

@@ -74,8 +74,8 @@ impl Location {
         fs::metadata(folder_of(&self.path)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Refuses a location that cannot work, with an error that says why. Returns the path without symbolic links, as
-    /// far as it exists: SQLite keeps its -wal and -shm files beside that path.
+    /// Refuses a location that cannot work, with an error that explains why. Returns the path without symbolic links,
+    /// as far as it exists: SQLite keeps its -wal and -shm files beside that path.
     pub(super) fn prepare(&self) -> Result<PathBuf, Fault> {
         if self.is_default {
             self.create_folder()?;
@@ -171,7 +171,7 @@ fn is_mount(_: &Path, _: &Path) -> bool {
 
 /// `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
 fn default_path(state: Option<OsString>, home: Option<OsString>) -> Result<PathBuf, Error> {
-    // The XDG specification says that a relative path is ignored.
+    // By the XDG specification, a relative path is ignored.
     let absolute = |folder: Option<OsString>| folder.map(PathBuf::from).filter(|folder| folder.is_absolute());
     let state = absolute(state).or_else(|| absolute(home).map(|home| home.join(".local/state")));
     match state {

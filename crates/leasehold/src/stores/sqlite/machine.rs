@@ -59,7 +59,7 @@ impl Machine {
     /// Identifies this machine and this process.
     ///
     /// # Errors
-    /// Unsupported if one boot cannot be told from another: leases could then not be judged safely.
+    /// Unsupported if boots cannot be distinguished: leases could then not be judged safely.
     pub(super) fn this() -> Result<Self, Fault> {
         let shifted =
             fs::read_to_string("/proc/self/timens_offsets").is_ok_and(|text| shifts_boot_clock(&text));

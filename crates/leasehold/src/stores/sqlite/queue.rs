@@ -71,7 +71,7 @@ pub(super) trait Reply: Send + Sync {
     /// Whether the caller still waits.
     fn is_awaited(&self) -> bool;
 
-    /// Reports that there was no result in time. `begun` says whether the work may have had an effect.
+    /// Reports that there was no result in time. `begun`: whether the work may have had an effect.
     fn give_up(&self, begun: bool);
 }
 

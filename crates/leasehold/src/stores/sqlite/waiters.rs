@@ -79,7 +79,7 @@ impl Waiter {
 pub(super) enum Place {
     /// No other waiter is before it.
     First,
-    /// The lock is kept for another waiter. `changed` says whether a row was written.
+    /// The lock is kept for another waiter. `changed`: whether a row was written.
     Behind { held: HolderInfo, changed: bool },
 }
 
@@ -172,7 +172,7 @@ pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Records that the lock is not free any more, so it is not kept for a waiter until it is free again.
+/// Records that the lock is no longer free, so it is not kept for a waiter until it is free again.
 pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
     let mut update = connection
         .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
