@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn fairness_is_read_off_the_contended_runs_which_are_run_once() {
+    fn fairness_uses_the_contended_runs_which_are_run_once() {
         let scenarios = |arguments: &[&str]| -> Vec<Scenario> {
             let mut scenarios: Vec<_> =
                 read(arguments).unwrap().plan().into_iter().map(|(scenario, ..)| scenario).collect();
@@ -230,7 +230,7 @@ mod tests {
 
     #[cfg(feature = "servers")]
     #[test]
-    fn distance_is_added_only_where_there_is_a_way() {
+    fn delays_are_added_only_to_stores_with_a_server() {
         assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(_, _, ms, _)| *ms == 0.0));
         assert_eq!(read(&["a", "s3"]).unwrap().plan().len(), 3);
         assert_eq!(

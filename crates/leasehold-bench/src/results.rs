@@ -229,7 +229,11 @@ pub(crate) mod tests {
         let times = ours.times(&peer, "m").unwrap();
         assert_eq!((times.median, times.least, times.most), (2.0, 1.0, 4.0));
         peer.samples[1] = None;
-        assert_eq!(ours.times(&peer, "m").unwrap().most, 2.0, "a round without the one is no round");
+        assert_eq!(
+            ours.times(&peer, "m").unwrap().most,
+            2.0,
+            "a round without one of the two does not count"
+        );
         assert_eq!(ours.times(&peer, "other"), None);
     }
 

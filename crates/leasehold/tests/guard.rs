@@ -42,7 +42,7 @@ async fn a_grant_polled_too_late_is_replaced_by_a_new_one() {
     client.network.next_write(Outcome::AnswerDelayed(SECOND));
     let mut acquisition = Box::pin(lock.acquire());
     tokio::select! {
-        _ = &mut acquisition => panic!("answered already"),
+        _ = &mut acquisition => panic!("completed already"),
         () = client.env.sleep(SECOND / 2) => {}
     }
     // The caller does something else for longer than the lease lasts.

@@ -214,7 +214,7 @@ async fn an_eviction_reaches_the_task_the_lock_was_passed_to() {
     operator.leases.evict(&name(), shown).await.unwrap();
     second.lost().await;
     let third = got.recv().await.unwrap();
-    assert!(token(&third) > shown, "granted anew by the store");
+    assert!(token(&third) > shown, "granted again by the store");
 }
 
 /// The grant is evicted while a task holds it for longer than a poll, and another process is granted the lock before

@@ -151,7 +151,10 @@ async fn a_newborn_record_seen_long_ago_costs_no_hours() {
     let began = client.clock.now();
     granted(client.leases.try_acquire(&client.claim()).await.unwrap());
     let took = client.clock.now().longest_since(began);
-    assert!(took < SECOND * 16, "took {took:?} although the patience is 15 s and the store answers at once");
+    assert!(
+        took < SECOND * 16,
+        "took {took:?} although the store timeout is 15 s and the store responds at once"
+    );
 }
 
 /// A wall clock that is set back while the first grant waits.
@@ -201,7 +204,7 @@ async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     assert_eq!(world.raw().await["state"], "held");
     assert!(
         matches!(error, StoreError::MaybeApplied(_)),
-        "the grant stands in the store, and the answer is {error:?}"
+        "the grant is in the store, and the error is {error:?}"
     );
 }
 
@@ -212,7 +215,7 @@ async fn a_short_store_timeout_can_create_a_lock() {
     let client = world.dated(1);
     client.network.every(Kind::Write, Outcome::AnswerDelayed(Duration::from_millis(50)));
     let lock = Locker::new(client.leases.clone()).lock("x").store_timeout(SECOND);
-    let _guard = lock.try_acquire().await.expect("a healthy store that answers in 50 ms");
+    let _guard = lock.try_acquire().await.expect("a healthy store that responds in 50 ms");
 }
 
 /// A loss during an outage names the last error.

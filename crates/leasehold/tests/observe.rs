@@ -216,7 +216,7 @@ async fn a_loss_found_by_the_release_ends_the_hold_once() {
             client.network.every(Kind::Write, Fault::Delayed(SECOND));
             assert!(
                 timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(),
-                "answered at once"
+                "completed at once"
             );
         }
         drop(guard);
@@ -230,7 +230,7 @@ async fn a_renewal_that_the_guard_did_not_see_is_not_reported() {
     let Held { client, log, guard, token, .. } = held().await;
     client.env.sleep(SECOND).await;
     client.network.every(Kind::Write, Fault::AnswerDelayed(SECOND));
-    assert!(timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(), "answered at once");
+    assert!(timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(), "completed at once");
     drop(guard);
     client.env.sleep(TTL).await;
     assert_eq!(log.events(), [format!("released {token} 1s released")]);

@@ -39,7 +39,7 @@ async fn rule_1_the_contender_counts_from_after_the_response() {
     let _grant = holder.granted().await;
     contender.network.next_read(Outcome::AnswerDelayed(SECOND * 4));
     let held = contender.held().await;
-    assert_eq!(held.lapses_within, Some(contender_span()), "the seconds on the way are no observation");
+    assert_eq!(held.lapses_within, Some(contender_span()), "the seconds under way are not an observation");
 }
 
 #[tokio::test(start_paused = true)]

@@ -132,7 +132,7 @@ impl Host {
             let message = timeout(&SystemClock, LIMIT, self.sent.recv()).await.expect("no final answer");
             self.read(&message.unwrap());
         }
-        assert!(session.is_idle(), "a request without an answer counts towards the limits");
+        assert!(session.is_idle(), "a request without a response counts towards the limits");
         session.end().await;
         drop(session);
         // Closed when nothing works for the host any more.
@@ -148,7 +148,7 @@ impl Host {
         // News about a hold.
         let Some(id) = message.get("id") else { return };
         let id = id.as_u64().unwrap_or(NO_REQUEST);
-        let pending = self.pending.get_mut(&id).unwrap_or_else(|| panic!("an answer to no request: {text}"));
+        let pending = self.pending.get_mut(&id).unwrap_or_else(|| panic!("a response to no request: {text}"));
         if is_final(message, pending.front().unwrap()) {
             pending.pop_front();
         }

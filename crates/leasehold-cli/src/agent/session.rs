@@ -81,7 +81,7 @@ struct State {
 struct Pending {
     bytes: usize,
     cancel: Option<oneshot::Sender<()>>,
-    /// Of an update: where the host's response goes.
+    /// Of an update: where the content from the host goes.
     answer: Option<oneshot::Sender<Option<Vec<u8>>>>,
 }
 
@@ -264,14 +264,14 @@ impl Session {
         self.objects.acquire().await.ok()
     }
 
-    /// Expects one response of the host to the update `id`.
+    /// Expects one `answer` of the host to the update `id`.
     pub(super) fn expect_answer(&self, id: u64) -> oneshot::Receiver<Option<Vec<u8>>> {
         let (sender, answer) = oneshot::channel();
         self.state(|state| state.pending.get_mut(&id).map(|pending| pending.answer.replace(sender)));
         answer
     }
 
-    /// Passes a response of the host to the update `id`. Returns false if it does not wait for one.
+    /// Passes an `answer` of the host to the update `id`. Returns false if it does not wait for one.
     pub(super) fn answer_update(&self, id: u64, content: Option<Vec<u8>>) -> bool {
         let expects = self.state(|state| state.pending.get_mut(&id)?.answer.take());
         expects.is_some_and(|answer| answer.send(content).is_ok())

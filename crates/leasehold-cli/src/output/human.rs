@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_spelled_as_people_say_them() {
+    fn positions_are_ordinal_numbers() {
         let places = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 64].map(ordinal);
         let expected =
             ["first", "second", "third", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "64th"];

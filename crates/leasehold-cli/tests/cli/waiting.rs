@@ -57,7 +57,7 @@ fn a_waiter_learns_who_is_directly_before_it() {
 }
 
 #[test]
-fn as_json_it_is_a_document() {
+fn the_waiting_report_in_json_is_a_document() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run x --owner alice");
     let (second, _stderr, line) = waiting(&sandbox, "run x --json -- true");
@@ -70,7 +70,7 @@ fn as_json_it_is_a_document() {
 }
 
 #[test]
-fn quiet_is_quiet() {
+fn quiet_prints_only_errors() {
     let sandbox = Sandbox::new();
     let _first = held(&sandbox, "run x");
     let outcome = sandbox.run("run -q -w 700ms x -- true").expect(124);

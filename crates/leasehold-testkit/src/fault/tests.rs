@@ -150,7 +150,7 @@ async fn a_delayed_response_has_the_earlier_value() {
     register.sent(1).await;
     create(&register, "a").await.unwrap();
     register.deliver().await;
-    assert_eq!(reader.await.unwrap().unwrap(), None, "read before the write, answered after it");
+    assert_eq!(reader.await.unwrap().unwrap(), None, "read before the write, returned after it");
 }
 
 #[tokio::test]

@@ -337,7 +337,7 @@ mod tests {
             assert_eq!(
                 told(&base, false, &now),
                 Verdict::Applied,
-                "the answer of a second copy is a conflict"
+                "the response to a second copy is a conflict"
             );
             now = after(&now, number, &format!("{}", number + 1));
         }

@@ -173,7 +173,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+    fn without_a_response_a_sent_request_is_in_doubt() {
         let detail = || "x".to_owned();
         for (trouble, read, write) in [
             (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),

@@ -101,7 +101,7 @@ fn a_time_that_is_not_known_counts_as_none() {
 }
 
 #[test]
-fn any_pace_will_do() {
+fn any_poll_interval_is_valid() {
     for (first, most) in [(0, 0), (0, 10), (10, 10), (20, 10)] {
         let poll_interval =
             PollInterval { min: Duration::from_millis(first), max: Duration::from_millis(most) };

@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(slow.loads.load(Ordering::SeqCst), 1, "one load served four requests");
         slow.go.notify_one();
         credentials.credentials().await.unwrap();
-        assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "what was taken is not handed out for ever");
+        assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "a load that was taken is not handed out forever");
     }
 
     #[tokio::test(start_paused = true)]

@@ -281,7 +281,7 @@ async fn only_the_local_deadline_limits_a_grant() {
     let mut late = grant(&store);
     moved.set(clock).unwrap();
     let Renewal::Lost(loss) = store.renew(&mut late).await.unwrap() else {
-        panic!("the answer came too late")
+        panic!("the response came too late")
     };
     assert_eq!(loss.reason, LossReason::Expired { last_error: None });
     assert_eq!(steps(&server), ["renew"]);

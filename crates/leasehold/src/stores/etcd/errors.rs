@@ -379,7 +379,7 @@ mod tests {
         }
         for code in 0..=16 {
             let known = ANSWERS.iter().any(|(known, ..)| *known == Code::from_i32(code));
-            assert!(known, "no answer with {:?} is in the table", Code::from_i32(code));
+            assert!(known, "no response with {:?} is in the table", Code::from_i32(code));
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims'
 //! keys. The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must
-//! also be answered in the same raft term, which shows that the leader that answered the keep-alive was really the
+//! also be executed in the same raft term, which shows that the leader that confirmed the keep-alive was really the
 //! leader. A leader that was replaced without noticing it continues to prolong leases, while its successor lets them
 //! expire.
 
@@ -400,8 +400,8 @@ impl Session {
     }
 }
 
-/// Checks the term. A read that is answered in another term than the keep-alive confirms nothing: the leader that
-/// answered the keep-alive may have been replaced by then.
+/// Checks the term. A read in another term than the keep-alive confirms nothing: the leader that confirmed the
+/// keep-alive may have been replaced by then.
 fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     if answer.header.unwrap_or_default().raft_term == term {
         return Ok(());

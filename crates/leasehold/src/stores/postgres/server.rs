@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_keep_locks_is_refused() {
+    fn unsuitable_servers_and_tables_are_refused() {
         let table = Table { name: "t".into(), sql: "\"t\"".into() };
         let good = Found {
             version: 150_000,

@@ -167,7 +167,7 @@ mod tests {
         let (open, member) = opened(3);
         member.answers(1);
         kept.put(open);
-        assert!(kept.take(3).is_none(), "an answer without a request");
+        assert!(kept.take(3).is_none(), "a response without a request");
         let (open, member) = opened(3);
         drop(member.answers);
         kept.put(open);

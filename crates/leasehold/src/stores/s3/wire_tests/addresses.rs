@@ -92,7 +92,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
         let [read] = &seen[..] else { panic!() };
         assert!(read.has(&format!("host: {}", place.split('/').nth(2).unwrap())), "{read:?}");
         assert!(read.head.contains("authorization: aws4-hmac-sha256"), "{read:?}");
-        assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is no name");
+        assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is not a name");
     }
 }
 
