@@ -154,7 +154,7 @@ try_action() {
     DIST=$out TMPDIR=$scratch node --test --test-reporter=spec action/action.test.mjs
 }
 
-# Of what was built here. A release's are made anew over the packages of all platforms.
+# Checksums of what was built here. A release's are computed again over the packages of all platforms.
 checksums() { (cd "$out" && "${SHA256[@]}" -- * >"$scratch/SHA256SUMS" && mv "$scratch/SHA256SUMS" .); }
 
 # What ./package builds has the names that a release needs; packaging/release finds what is missing.

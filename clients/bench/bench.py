@@ -87,7 +87,7 @@ def of_the_rust_library() -> list[float]:
 
 
 def start_of_an_agent() -> list[float]:
-    """From the first request of a process to its answer, with the end of the agent in between."""
+    """From the first request of a process to its response, with the end of the agent in between."""
     from leasehold_locks import Locker, _shared
 
     times: list[float] = []

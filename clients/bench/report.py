@@ -36,7 +36,7 @@ for ours, theirs in [pair for pair in ROWS if all(name in rounds[0] for name in 
     ratios = [a / b for a, b in zip(us, them)]
     print(f"| {ours} | {spread(us, ' ms')} | {theirs} | {spread(them, ' ms')} | {spread(ratios, '')} |")
 starts = [median_ms(round, "start of an agent") for round in rounds]
-print(f"\nThe start of an agent, to its first answer: {spread(starts, ' ms')}.")
+print(f"\nThe start of an agent, to its first response: {spread(starts, ' ms')}.")
 print(
     f"The memory of {memory['agents']} agents of prefork workers, each with a held lock: "
     f"{memory['proportional_mib']:.0f} MiB together (PSS), {memory['private_each_mib']:.1f} MiB private each; "

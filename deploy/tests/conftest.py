@@ -40,7 +40,7 @@ def free_port():
 
 
 def answer(url, data=None, **headers):
-    """The status and the text of an answer."""
+    """The status and the text of a response."""
     request = urllib.request.Request(url, data=data, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -51,7 +51,7 @@ def answer(url, data=None, **headers):
 
 @contextlib.contextmanager
 def started(command, url, **options):
-    """A process, once `url` answers with 2xx. It is stopped by SIGTERM and must end well."""
+    """A process, once `url` responds with 2xx. It is stopped by SIGTERM and must end well."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **options)
 

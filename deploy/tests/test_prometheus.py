@@ -137,7 +137,7 @@ def query(prometheus, expression):
 
 
 def until(prometheus, expression):
-    """Asks until the answer is not empty."""
+    """Sends the query until the result is not empty."""
     deadline = time.monotonic() + 120
     while not query(prometheus, expression):
         assert time.monotonic() < deadline, expression

@@ -262,7 +262,7 @@ def test_cancelled_when_the_grant_has_arrived_it_is_released(locker: Locker) -> 
         here = await asyncio.get_running_loop().run_in_executor(None, agent)
         acquisition = asyncio.ensure_future(locker.lock("x", ttl=3_600).guard())
         await asyncio.sleep(0)
-        while not here._holds:  # This loop does not run, so the task does not know yet.
+        while not here._holds:  # This loop does not run, so the task has not been notified yet.
             os.sched_yield()
         acquisition.cancel()
         with pytest.raises(asyncio.CancelledError):

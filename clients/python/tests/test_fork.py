@@ -135,7 +135,7 @@ def test_a_child_does_not_keep_the_agent_of_its_parent(locker: Locker) -> None:
         os.read(reads, 1)
         os._exit(0)
     try:
-        _shared._at_exit()  # Closes the pipe to the agent, which ends if nobody else has it.
+        _shared._at_exit()  # Closes the pipe to the agent, which ends if no other process has it.
         assert here._process.returncode == 0
     finally:
         os.close(writes)

@@ -105,7 +105,7 @@ def test_a_lock_is_confirmed_with_a_request(locker: Locker) -> None:
     with pytest.raises(LockLost), locker.lock("x").hold() as guard:
         guard.confirm()
         locker.break_lock("x", guard.token)
-        guard.check()  # Nobody knows yet.
+        guard.check()  # The eviction is not noticed yet.
         with pytest.raises(LockLost) as lost:
             guard.confirm(timeout=60)
         assert "evicted" in str(lost.value)
@@ -291,7 +291,7 @@ def test_a_relative_store_stays_in_its_folder(tmp_path: pathlib.Path) -> None:
         assert (tmp_path / "50%?" / "here.db").exists()
 
 
-def test_a_command_that_is_no_agent(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_not_an_agent(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("/bin/true", "/bin/cat", "/nonexistent"):
         monkeypatch.setenv("LEASEHOLD_COMMAND", command)
         with pytest.raises(AgentError) as error:

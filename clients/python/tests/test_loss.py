@@ -1,4 +1,4 @@
-"""Losses: what the holder knows, and when. The agent is stopped and killed."""
+"""Losses: what the holder notices, and when. The agent is stopped and killed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_check_reads_the_clocks(locker: Locker, monkeypatch: pytest.MonkeyPatc
         locker.lock("x").guard(timeout=LIMIT).release()
 
 
-def test_an_unread_renewal_is_no_loss(locker: Locker) -> None:
+def test_an_unread_renewal_is_not_a_loss(locker: Locker) -> None:
     guard = locker.lock("x", ttl="1s").guard()
     here = agent()
     with here.lock:
@@ -144,7 +144,7 @@ def test_a_stop_of_both_is_a_loss(program: Callable[..., Program], url: str, loc
     os.kill(host.process.pid, signal.SIGSTOP)
     # Others get the lock when the lease has ended.
     other = locker.lock("x").guard(timeout=LIMIT)
-    # The host first: its agent cannot tell it.
+    # The host first, so that its agent cannot notify it.
     os.kill(host.process.pid, signal.SIGCONT)
     host.say("check")
     assert host.line() == "lost expired"

@@ -13,7 +13,7 @@ import { AgentProcess } from "./process.js";
 import { refusal } from "./refusal.js";
 
 const PROTOCOL = 1;
-/** How long the command may take to answer `hello`. */
+/** How long the command may take to respond with `hello`. */
 const START_LIMIT_MS = 30_000;
 /** How often deadlines are looked at. Timers stand still while the machine sleeps. */
 const WATCH_MS = 1_000;
@@ -23,7 +23,7 @@ const CHUNK = 65_536;
 // The function of this moment: see the clocks.
 const monotonic = performance.now.bind(performance);
 
-/** The last answer to a request. */
+/** The final response to a request. */
 export interface Answer {
   readonly message: Message;
   /** With `held`. */
@@ -41,15 +41,15 @@ export interface CallOptions {
 
 interface Pending {
   readonly options: CallOptions;
-  /** Nobody waits for the answer any more. */
+  /** The caller no longer waits for the response. */
   abandoned: boolean;
   succeed(answer: Answer): void;
   fail(error: unknown): void;
 }
 
-/** What comes before the last answer. */
+/** What comes before the final response. */
 const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
-/** The last answers, beside `error`. */
+/** The final responses, besides `error`. */
 const FINAL = new Set([
   ...["hello", "held", "already_ran", "released", "renewed", "done", "ticket", "ticket_renewed", "status", "broken"],
   ...["swept", "capabilities", "report", "leader", "object", "updated"],
@@ -116,10 +116,10 @@ export class Agent {
 
   async #hello(): Promise<void> {
     const before = clocks.read();
-    let differs: string | null = "no answer";
+    let differs: string | null = "no response";
     const fields = { protocol: PROTOCOL, pid: process.pid, client: "leasehold-typescript/0.1.0" };
     const { message } = await this.call("hello", fields, {
-      // Compared as the answer is read, not when this function continues.
+      // Compared as the response is read, not when this function continues.
       progress: (hello) => {
         differs = mismatch(before, hello, clocks.read());
         this.#lines.limit = optional(object(hello["limits"] ?? {}), "line_bytes", number) ?? this.#lines.limit;
@@ -150,7 +150,7 @@ export class Agent {
 
   // --- requests ---------------------------------------------------------------------------------------------------
 
-  /** Sends a request. Rejects with an error answer, or if the agent dies, or with the signal's reason. */
+  /** Sends a request. Rejects with an error response, or if the agent dies, or with the signal's reason. */
   call(op: string, fields: Message, options: CallOptions = {}): Promise<Answer> {
     return new Promise((resolve, reject) => {
       const { signal } = options;
@@ -193,7 +193,7 @@ export class Agent {
     this.#stir();
   }
 
-  /** A request whose answer does not matter. */
+  /** A request whose response does not matter. */
   #send(op: string, fields: Message): void {
     if (this.#state === "dead") return;
     const id = ++this.#lastId;
@@ -257,7 +257,7 @@ export class Agent {
     if (message["id"] === null) throw new Garbage(optional(message, "message", string) ?? "an error without a request");
     const id = number(message["id"]);
     const pending = this.#pending.get(id);
-    if (pending === undefined) throw new Garbage(`an answer to no request: ${excerpt(line)}`);
+    if (pending === undefined) throw new Garbage(`a response to no request: ${excerpt(line)}`);
     const { progress } = pending.options;
     if (PROGRESS.has(event) && !(event === "leader" && progress === undefined)) {
       if (!pending.abandoned) progress?.(message);
@@ -298,12 +298,12 @@ export class Agent {
     } else if (event === "lost") {
       this.#holds.get(number(message["hold"]))?.lose(string(message["reason"]), string(message["message"]));
     }
-    // News of a kind that a later agent has is ignored.
+    // Events of a kind that a later agent has are ignored.
   }
 
   // --- deadlines --------------------------------------------------------------------------------------------------
 
-  /** Rules 1 and 2: is the hold held now? Without an answer by the agent. */
+  /** Rules 1 and 2: is the hold held now? Without a response of the agent. */
   judge(hold: Hold): void {
     this.drain();
     if (hold.remaining() <= 0) hold.expire();

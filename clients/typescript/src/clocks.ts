@@ -48,7 +48,7 @@ class LinuxClocks implements Clocks {
 
 /**
  * macOS: `process.hrtime` counts while the machine sleeps, but it is not the agent's clock. It measures how long ago a
- * message was read. How old the message was then, only the wall clock tells.
+ * message was read. Only the wall clock shows how old the message was then.
  */
 export class OtherClocks implements Clocks {
   readonly resolution = 1_000;
@@ -104,8 +104,8 @@ export class Deadline {
 }
 
 /**
- * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's answer,
- * between the two readings.
+ * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's message,
+ * received between the two readings.
  */
 export function mismatch(
   before: Moment | null,

@@ -41,7 +41,7 @@ export class LockHeldError extends LeaseholdError {
  * Why a lock was lost.
  *
  * - `expired`: the lease was not renewed in time.
- * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: what the store says.
+ * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: as the store reports it.
  * - `agent`: the agent died, or sent what this package does not understand.
  * - `fenced`: a write was refused because a holder with a higher token has written.
  */

@@ -105,8 +105,8 @@ export class Guard implements AsyncDisposable {
   /**
    * Releases the lock. Resolves to whether it was held until now; `false` if it was lost. Repeated calls do nothing more.
    *
-   * Rejects with {@link StoreError} if the store could not be told. The guard is over all the same, and the lease ends by
-   * itself.
+   * Rejects with {@link StoreError} if the release did not reach the store. The guard is over nevertheless, and the
+   * lease ends by itself.
    */
   release(): Promise<boolean> {
     return (this.#released ??= this.#release({}));
@@ -153,7 +153,7 @@ export class Guard implements AsyncDisposable {
   }
 }
 
-/** Waits for a release. That the store could not be told is no error of the work that was done: `otherwise` then. @internal */
+/** Waits for a release. Returns `otherwise` if it did not reach the store, which is not an error of the work. @internal */
 export async function untold(release: Promise<boolean>, otherwise: boolean): Promise<boolean> {
   try {
     return await release;

@@ -56,7 +56,7 @@ export class Hold {
     if (!deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
   }
 
-  /** The deadline has passed: the hold is given up for good, before the agent says so. */
+  /** The deadline has passed: the hold is given up for good, before the agent reports it. */
   expire(): void {
     if (this.#state !== "held") return;
     // The agent may be stopped, and renew when it continues: it must let go.
@@ -73,7 +73,7 @@ export class Hold {
     this.#abort.abort(this.#loss);
   }
 
-  /** The hold is released or passed on, whatever the agent answers. Returns whether it was held until now. */
+  /** The hold is released or passed on, whatever the agent responds. Returns whether it was held until now. */
   finish(): boolean {
     if (this.#state !== "held") return false;
     this.#state = "over";

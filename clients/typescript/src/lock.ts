@@ -129,7 +129,7 @@ export class Lock {
         signal,
         progress: (message) => {
           const held = readHeldBy(object(message["held_by"]));
-          // Not here: an error of the callback is no error of the agent.
+          // Not here: an error of the callback is not an error of the agent.
           if (onWaiting !== undefined) queueMicrotask(() => onWaiting(held));
         },
       },

@@ -34,13 +34,13 @@ export interface Capabilities {
   readonly cooldowns: boolean;
   /** Waiters are served in the order in which they came. */
   readonly fifo: boolean;
-  /** Waiters are told of changes, and need not poll. */
+  /** Waiters are notified of changes, and need not poll. */
   readonly watches: boolean;
   /** A holder that died is noticed before its lease ends. */
   readonly seesDeadProcesses: boolean;
 }
 
-/** What the doctor says about a store. Further fields are those of `leasehold doctor --json`. */
+/** What the doctor reports about a store. Further fields are those of `leasehold doctor --json`. */
 export interface Report {
   readonly safe: boolean;
   readonly findings: readonly {
@@ -53,9 +53,8 @@ export interface Report {
 }
 
 /**
- * An open store. It has no connection of its own: all lockers of a process (or worker thread) with the same command share
- * one child process, `leasehold agent`. It is started when it is needed, and ends when nothing was held or asked for a
- * minute.
+ * An open store. All lockers of a process (or worker thread) with the same command share one child process,
+ * `leasehold agent`. It is started when it is needed, and ends when for a minute nothing was held or requested.
  *
  * @example
  * ```ts

@@ -1,4 +1,4 @@
-// Reading fields of messages. A field that is not what the protocol says is garbage: see `Garbage`.
+// Reading fields of messages. A field that violates the protocol is garbage: see `Garbage`.
 
 /** A JSON object. */
 export type Message = { readonly [field: string]: unknown };
@@ -23,23 +23,23 @@ export function excerpt(text: string): string {
 
 export function object(value: unknown): Message {
   if (typeof value !== "object" || value === null || Array.isArray(value))
-    throw new Garbage("a value that is no object");
+    throw new Garbage("a value that is not an object");
   return value as Message;
 }
 
 export function list(value: unknown): readonly unknown[] {
-  if (!Array.isArray(value)) throw new Garbage("a value that is no array");
+  if (!Array.isArray(value)) throw new Garbage("a value that is not an array");
   return value;
 }
 
 export function string(value: unknown): string {
-  if (typeof value !== "string") throw new Garbage("a value that is no string");
+  if (typeof value !== "string") throw new Garbage("a value that is not a string");
   return value;
 }
 
 /** An integer that is exact. */
 export function number(value: unknown): number {
-  if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new Garbage("a value that is no integer");
+  if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new Garbage("a value that is not an integer");
   return value;
 }
 
@@ -51,7 +51,7 @@ export function flag(value: unknown): boolean {
 /** A token: a string of digits. */
 export function token(value: unknown): bigint {
   const digits = string(value);
-  if (!/^[0-9]{1,20}$/.test(digits)) throw new Garbage("a token that is no number");
+  if (!/^[0-9]{1,20}$/.test(digits)) throw new Garbage("a token that is not a number");
   return BigInt(digits);
 }
 

@@ -35,7 +35,7 @@ export interface Updated {
   readonly attempts: number | null;
 }
 
-/** What makes the new content of an object out of the present one; `null` if there is no object. `null` changes nothing. */
+/** Makes the new content of an object from the current one; `null` if there is no object. `null` changes nothing. */
 export type Change = (content: Uint8Array | null) => Content | null | PromiseLike<Content | null>;
 
 /** @internal */
@@ -68,7 +68,7 @@ export async function update(ask: Ask, object: string, change: Change, options: 
   };
   // An error of `change` ends the update without a change.
   const fail = (error: unknown) => {
-    // The update itself ends with a better error than the answer to it.
+    // The update itself ends with a better error than the response to it.
     if (!(error instanceof LeaseholdError && error.kind === "invalid")) stop.abort(error);
   };
   const fields = {

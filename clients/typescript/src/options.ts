@@ -12,9 +12,9 @@ export interface LockOptions {
   readonly owner?: string | undefined;
   /** A remark for others. */
   readonly note?: string | undefined;
-  /** How long a lock rests after its lease ran out, before it is granted again. */
+  /** How much longer other processes wait after the lease has lapsed, before the lock is granted again. */
   readonly lockDelay?: Duration | undefined;
-  /** How long a store that does not answer is asked again. */
+  /** How long to keep trying a store that does not respond. */
   readonly storeTimeout?: Duration | undefined;
   /** Do not queue behind other waiters. */
   readonly barge?: boolean | undefined;

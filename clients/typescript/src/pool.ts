@@ -1,4 +1,4 @@
-// One agent for each command in this process (and in each worker thread, which has modules of its own).
+// One agent for each command in this process (and in each worker thread, which has its own modules).
 
 import { Agent } from "./agent.js";
 

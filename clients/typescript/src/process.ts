@@ -34,7 +34,7 @@ export class AgentProcess {
     // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
     const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
     this.#child = child;
-    // Node's types do not say so: there are no pipes if too many files are open.
+    // Node's types do not show it: there are no pipes if too many files are open.
     if ((child.stdin as unknown) === undefined) {
       child.once("error", () => {});
       throw new Error("too many files are open");

@@ -1,4 +1,4 @@
-// Error answers of the agent as errors.
+// Error responses of the agent as errors.
 
 import {
   InvalidError,

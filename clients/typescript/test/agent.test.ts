@@ -16,7 +16,7 @@ test("processes exclude each other", async (t) => {
   assert.equal(readFileSync(file, "utf8"), "40");
 });
 
-/** A locker with an agent of its own. */
+/** A locker with its own agent. */
 async function separate(t: Parameters<typeof folder>[0], url: string): Promise<[Locker, number]> {
   const path = join(folder(t), "leasehold");
   symlinkSync(command as string, path);
@@ -40,7 +40,7 @@ test("a stopped agent: the lock is lost here before another gets it, and for goo
   assert.equal((await guard.lost).reason, "expired");
   assert.ok(next.token > guard.token);
   process.kill(agent, "SIGCONT");
-  // An answer that comes after all that the agent had to say.
+  // A response that comes after everything else from the agent.
   await locker.status("x");
   assert.equal(guard.held, false);
   next.check();
@@ -117,7 +117,7 @@ test("an event loop that is blocked while its agent is stopped loses its lock", 
   process.kill(agent, "SIGCONT");
 });
 
-test("worker threads have agents of their own, which end with them", async (t) => {
+test("worker threads have their own agents, which end with them", async (t) => {
   const url = store(t);
   const [locker] = await separate(t, url);
   const worker = new Worker(new URL("worker.js", import.meta.url), { workerData: url });

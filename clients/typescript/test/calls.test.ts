@@ -64,7 +64,7 @@ test("tryAcquire resolves to null if the lock is held", async (t) => {
   assert.equal(await trying, null);
 });
 
-test("a signal cancels a waiting request, and a grant that comes all the same is given back", async (t) => {
+test("a signal cancels a waiting request, and a grant that arrives nevertheless is released", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const stop = new AbortController();
   const waiting = locker.acquire("x", { signal: stop.signal });
@@ -103,7 +103,7 @@ test("using releases the lock when the work fails, and rejects with its error", 
   await running;
 });
 
-test("using rejects at the deadline, also if the work goes on", async (t) => {
+test("using rejects at the deadline, also if the work continues", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   let aborted: Promise<unknown> | undefined;
   const running = locker.using("x", (signal) => {
@@ -208,7 +208,7 @@ test("once runs the job and records it", async (t) => {
   assert.deepEqual(await running, { ran: true, value: "done" });
 });
 
-test("once says who ran the job", async (t) => {
+test("once names the holder that ran the job", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.once("nightly", { per: "23h" }, () => assert.fail("it ran twice"));
   const holder = { name: "ci-7", host: null, pid: null, note: null, value: null };

@@ -1,4 +1,4 @@
-// An agent that says what a test tells it to say.
+// An agent that sends what a test tells it to send.
 
 import assert from "node:assert/strict";
 import { chmodSync, existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -55,7 +55,7 @@ export class Agent {
     return request;
   }
 
-  /** The next request, answered. */
+  /** Responds to the next request, and returns it. */
   async answer(op: string, answer: Message): Promise<Message> {
     const request = await this.next(op);
     this.send({ id: request["id"], ...answer });

@@ -11,7 +11,7 @@ async function opened(t: TestContext): Promise<Locker> {
   return locker;
 }
 
-test("a held lock refuses others, and says who has it", async (t) => {
+test("a held lock refuses others, and names its holder", async (t) => {
   const locker = await opened(t);
   const guard = await locker.acquire("x", { ttl: "30s", owner: "ci-7", note: "deploys" });
   assert.equal(await locker.tryAcquire("x"), null);
@@ -37,7 +37,7 @@ test("a waiting acquisition is cancelled by its signal, and leaves the line", as
   await (await locker.acquire("x", { wait: "30s" })).release();
 });
 
-test("a semaphore has so many permits", async (t) => {
+test("a semaphore has the given number of permits", async (t) => {
   const locker = await opened(t);
   const semaphore = locker.semaphore("render", 2, { ttl: "30s" });
   const guards = [await semaphore.acquire(), await semaphore.acquire()];

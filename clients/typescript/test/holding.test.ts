@@ -30,7 +30,7 @@ test("a guard has its token, its name and the time that remains", async (t) => {
   await locker.close();
 });
 
-test("a lock without a token says so", async (t) => {
+test("reading the token of a lock without tokens is an error", async (t) => {
   const { guard } = await guarded(Fake.in(t), MINUTE, { token: null });
   assert.throws(() => guard.token, /no fencing tokens/);
 });
@@ -51,12 +51,12 @@ test("a renewal after a local loss is ignored", async (t) => {
   const { locker, agent, guard } = await guarded(fake, 300);
   const renewing = assert.rejects(guard.renew(), LockLostError);
   const { id } = await agent.next("renew");
-  // At the deadline, while the agent does not answer.
+  // At the deadline, while the agent does not respond.
   await Promise.all([guard.lost, renewing]);
   const { id: release } = await agent.next("release");
   agent.send({ hold: 1, ev: "renewed", ...until(MINUTE) });
   agent.send({ id, ev: "renewed", hold: 1, ...until(MINUTE) }, { id: release, ev: "released", was_held: true });
-  // Everything before this answer was read.
+  // Everything before this response was read.
   const listing = locker.list();
   await agent.answer("list", { ev: "done" });
   await listing;
@@ -94,7 +94,7 @@ test("a renewal moves the deadline forwards, and a stale one does not move it ba
   assert.ok(guard.remaining > MINUTE, String(guard.remaining));
 });
 
-test("a renewal that the blocked event loop has not read is no loss", async (t) => {
+test("a renewal that the blocked event loop has not read is not a loss", async (t) => {
   const { agent, guard } = await guarded(Fake.in(t), 200);
   // As of an agent that renewed several times meanwhile: the first of them has passed, too.
   const first = until(300);
@@ -142,7 +142,7 @@ test("the death of the agent is noticed by a check of the blocked event loop", a
   assertLost(guard, "agent");
 });
 
-test("news in the same chunk as the grant counts", async (t) => {
+test("events in the same chunk as the grant count", async (t) => {
   const fake = Fake.in(t);
   const [locker, agent] = await fake.open();
   const first = assert.rejects(
@@ -181,9 +181,9 @@ for (const [what, bytes] of [
   ["a message without an event", '{"hold":1}\n'],
   ["a loss without a reason", '{"hold":1,"ev":"lost","message":"m"}\n'],
   ["an unknown answer", '{"id":3,"ev":"surprise"}\n'],
-  ["an answer to no request", '{"id":99,"ev":"done"}\n'],
+  ["a response to no request", '{"id":99,"ev":"done"}\n'],
   ["an error without a request", '{"id":null,"ev":"error","kind":"invalid","message":"the agent ends"}\n'],
-  ["a deadline that is no number", '{"hold":1,"ev":"renewed","boot_us":"1","wall_us":2,"span_us":3}\n'],
+  ["a deadline that is not a number", '{"hold":1,"ev":"renewed","boot_us":"1","wall_us":2,"span_us":3}\n'],
   ["a deadline in the future", `{"hold":1,"ev":"renewed","boot_us":9000000000000000,"wall_us":2,"span_us":3}\n`],
   ["a deadline that is not exact", '{"hold":1,"ev":"renewed","boot_us":1e300,"wall_us":2,"span_us":3}\n'],
 ] as const) {

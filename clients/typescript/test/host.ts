@@ -10,7 +10,7 @@ function say(message: unknown): Promise<void> {
 }
 
 const jobs: { readonly [job: string]: () => Promise<void> } = {
-  /** Holds a lock, and says when it is lost. */
+  /** Holds a lock, and reports its loss. */
   async hold() {
     const locker = await Locker.open(store);
     const guard = await locker.acquire("x", { ttl: more[0] });

@@ -77,7 +77,7 @@ export class Host {
     return this.child.pid as number;
   }
 
-  /** What it says next. */
+  /** Its next line of output. */
   async said(): Promise<unknown> {
     while (this.#unread.length === 0) await once(this.child, "message");
     return this.#unread.shift();

@@ -1,4 +1,4 @@
-// The process of a fake agent: what the package writes goes to the test, what the test says goes to the package.
+// The process of a fake agent: what the package writes goes to the test, what the test writes goes to the package.
 
 import { closeSync, writeFileSync, writeSync } from "node:fs";
 import { connect } from "node:net";
@@ -7,7 +7,7 @@ import { createInterface } from "node:readline";
 /** What a test asks for. */
 export type Order =
   | { readonly write: string }
-  /** Write a file, to say that everything before was written. */
+  /** Write a file, to show that everything before was written. */
   | { readonly mark: string }
   | { readonly exit: number }
   /** Close the output, and live on. */

@@ -40,7 +40,7 @@ test("a file that cannot be executed is an error", async (t) => {
   await refused(Locker.open("mem:", { command: fake.folder }), /could not be started/);
 });
 
-test("a command that is no path is an error", async () => {
+test("a command that is not a path is an error", async () => {
   await refused(Locker.open("mem:", { command: "a\0b" }), /"a\\u0000b" could not be started/);
 });
 
@@ -85,14 +85,14 @@ test("a command without an agent is too old", async (t) => {
   await refused(Locker.open("mem:", { command }), /too old/, /same version/);
 });
 
-test("what a command that fails at its start says is in the error", async (t) => {
+test("the error has the output of a command that fails at its start", async (t) => {
   const fake = Fake.in(t);
   const command = join(fake.folder, "failing");
   script(command, "echo 'config.toml: line 3 is wrong' >&2; exit 1");
   await refused(Locker.open("mem:", { command }), /config.toml: line 3 is wrong/);
 });
 
-test("a command that is no agent is refused", async (t) => {
+test("a command that is not an agent is refused", async (t) => {
   const fake = Fake.in(t);
   const command = join(fake.folder, "other");
   script(command, "exec yes");

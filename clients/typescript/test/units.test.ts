@@ -22,7 +22,7 @@ test("durations are numbers of milliseconds or texts", async () => {
   }
 });
 
-test("lines are the same however they are cut", async () => {
+test("lines are the same for every division into chunks", async () => {
   const text = "one\n\ntwo ü\nthree";
   const bytes = Buffer.from(text);
   for (let size = 1; size <= bytes.length; size += 1) {

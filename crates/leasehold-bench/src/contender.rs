@@ -265,7 +265,7 @@ impl Options {
         let verb = arguments.first().ok_or("there is no verb")?.clone();
         let mut values = HashMap::new();
         for pair in arguments[1..].chunks(2) {
-            let name = pair[0].strip_prefix("--").ok_or_else(|| format!("`{}` is no option", pair[0]))?;
+            let name = pair[0].strip_prefix("--").ok_or_else(|| format!("`{}` is not an option", pair[0]))?;
             let value = pair.get(1).ok_or_else(|| format!("--{name} has no value"))?;
             values.insert(name.to_owned(), value.clone());
         }
@@ -278,13 +278,13 @@ impl Options {
     }
 
     fn number(&self, name: &str) -> Result<u64, String> {
-        self.text(name)?.parse().map_err(|_| format!("--{name} is no number"))
+        self.text(name)?.parse().map_err(|_| format!("--{name} is not a number"))
     }
 
     fn seconds(&self) -> Result<Duration, String> {
         let seconds = self.text("seconds")?.parse().ok();
         let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        seconds.ok_or_else(|| "--seconds is no number of seconds".to_owned())
+        seconds.ok_or_else(|| "--seconds is not a number of seconds".to_owned())
     }
 
     fn ttl(&self) -> Result<Duration, String> {

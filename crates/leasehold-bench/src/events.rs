@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn two_at_once_are_an_overlap_and_neighbours_are_none() {
+    fn concurrent_holds_overlap_and_adjacent_ones_do_not() {
         let one_after_the_other = [event(0, 0, [0, 10, 20, 25]), event(1, 0, [0, 20, 30, 35])];
         assert_eq!(overlaps(&one_after_the_other), 0);
         assert_eq!(overlaps(&[event(1, 0, [0, 19, 30, 35]), event(0, 0, [0, 10, 20, 25])]), 1);

@@ -140,7 +140,7 @@ fn list() -> ExitCode {
     println!("scenarios, and the stores that they are measured on:");
     for scenario in Scenario::ALL {
         let stores: Vec<&str> = scenario.stores().into_iter().map(Store::name).collect();
-        let stores = if stores.is_empty() { "read off b and c".to_owned() } else { stores.join(" ") };
+        let stores = if stores.is_empty() { "computed from b and c".to_owned() } else { stores.join(" ") };
         println!("  {}  {:<12} {} [{stores}]", scenario.letter(), scenario.name(), scenario.title());
     }
     println!("contenders:");

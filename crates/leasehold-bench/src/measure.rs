@@ -102,7 +102,7 @@ impl Run<'_> {
             Scenario::Recovery => recovery::measure(self, contender, lock, round, &way).await,
             Scenario::Many => many::measure(self, contender, lock, &mut way).await,
             Scenario::Run => command::measure(self, contender, lock, &way).await,
-            Scenario::Fairness => Err(Trouble::Failed("it is read off other scenarios".to_owned())),
+            Scenario::Fairness => Err(Trouble::Failed("it is computed from other scenarios".to_owned())),
         }
     }
 

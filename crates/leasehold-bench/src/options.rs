@@ -32,7 +32,7 @@ pub(crate) struct Options {
     pub(crate) out: PathBuf,
     /// Whether to update docs/performance.md.
     pub(crate) write: bool,
-    /// Measures nothing, and shows the existing results.
+    /// Measure nothing, and show the existing results.
     pub(crate) report_only: bool,
     /// The arguments as typed.
     pub(crate) typed: Vec<String>,
@@ -165,7 +165,7 @@ impl Options {
 fn whole(option: &str, text: &str, range: std::ops::RangeInclusive<u32>) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| {
-        format!("`{text}` is no number for `{option}`, from {} to {}", range.start(), range.end())
+        format!("`{text}` for `{option}` is not a number from {} to {}", range.start(), range.end())
     })
 }
 
@@ -175,13 +175,14 @@ fn processes(option: &str, text: &str) -> Result<Vec<u32>, String> {
 
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.05..=3_600.0).contains(seconds));
-    seconds.ok_or_else(|| format!("`{text}` is no number of seconds, from 0.05 to 3600"))
+    seconds.ok_or_else(|| format!("`{text}` is not a number of seconds from 0.05 to 3600"))
 }
 
 fn round_trips(text: &str) -> Result<Vec<f64>, String> {
     let read = |part: &str| part.parse::<f64>().ok().filter(|ms| (0.0..=10_000.0).contains(ms));
     let all: Option<Vec<f64>> = text.split(',').map(read).collect();
-    let mut all = all.ok_or_else(|| format!("`{text}` are no round trips in milliseconds, like 0,5,50"))?;
+    let mut all =
+        all.ok_or_else(|| format!("`{text}` is not a list of round trips in milliseconds, such as 0,5,50"))?;
     all.sort_by(f64::total_cmp);
     all.dedup();
     Ok(all)
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn fairness_is_read_off_the_contended_runs_which_are_run_once() {
+    fn fairness_uses_the_contended_runs_which_are_run_once() {
         let scenarios = |arguments: &[&str]| -> Vec<Scenario> {
             let mut scenarios: Vec<_> =
                 read(arguments).unwrap().plan().into_iter().map(|(scenario, ..)| scenario).collect();
@@ -229,7 +230,7 @@ mod tests {
 
     #[cfg(feature = "servers")]
     #[test]
-    fn distance_is_added_only_where_there_is_a_way() {
+    fn delays_are_added_only_to_stores_with_a_server() {
         assert!(read(&["a", "sqlite", "mem"]).unwrap().plan().iter().all(|(_, _, ms, _)| *ms == 0.0));
         assert_eq!(read(&["a", "s3"]).unwrap().plan().len(), 3);
         assert_eq!(

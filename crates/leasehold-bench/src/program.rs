@@ -15,7 +15,7 @@ use crate::events::Event;
 /// How much of its error output is kept.
 const MOST_COMPLAINTS: usize = 64 << 10;
 
-/// The exit code if the client does not support what is asked.
+/// The exit code if the client does not support the measurement.
 const CANNOT: i32 = 3;
 
 /// Why a contender was not measured.
@@ -95,7 +95,7 @@ impl Program {
     pub(crate) async fn tell(&mut self, line: &str) -> Result<(), Trouble> {
         let input = self.input.as_mut().ok_or_else(|| Trouble::Failed("its input has ended".to_owned()))?;
         let told = input.write_all(format!("{line}\n").as_bytes()).await;
-        told.map_err(|error| Trouble::Failed(format!("it does not listen: {error}")))
+        told.map_err(|error| Trouble::Failed(format!("it does not read its input: {error}")))
     }
 
     /// The events that it reports, up to `done`.
@@ -129,7 +129,7 @@ impl Program {
         match ended.await {
             Some(Ok(status)) if status.success() => Ok(()),
             Some(_) => Err(self.why_it_ended().await),
-            None => Err(Trouble::Failed(format!("it does not end in {} s", limit.as_secs_f64()))),
+            None => Err(Trouble::Failed(format!("it does not end within {} s", limit.as_secs_f64()))),
         }
     }
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_say_why_it_ended() {
+    async fn the_last_output_says_why_it_ended() {
         let mut program = shell("echo no reason >&2; echo the reason >&2; echo >&2; exit 1");
         let trouble = program.says("ready", LIMIT).await.unwrap_err();
         assert_eq!(trouble, Trouble::Failed("exit status: 1: the reason".to_owned()));

@@ -10,7 +10,7 @@ use crate::roster::Role;
 use crate::scenario::{Scenario, Store};
 use crate::stats::Spread;
 
-/// The setting that says how many processes contended.
+/// The setting with the number of processes that contended.
 pub(crate) const PROCESSES: &str = "processes";
 
 /// All results.
@@ -156,7 +156,7 @@ impl Results {
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         match fs::read_to_string(file) {
             Ok(text) => {
-                let wrong = |error| format!("{}: {error}; delete it to begin anew", file.display());
+                let wrong = |error| format!("{}: {error}; delete it to start again", file.display());
                 serde_json::from_str(&text).map_err(wrong)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
@@ -229,7 +229,11 @@ pub(crate) mod tests {
         let times = ours.times(&peer, "m").unwrap();
         assert_eq!((times.median, times.least, times.most), (2.0, 1.0, 4.0));
         peer.samples[1] = None;
-        assert_eq!(ours.times(&peer, "m").unwrap().most, 2.0, "a round without the one is no round");
+        assert_eq!(
+            ours.times(&peer, "m").unwrap().most,
+            2.0,
+            "a round without one of the two does not count"
+        );
         assert_eq!(ours.times(&peer, "other"), None);
     }
 

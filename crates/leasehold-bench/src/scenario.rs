@@ -17,7 +17,8 @@ pub(crate) enum Scenario {
     Recovery,
     Many,
     Run,
-    /// Has no run of its own: it is computed from those of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
+    /// Is not run separately: it is computed from the runs of [`Tasks`](Self::Tasks) and
+    /// [`Processes`](Self::Processes).
     Fairness,
     Waiters,
 }

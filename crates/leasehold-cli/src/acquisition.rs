@@ -15,7 +15,7 @@ use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
-/// How long to wait for the holder if the store did not answer during the wait.
+/// How long to wait for the holder if the store did not respond during the wait.
 const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The value of `--note` that selects the command line.
@@ -31,7 +31,7 @@ pub(crate) struct Request {
     mode: Mode,
     owner: Option<String>,
     note: String,
-    /// How long the store may take to answer.
+    /// How long the store may take to respond.
     store_timeout: Duration,
     /// The subcommand, and its arguments after the lock name: for help texts.
     subcommand: &'static str,
@@ -209,7 +209,7 @@ impl Request {
         }
     }
 
-    /// The time limit ended before the store reported a holder. A store that does not answer must not look like a held
+    /// The time limit ended before the store reported a holder. A store that does not respond must not look like a held
     /// lock: with `-E 0` the outage would stay unnoticed.
     async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
         let silent = |message| Failure::new(FAILED, "unavailable", message);

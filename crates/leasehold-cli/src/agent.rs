@@ -1,5 +1,5 @@
 //! `leasehold agent`: holds locks for the program that started it, its *host*. Requests come as lines of JSON on stdin,
-//! answers and news go to stdout. `docs/agent.md` specifies the protocol.
+//! responses and events go to stdout. `docs/agent.md` specifies the protocol.
 //!
 //! This module has no lock logic: it translates between messages and the library. One task serves each request
 //! ([`session`]), and one task keeps each held lock ([`hold`]). Everything that is sent passes a bounded queue
@@ -41,7 +41,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves requests until stdin is closed or the host ends.
 pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
-    // A session of its own, so that Ctrl-C does not end the agent before its host. Fails if it has one.
+    // A new session, so that Ctrl-C does not end the agent before its host. Fails if it leads one already.
     let _ = setsid();
     // While the host lives, it decides: it may want to end its work under its locks after a SIGTERM to both.
     let ignored = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
@@ -58,7 +58,7 @@ pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
                 Some(Input::Line(line)) => session.take(&line, requests::begin).await,
             }
         };
-        // An answer may have to wait for a host that does not read. Its end is noticed all the same.
+        // A response may have to wait for a host that does not read. Its end is noticed all the same.
         let next = tokio::select! {
             biased;
             () = host::ended(&mut host) => Next::End(0),

@@ -182,7 +182,7 @@ pub(crate) struct ClaimArgs {
     pub(crate) holder: HolderArgs,
 }
 
-// How long a store may take to answer.
+// How long a store may take to respond.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TimeoutArgs {
     /// Exit with 125 if the store does not respond for this long [default: 15s]

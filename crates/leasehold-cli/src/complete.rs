@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of names to offer.
 const MAX_NAMES: usize = 200;
 
-/// The names of locks that start with `current`. Empty if the store does not answer in time.
+/// The names of locks that start with `current`. Empty if the store does not respond in time.
 pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(prefix) = current.to_str() else { return Vec::new() };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {

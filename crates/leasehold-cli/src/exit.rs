@@ -4,7 +4,7 @@ use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
 
-/// The negative answer of the other subcommands: not released, not evicted.
+/// The negative result of the other subcommands: not released, not evicted.
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;

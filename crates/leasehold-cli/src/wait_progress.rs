@@ -16,7 +16,7 @@ use crate::output::{Output, human, json};
 const SHOW_AFTER: Duration = Duration::from_millis(400);
 /// Without a terminal: the interval between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
-/// A store that does not answer is reported after this time.
+/// A store that does not respond is reported after this time.
 const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
 /// Frame time of the spinner.
 const FRAME_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub(crate) struct WaitProgress {
     latest: Arc<Mutex<Option<(HolderInfo, Moment)>>>,
     /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
-    /// How long the store may take to answer.
+    /// How long the store may take to respond.
     limit: Duration,
 }
 
@@ -47,7 +47,7 @@ impl WaitProgress {
         }
     }
 
-    /// Sets how long the store may take to answer.
+    /// Sets how long the store may take to respond.
     pub(crate) fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
@@ -150,7 +150,7 @@ impl WaitProgress {
         }
     }
 
-    /// How long the store has not answered, and how long it may still take. `None` if it answered or if the time is
+    /// How long the store has not responded, and how long it may still take. `None` if it responded or if the time is
     /// short.
     fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
         let passed = self.clock.now().shortest_since(start);

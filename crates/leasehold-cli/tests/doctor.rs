@@ -140,7 +140,7 @@ fn the_doctor_passes_the_dynamodb_of_moto() {
     a_good_store(Server::DYNAMODB_MOTO, ITEMS);
 }
 
-/// The server of the tests does not wait for the disk, and that alone is wrong.
+/// The server of the tests does not wait for the disk, which is its only flaw.
 #[test]
 fn the_doctor_fails_postgres_for_fsync_alone() {
     let fresh = stores::fresh("postgres");
@@ -358,7 +358,7 @@ fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
 }
 
 #[test]
-fn the_doctor_refuses_a_store_that_does_not_answer() {
+fn the_doctor_refuses_a_store_that_does_not_respond() {
     // The port was bound just before, so another process is unlikely to get it.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let diagnosis = examined(&format!("etcd://{address}/locks/"));

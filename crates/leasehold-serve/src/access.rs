@@ -29,7 +29,7 @@ pub(crate) use self::session::{LASTS as SESSION_LASTS, cookies};
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
 
-/// What a caller wants to do with a lock.
+/// An operation of a caller on a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
@@ -41,7 +41,7 @@ pub(crate) enum Right {
     Evict,
 }
 
-/// The SHA-256 of a bearer token. The tokens themselves are kept nowhere.
+/// The SHA-256 of a bearer token. The tokens themselves are not stored.
 type Digest = [u8; 32];
 
 /// A right that a principal has on the locks whose names begin with a prefix.
@@ -77,7 +77,7 @@ pub struct Access {
     /// The principals of client certificates, by a name in them.
     certificates: HashMap<String, String>,
     rules: Vec<Rule>,
-    /// The issuers of JWTs, with rules of their own.
+    /// The issuers of JWTs, with their rules.
     issuers: Issuers,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
@@ -92,8 +92,8 @@ pub(crate) struct Caller {
     pub(crate) principal: Option<String>,
     /// Whether it chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
-    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a token
-    /// without an end.
+    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a
+    /// token without an end.
     pub(crate) valid_until_us: Option<u64>,
     rights: Vec<(String, Vec<Right>)>,
 }
@@ -116,8 +116,8 @@ impl Access {
         }
     }
 
-    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature `oidc`.
-    /// Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
+    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature
+    /// `oidc`. Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
     ///
     /// # Errors
     /// Names what is wrong in the text. It repeats no digest.
@@ -153,7 +153,7 @@ impl Access {
         }
     }
 
-    /// Fetches the keys of the issuers, now and again. Runs until it is dropped.
+    /// Fetches the keys of the issuers at intervals. Runs until it is dropped.
     pub(crate) async fn keep_keys(&self, env: &Env) {
         self.issuers.keep_keys(env).await;
     }
@@ -202,7 +202,7 @@ impl Access {
 }
 
 impl Caller {
-    /// Fails if the caller has not this `right` on the lock `name`.
+    /// Fails if the caller does not have this `right` on the lock `name`.
     pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
         if self.may(right, name.as_str()) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The audit log: a line of JSON for each thing that was done to a lock.
+//! The audit log: a line of JSON for each change of a lock.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -88,7 +88,7 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let name = LockName::new("x").unwrap();
         for principal in ["ci", "ops"] {
-            // Opened anew, as after a restart.
+            // Opened again, as after a restart.
             Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), principal);
         }
         let text = std::fs::read_to_string(&path).unwrap();
@@ -108,8 +108,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_no_log() {
-        // Reading it would not end.
+    fn a_device_is_not_accepted_as_the_log() {
+        // A read of it would never end.
         assert!(Audit::open(Path::new("/dev/full")).is_err());
     }
 }

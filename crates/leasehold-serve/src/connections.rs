@@ -29,7 +29,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection may be idle, and how long the head of a request may take. Longer than the minute for which
 /// proxies keep a connection, so that the proxy ends it first.
 const IDLE: Duration = Duration::from_secs(75);
-/// How long requests that are under way may take after the server was told to stop. Supervisors kill after 30 s.
+/// How long requests that are under way may take after the server was asked to stop. Supervisors kill after 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 /// The pause after the machine has refused a connection, for example because too many files are open.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -74,8 +74,8 @@ impl Connections {
             () = stopping.cancelled() => {}
         }
         drop(listener);
-        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not read
-        // its answer does not keep the server.
+        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not
+        // read its response does not keep the server.
         let _ = timeout(&*self.clock, DRAIN, room.acquire_many(most)).await;
     }
 
@@ -123,7 +123,7 @@ impl Connections {
     }
 }
 
-/// Whether an error to accept concerns one client alone.
+/// Whether an error of `accept` concerns one client alone.
 fn is_of_one_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_stops_does_not_wait_for_ever() {
+    async fn a_stopping_server_does_not_wait_forever() {
         let asked = Arc::new(tokio::sync::Notify::new());
         let asks = asked.clone();
         let handler = get(async move || {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_stops_ends_idle_connections() {
+    async fn a_stopping_server_ends_idle_connections() {
         let (address, stopping) = start(2, None).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
         idle.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();

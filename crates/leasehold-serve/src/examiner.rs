@@ -15,7 +15,7 @@ use crate::view::ms;
 /// How long an examination may take. It usually takes some seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The examinations of this server's store. In memory: a server that starts knows of none.
+/// The examinations of this server's store. In memory: a server starts without any.
 #[derive(Debug, Default)]
 pub(crate) struct Examiner(watch::Sender<Examinations>);
 
@@ -48,8 +48,8 @@ impl Examiner {
         self.0.borrow().clone()
     }
 
-    /// Examines the store of `locker` because `by` asked for it, and returns when the result is there. If this future is
-    /// dropped, the examination goes on.
+    /// Examines the store of `locker` because `by` asked for it, and returns when the result is there. If this future
+    /// is dropped, the examination continues.
     ///
     /// # Errors
     /// Another one runs.
@@ -75,10 +75,10 @@ impl Examiner {
             .with_help("its result appears on the page Store"));
         }
         let (locker, examinations) = (locker.clone(), self.0.clone());
-        // In a task of its own: an examination that is dropped leaves behind what it has written.
+        // In a separate task: an examination that is dropped leaves behind what it has written.
         let examined = tokio::spawn(async move {
             let clock = env.clock.clone();
-            // In a task too, so that a panic does not leave the examination running for ever.
+            // In a task too, so that a panic does not leave the examination marked as running.
             let report = tokio::spawn(async move {
                 timeout(&*clock, limit, locker.examine(&Examination::default())).await
             });

@@ -1,4 +1,5 @@
-//! What happens to the locks, for viewers: own operations at once, and those of other processes by looking.
+//! What happens to the locks, for viewers: the server's own operations at once, and those of other processes by reading
+//! the locks.
 //!
 //! While there are no viewers, the store gets no requests. With viewers, however many, it gets a few in a second.
 
@@ -35,13 +36,14 @@ pub(crate) const MOST_LOCKS: usize = 500;
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct FeedEvent {
     /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock looks different from before.
-    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the store.
+    /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the
+    /// store.
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     pub(crate) lock: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token: Option<u64>,
-    /// Who did it.
+    /// The caller that caused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) by: Option<String>,
     /// Why, for `evicted` and `lost`.
@@ -86,7 +88,7 @@ pub(crate) struct Numbered {
 /// The events of a server.
 pub(crate) struct Feed {
     locker: Locker,
-    /// Tells the events of this run of the server from those of others.
+    /// Distinguishes the events of this run of the server from those of other runs.
     run: String,
     sender: broadcast::Sender<Numbered>,
     recent: Mutex<Recent>,
@@ -176,13 +178,13 @@ impl Feed {
         self.known().one(name)
     }
 
-    /// Tells viewers of `event`, which is not kept.
+    /// Sends `event`, which is not kept, to viewers.
     fn show(&self, mut event: FeedEvent) {
         event.at_us = self.locker.store().env().now().wall_us();
         let _ = self.sender.send(Numbered { number: 0, event: Arc::new(event) });
     }
 
-    /// Tells viewers of `event`.
+    /// Sends `event` to viewers.
     pub(crate) fn publish(&self, event: FeedEvent) {
         if event.now.is_none()
             && self.viewers() > 0
@@ -246,7 +248,7 @@ impl Feed {
         Viewer { feed: self.clone(), prefix: prefix.to_owned(), missed, has_gap, receiver }
     }
 
-    /// Looks at the locks for as long as there are viewers, and tells them what has changed. Never ends.
+    /// Reads the locks as long as there are viewers, and sends them what has changed. Never ends.
     pub(crate) async fn look(&self) {
         let mut viewers = self.viewers.subscribe();
         loop {
@@ -263,7 +265,7 @@ impl Feed {
         }
     }
 
-    /// Lists the names now and then, and looks at one lock after the other: at most five requests in a second.
+    /// Lists the names at intervals, and reads one lock after the other: at most five requests a second.
     async fn look_around(&self) {
         let env = self.locker.store().env();
         let mut listed_at = None;
@@ -321,7 +323,7 @@ impl Feed {
         }
     }
 
-    /// Looks at a lock, and tells viewers.
+    /// Reads a lock, and notifies viewers.
     async fn look_at(&self, name: &LockName) {
         let detail = match self.inspect(name).await {
             Ok(detail) => detail,
@@ -353,7 +355,7 @@ impl Feed {
         }
     }
 
-    /// Notes whether the store answered, and tells viewers if that is new.
+    /// Records whether the store responded, and notifies viewers if this has changed.
     fn note(&self, trouble: Option<String>) {
         let before = std::mem::replace(&mut self.known().trouble, trouble.clone());
         if before.is_some() != trouble.is_some() {

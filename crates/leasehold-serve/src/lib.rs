@@ -5,7 +5,7 @@
 //! never releases one because a connection ended.
 //!
 //! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
-//!   answers with a shape from `view`, or with a `problem`.
+//!   responds with a type from `view`, or with a `problem`.
 //! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
 //! - `connections`, `tls`: how requests arrive.
 //! - `ui`: the dashboard.

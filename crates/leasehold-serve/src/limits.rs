@@ -86,7 +86,7 @@ impl Limits {
 }
 
 impl Bucket {
-    /// The bucket as it is at `now`.
+    /// The state of the bucket at `now`.
     fn at(self, now: Moment) -> Self {
         let refilled = now.shortest_since(self.at).as_secs_f64() * RATE;
         Self { left: (self.left + refilled).min(RATE), at: now }

@@ -16,7 +16,7 @@ pub(crate) struct Problem {
     /// `urn:leasehold:` and one word for programs, such as `urn:leasehold:held`.
     #[serde(rename = "type")]
     kind: String,
-    /// The status of the answer.
+    /// The status of the response.
     status: u16,
     /// The status in words.
     title: &'static str,
@@ -31,7 +31,8 @@ pub(crate) struct Problem {
     /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
-    /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was lost.
+    /// For `changed`: the current token; null if the lock is not held. For `lost` and `key-spent`: the token that was
+    /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<Option<u64>>,
     #[serde(skip)]
@@ -63,7 +64,7 @@ impl Problem {
         self
     }
 
-    /// Tells the client not to ask again before `pause` has passed.
+    /// Asks the client not to send another request before `pause` has passed.
     pub(crate) fn retry_after(mut self, pause: Duration) -> Self {
         let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
         self.headers.push((header::RETRY_AFTER, HeaderValue::from(seconds.max(1))));
@@ -82,7 +83,7 @@ impl Problem {
         problem
     }
 
-    /// Says what was lost, and how.
+    /// Describes what was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
         self.reason = Some(loss.reason.as_str());
         self.token = Some(Some(loss.token.get()));

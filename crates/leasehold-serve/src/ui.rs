@@ -1,10 +1,10 @@
 //! The dashboard: pages for people, rendered here and kept up to date by one script.
 //!
-//! Pages read the locks through the [feed](crate::feed), which knows them already while somebody looks. The script gets
-//! events, and fetches the page again when one of them changed it, so that all markup comes from here. Without the
-//! script, pages show the locks as they are at that moment.
+//! Pages read the locks through the [feed](crate::feed), which has read them already while there are viewers. The
+//! script gets events, and fetches the page again when one of them changed it, so that all markup comes from here.
+//! Without the script, pages show the locks as they are at that moment.
 //!
-//! Names, notes and reasons are text of others. `maud` escapes them, and the script only ever sets text.
+//! Names, notes and reasons are text from others. `maud` escapes them, and the script only ever sets text.
 
 mod activity;
 mod assets;
@@ -61,7 +61,7 @@ async fn home() -> Redirect {
     Redirect::temporary("/ui/")
 }
 
-/// Tells the browser what the pages may do.
+/// Restricts what the browser lets the pages do.
 async fn protected(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await.into_response();
     let headers = response.headers_mut();

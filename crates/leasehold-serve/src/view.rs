@@ -92,7 +92,7 @@ pub(crate) struct WaiterView {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct PastView {
     pub(crate) token: u64,
-    /// The claim that was granted. It is of no use any more.
+    /// The claim that was granted. It is no longer of use.
     pub(crate) claim: String,
     pub(crate) holder: Person,
     /// Microseconds since the Unix epoch, on the store's clock.

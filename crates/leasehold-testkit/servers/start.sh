@@ -176,7 +176,7 @@ start_etcd() {
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
 }
 
-# With an etcd of its own. It is killed, because at TERM it waits for open watches.
+# With its own etcd. It is killed, because at TERM it waits for open watches.
 start_kube_apiserver() {
     local port
     port=$(free_port) && mkdir "$scratch/kubernetes" || return 1

@@ -29,7 +29,7 @@
 //! [`Harness::limit`]. The cases run on real servers, and on paused time with a store that runs on a
 //! [`TestClock`](leasehold::clock::TestClock).
 //!
-//! A store must refuse what it says it cannot do ([`Capabilities`](leasehold::lease::Capabilities)) with
+//! A store must refuse what it does not support ([`Capabilities`](leasehold::lease::Capabilities)) with
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
 
 mod client;
@@ -206,7 +206,7 @@ cases! {
     a_ticket_is_taken_up_and_handed_on_again
     a_repeated_acquisition_has_the_same_hold
     a_repetition_with_a_shorter_ttl_shortens_no_lease
-    a_renewal_is_believed_no_longer_than_the_record_says
+    a_renewal_is_valid_no_longer_than_the_record_shows
     a_spent_id_is_refused
     a_wait_given_up_frees_no_repetition
     one_candidate_leads_and_another_follows_when_it_resigns

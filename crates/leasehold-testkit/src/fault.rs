@@ -6,7 +6,7 @@
 //! # use std::sync::Arc;
 //! # async fn example(inner: Arc<dyn Register>) {
 //! let faulty = FaultyRegister::new(inner);
-//! faulty.next_write(Outcome::AppliedLost); // the write lands, its answer does not
+//! faulty.next_write(Outcome::AppliedLost); // the write is applied, its response is lost
 //! faulty.next_read(Outcome::Stalled); //      the next read hangs, until
 //! // ... the code under test runs in a task ...
 //! faulty.sent(2).await; //                    (two requests were sent)
@@ -43,26 +43,26 @@ use self::request::{Answer, InNetwork, Reply, Request};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Applied and answered.
+    /// Applied, and the response arrives.
     Fine,
-    /// Applied; the answer is lost ([`StoreError::MaybeApplied`]).
+    /// Applied; the response is lost ([`StoreError::MaybeApplied`]).
     AppliedLost,
-    /// Applied, but the reported answer is that of a duplicate that was refused for now ([`StoreError::NotApplied`]),
+    /// Applied, but the reported response is that of a duplicate that was refused for now ([`StoreError::NotApplied`]),
     /// as behind a proxy that sends requests twice.
     AppliedRefused,
     /// Never applied; reported as unknown ([`StoreError::MaybeApplied`]).
     Dropped,
     /// Reported as [`StoreError::MaybeApplied`] at once, applied when the test calls [`FaultyRegister::deliver`].
     HeldBack,
-    /// Neither applied nor answered until [`FaultyRegister::deliver`]. The caller waits or gives up.
+    /// Neither applied nor responded to until [`FaultyRegister::deliver`]. The caller waits or gives up.
     Stalled,
-    /// Applied at once, answered at [`FaultyRegister::deliver`]: a slow answer, for which the caller may not wait.
+    /// Applied at once; the response arrives at [`FaultyRegister::deliver`], for which the caller may not wait.
     AnswerStalled,
-    /// Applied twice, one right after the other; the first answer is reported.
+    /// Applied twice, one right after the other; the first response is reported.
     Twice,
-    /// Applied twice; the second answer is reported, as by a client that retries by itself.
+    /// Applied twice; the second response is reported, as by a client that retries by itself.
     TwiceSecondAnswer,
-    /// Applied and answered normally. A copy of the request stays in the network until [`FaultyRegister::deliver`].
+    /// Applied, and the response arrives. A copy of the request stays in the network until [`FaultyRegister::deliver`].
     TwiceLate,
     /// Refused for now, without effect, like a 409 or 503 ([`StoreError::NotApplied`], worth another try).
     NotApplied,
@@ -70,9 +70,10 @@ pub enum Outcome {
     Throttled(Duration),
     /// Refused for good, without effect ([`ErrorKind::Denied`]).
     Denied,
-    /// Applied after this long on the register's clock, then answered. It arrives even if the caller has given up.
+    /// Applied after this long on the register's clock; then the response arrives. It is applied even if the caller has
+    /// given up.
     Delayed(Duration),
-    /// Applied at once, answered after this long on the register's clock.
+    /// Applied at once; the response arrives after this long on the register's clock.
     AnswerDelayed(Duration),
 }
 
@@ -124,7 +125,7 @@ pub struct Sent {
     pub outcome: Outcome,
 }
 
-/// A [`Register`] that loses, delays, duplicates and holds back requests and answers.
+/// A [`Register`] that loses, delays, duplicates and holds back requests and responses.
 ///
 /// The outcome of a request is the next scripted outcome for its kind, else the standing outcome of its kind
 /// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled
@@ -234,8 +235,8 @@ impl FaultyRegister {
         self.script().throttled = wait;
     }
 
-    /// Lets through the oldest request or answer that is held in the network, and completes when it has arrived.
-    /// Returns the store's answer to a write, even if its caller no longer waits; `None` if nothing was held, if it
+    /// Lets through the oldest request or response that is held in the network, and completes when it has arrived.
+    /// Returns the store's response to a write, even if its caller no longer waits; `None` if nothing was held, if it
     /// was not a write, or if the store failed.
     pub async fn deliver(&self) -> Option<Write> {
         let held = self.script().held.pop_front()?;
@@ -255,12 +256,12 @@ impl FaultyRegister {
         }
     }
 
-    /// Discards the oldest request or answer that is held in the network. Its caller, if any, sees it lost.
+    /// Discards the oldest request or response that is held in the network. Its caller, if any, sees it lost.
     pub fn discard(&self) {
         self.script().held.pop_front();
     }
 
-    /// How many requests and answers are held in the network.
+    /// How many requests and responses are held in the network.
     pub fn held(&self) -> usize {
         self.script().held.len()
     }
@@ -346,7 +347,7 @@ impl FaultyRegister {
             Outcome::Fine => request.apply(&*self.inner).await,
             Outcome::AppliedLost => {
                 let _ = request.apply(&*self.inner).await;
-                Err(lost("the answer was lost"))
+                Err(lost("the response was lost"))
             }
             Outcome::AppliedRefused => {
                 let _ = request.apply(&*self.inner).await;
@@ -413,7 +414,7 @@ impl Register for FaultyRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         match self.send(Request::Read(key.into())).await? {
             Answer::VersionedValue(cell) => Ok(cell),
-            other => unreachable!("{other:?} answers no read"),
+            other => unreachable!("{other:?} is not for reads"),
         }
     }
 
@@ -431,14 +432,14 @@ impl Register for FaultyRegister {
         };
         match self.send(Request::Write(key.into(), expect, body)).await? {
             Answer::Write(write) => Ok(write),
-            other => unreachable!("{other:?} answers no write"),
+            other => unreachable!("{other:?} is not for writes"),
         }
     }
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         match self.send(Request::Delete(key.into(), version.clone())).await? {
             Answer::Deleted(deleted) => Ok(deleted),
-            other => unreachable!("{other:?} answers no delete"),
+            other => unreachable!("{other:?} is not for deletes"),
         }
     }
 

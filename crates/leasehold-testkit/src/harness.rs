@@ -74,7 +74,7 @@ impl Fresh {
         self.store.vouch_for(&self.url).await;
     }
 
-    /// Whether waiters learn of a release only by polling a few times a second.
+    /// Whether waiters notice a release only by polling a few times a second.
     fn is_polled(&self) -> bool {
         matches!(self.store.reaper(), Reaper::Contenders | Reaper::StoreClock)
     }

@@ -82,7 +82,7 @@ impl Request {
     }
 }
 
-/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the answer's
+/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the response's
 /// status and body.
 #[allow(dead_code, reason = "not every store uses it")]
 pub(crate) async fn exchange(
@@ -101,7 +101,7 @@ pub(crate) async fn exchange(
     connection.write_all(&[head.as_bytes(), body].concat()).await?;
     let mut answer = Vec::new();
     connection.read_to_end(&mut answer).await?;
-    let no_answer = || io::Error::other("no HTTP answer");
+    let no_answer = || io::Error::other("no HTTP response");
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or_else(no_answer)?;
     let status = answer.get(9..12).and_then(|status| std::str::from_utf8(status).ok()?.parse().ok());
     Ok((status.ok_or_else(no_answer)?, answer.split_off(end + 4)))

@@ -1,12 +1,12 @@
 //! Tools for testing stores and programs that use them, in leasehold itself and in crates with their own stores.
 //!
-//! - [`stores`]: one file per store with what the tests know about it; [`test_store`]: the trait that each of them
+//! - [`stores`]: one file per store with what the tests need of it; [`test_store`]: the trait that each of them
 //!   implements.
 //! - `chaos`, with the feature of that name: tests on real servers with failing processes, servers, networks and
 //!   clocks.
 //! - [`mod@conformance`]: the conformance suite, one named case for each required behaviour.
 //! - [`harness`]: the storage that leasehold's own stores run the cases on.
-//! - [`fault`]: a register that loses, delays, duplicates or holds back requests and answers, as the test says.
+//! - [`fault`]: a register that loses, delays, duplicates or holds back requests and responses, as the test chooses.
 //! - [`proxy`]: the same for HTTP, between a client and a real server. It also counts requests.
 //! - [`servers`]: the real servers that `./test` starts; [`launch`]: those that chaos and the benchmark start
 //!   themselves.

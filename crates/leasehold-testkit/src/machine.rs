@@ -15,8 +15,8 @@ use leasehold::register::{
 /// The resolution of a `Date` header.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register as one machine sees it: with the machine's own clock, and with the store's time only in whole seconds in
-/// answers.
+/// A register as one machine sees it: with the machine's own clock, and with the store's time only as whole seconds in
+/// responses.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Machine {
 enum Skew {
     /// By this many microseconds.
     Fixed(i64),
-    /// Each answer comes from another front end, whose clock is off by up to this many microseconds.
+    /// Each response comes from another front end, whose clock is off by up to this many microseconds.
     Within(u64),
 }
 
@@ -81,12 +81,12 @@ impl Machine {
         }
     }
 
-    /// Awaits an answer and reads its `Date`, if there is an answer.
+    /// Awaits a response and reads its `Date`, if there is a response.
     async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let sent = self.env.now();
         let answer = answer.await;
         // While its clock is stopped, no sleep ends, not even this one: a machine that stands still receives no
-        // answer.
+        // response.
         self.env.sleep(Duration::ZERO).await;
         if answer.is_ok()
             && let Some(time) = self.register.store_time()

@@ -69,7 +69,7 @@ impl Program {
     }
 
     fn run(self, words: &[&str], url: &str, lock: &str, more: &[&str]) -> Process {
-        let server = self.server.unwrap_or_else(|| panic!("{} is no peer", self.variable));
+        let server = self.server.unwrap_or_else(|| panic!("{} is not a peer", self.variable));
         let mut arguments: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         arguments.extend(server(url));
         arguments.extend(["--lock", lock].iter().chain(more).map(|argument| (*argument).to_owned()));

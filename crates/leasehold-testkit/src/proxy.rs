@@ -18,21 +18,21 @@ use crate::http::Request;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Harm {
-    /// Forwarded and answered.
+    /// Forwarded; the response is returned.
     None,
-    /// Forwarded; the connection breaks instead of an answer.
+    /// Forwarded; the connection breaks instead of a response.
     AnswerLost,
     /// Not forwarded; the connection breaks.
     Cut,
     /// Forwarded after this long.
     Delayed(Duration),
-    /// Forwarded at once, answered after this long.
+    /// Forwarded at once; the response is returned after this long.
     AnswerDelayed(Duration),
-    /// Forwarded twice, one after the other; the first answer is returned.
+    /// Forwarded twice, one after the other; the first response is returned.
     Twice,
-    /// Forwarded twice; the second answer is returned, as by a client that retries.
+    /// Forwarded twice; the second response is returned, as by a client that retries.
     TwiceSecondAnswer,
-    /// Not forwarded, answered with this status and an empty body.
+    /// Not forwarded; the response has this status and an empty body.
     Status(u16),
 }
 
@@ -182,7 +182,7 @@ impl Shared {
         harm
     }
 
-    /// Sends `request` to the server and returns its whole answer.
+    /// Sends `request` to the server and returns its whole response.
     async fn forward(&self, request: &Request) -> io::Result<Vec<u8>> {
         let mut server = TcpStream::connect(&self.server).await?;
         server.write_all(&request.to_bytes()).await?;
@@ -191,7 +191,7 @@ impl Shared {
         Ok(answer)
     }
 
-    /// The answer to return, if any.
+    /// The response to return, if any.
     async fn answer(&self, request: &Request) -> io::Result<Option<Vec<u8>>> {
         match self.harm(request) {
             Harm::None => self.forward(request).await.map(Some),
@@ -232,7 +232,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Each connection carries one request: the answers say `connection: close`.
+/// Each connection carries one request: the responses have `connection: close`.
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     if let Some(request) = Request::read(&mut connection).await?
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use crate::fakes::s3::{FakeS3, Preconditions};
 
-    /// Sends a request. Returns the status of its answer, or `None` if the connection breaks instead.
+    /// Sends a request. Returns the status of its response, or `None` if the connection breaks instead.
     async fn send(proxy: &Proxy, method: &str, header: &str) -> Option<String> {
         let mut connection = TcpStream::connect(proxy.address()).await.unwrap();
         let request =
@@ -262,7 +262,7 @@ mod tests {
 
     const CREATE: &str = "if-none-match: *\r\n";
 
-    /// The answer to a create with that harm, and whether the create was applied.
+    /// The response to a create with that harm, and whether the create was applied.
     async fn create_with(harm: Harm) -> (Option<String>, bool) {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_harm_does_what_it_says() {
+    async fn each_fault_of_the_proxy_has_its_effect() {
         let short = Duration::from_millis(1);
         for (harm, status, applied) in [
             (Harm::None, Some("200"), true),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn harm_comes_to_the_method_that_it_is_for_and_ends_when_healed() {
+    async fn a_fault_applies_to_its_method_and_ends_when_healed() {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
         proxy.next("PUT", Harm::Cut);

@@ -4,21 +4,21 @@
 //! [`Fault`] names. The checker asserts the following in true time and in the order in which the store commits. No
 //! process in the history can see either.
 //!
-//! - **I1** Once a token has been believed in, no check of a lower one passes: holds never overlap. Exempt are holders
+//! - **I1** Once a check of a token has passed, no check of a lower one passes: holds never overlap. Exempt are holders
 //!   that an operator has evicted or whose record was deleted by hand, but not holders that were granted the lock after
 //!   that. When a task is given a guard, the previous guard of the same process is invalid; this has no exemption. Also
 //!   exempt is a holder that stood still together with all its clocks, until a renewal that it sent afterwards is
 //!   committed.
 //! - **I2** Tokens are unique and rise in the order in which the store commits grants, also across deletions by hand.
-//!   A token that is believed in belongs to a grant: it is higher than all tokens committed before that grant, at most
-//!   the grant's own token, and believed in by the holder that the record names. No two guards have the same token.
+//!   A token whose check passes belongs to a grant: it is higher than all tokens committed before that grant, at most
+//!   the grant's own token, and held by the holder that the record names. No two guards have the same token.
 //! - **I3** A resource that holders write to with [fenced writes](leasehold::fence) never accepts a lower token than
 //!   before, even after a pause or a loss.
 //! - **I4** No write takes effect twice: no nonce of a lock's record is committed twice, and no content of the
 //!   resource.
 //! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can
 //!   show it if the latest write of the grant was committed in the instant in which it was sent.
-//! - **I6** Once a holder has learned that its lock is lost, it sends nothing that prolongs it, and no other task is
+//! - **I6** Once a holder has noticed that its lock is lost, it sends nothing that prolongs it, and no other task is
 //!   given it.
 //! - **I7** After all processes have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits
 //!   for the store's clock. This counts from the last moment at which a renewal of the dead holder can have arrived.
@@ -32,8 +32,8 @@
 //!   With each term it sees what that leader advertises. At the end of the history it sees the last leader.
 //! - **S1** At most as many checks of permits of one semaphore pass at once as it has permits.
 //! - **S2** No check of an exclusive hold passes at the same time as one of a shared hold or of another exclusive one.
-//! - **O1** A job that runs once per period: once the store knows that the job ran, no process starts it again before
-//!   the period since its grant is over, as far as the store's front ends agree on the time.
+//! - **O1** A job that runs once per period: once the store has recorded that the job ran, no process starts it again
+//!   before the period since its grant is over, as far as the store's front ends agree on the time.
 //! - **O2** After the period the job can run again, also on a process that has just started.
 //! - **P1** Nothing panics, on no task and no thread of the history.
 //!
@@ -110,7 +110,7 @@ pub struct History {
     pub stood_still: usize,
     /// How often the copy of a holder renewed.
     pub copied: usize,
-    /// Runs of jobs that the store knows of.
+    /// Runs of jobs that the store has recorded.
     pub runs: usize,
     /// Jobs that were skipped because they had already run.
     pub already_ran: usize,
@@ -196,7 +196,7 @@ fn examine<F: Future<Output = ()>>(
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     panics.listen();
     runtime.block_on(history(checker.clone()));
-    // Drops all tasks and joins the blocking thread: until then they may panic.
+    // Drops all tasks and joins the blocking thread. Before that, they may panic.
     drop(runtime);
     let panicked = panics.conclude().map(|what| ("P1", what));
     let mut checked = checker.lock();
@@ -222,7 +222,7 @@ async fn simulate(plan: &Plan, checker: Arc<Checker>) {
     let mut last = Client::new(&world, plan.seed ^ 0xdead);
     last.link.heal();
     if let Some(period) = plan.once_per {
-        // If a wall clock was set back, its client may wait for a whole rest again. A `Date` is exact to a second.
+        // If a wall clock was set back, its client may wait for a whole cooldown again. A `Date` is exact to a second.
         let bound = last.bound() + period.mul_f64(1.02) + Duration::from_secs(2) + 2 * plan.front_ends();
         if timeout(world.clock(), bound, last.runs_at_last(period)).await.is_none() {
             world.checker.violated("O2", format!("not due within {bound:?} of the end"));

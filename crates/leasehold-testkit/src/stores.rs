@@ -6,7 +6,7 @@
 //!
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;
-//! - `http`: in addition, requests are counted and harmed by a [`Proxy`](crate::proxy::Proxy);
+//! - `http`: in addition, requests are counted, lost and delayed by a [`Proxy`](crate::proxy::Proxy);
 //! - `serial`: like `http`, but without tests with crowds of processes, since the server handles one request at a
 //!   time.
 
@@ -120,7 +120,7 @@ pub fn harness(name: &str) -> Box<dyn Harness> {
     store.harness(storage)
 }
 
-/// Every chaos scenario: first the stores, then the locks that must be found out.
+/// Every chaos scenario: first the stores, then the broken locks, whose flaws must be detected.
 #[cfg(feature = "chaos")]
 pub fn scenarios() -> Vec<&'static Scenario> {
     let mut all: Vec<_> = STORES.iter().flat_map(|store| store.scenarios()).collect();

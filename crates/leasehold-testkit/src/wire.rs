@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 #[cfg(feature = "chaos")]
 use crate::chaos::plan::Kind;
 
-/// A proxy to a server that can delay and lose answers.
+/// A proxy to a server that can delay and lose responses.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -21,16 +21,16 @@ pub struct Wire {
     task: JoinHandle<()>,
 }
 
-/// What happens to a member's answers.
+/// What happens to a member's responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
     /// They arrive.
     Arrive,
     /// They arrive this much later.
     ArriveAfter(Duration),
-    /// They are lost until answers arrive again; then their connections are closed.
+    /// They are lost until responses pass again; then their connections are closed.
     AreLost,
-    /// Connections are closed, and new ones too, until answers arrive again. Requests do not pass either.
+    /// Connections are closed, and new ones too, until responses pass again. Requests do not pass either.
     Cut,
 }
 
@@ -67,7 +67,7 @@ impl Wire {
         self.member.send_replace(member.to_owned());
     }
 
-    /// Sets what happens to answers from now on.
+    /// Sets what happens to responses from now on.
     pub fn let_answers(&self, how: Answers) {
         self.answers.send_replace(how);
     }
@@ -79,7 +79,7 @@ impl Drop for Wire {
     }
 }
 
-/// What a wire does to answers when `kind` happens. What is late is as late as the fault is long.
+/// What a proxy does to responses during a fault of `kind`. Late responses are late by the length of the fault.
 #[cfg(feature = "chaos")]
 pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
     match kind {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn through_a_wire_that_is_cut_nothing_passes() {
+    async fn nothing_passes_through_a_cut_wire() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let member = listener.local_addr().unwrap().to_string();
         let (heard, hears) = watch::channel(0);

@@ -154,7 +154,7 @@ async fn a_password_is_read_from_a_variable() {
     Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A login that is not required is no error: authentication may be enabled later.
+/// A login that is not required is not an error: authentication may be enabled later.
 #[tokio::test]
 async fn a_cluster_without_users_takes_any_login() {
     let cluster = Cluster::start(1, &[]).await;

@@ -1,4 +1,4 @@
-//! Passwords, certificates and permissions on PostgreSQL, and what the doctor says of unsafe servers.
+//! Passwords, certificates and permissions on PostgreSQL, and the doctor's findings about unsafe servers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -145,7 +145,7 @@ async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
     report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
 }
 
-/// The named check ended so, and no other failed that is not named.
+/// The named checks ended like this, and no other check failed.
 async fn assert_found(url: &str, check: &str, verdict: CheckStatus, named: &str) {
     let all = findings(url).await;
     let found = all.iter().find(|(name, ..)| *name == check);

@@ -1,4 +1,4 @@
-//! Passwords, certificates, permissions and Sentinels of Redis, and what the doctor says of unsafe servers.
+//! Passwords, certificates, permissions and Sentinels of Redis, and the doctor's findings about unsafe servers.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ use tokio::process::{Child, Command};
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
     +get +set +del +exists +type +pttl +hset +hgetall +hmget +zadd +zrem +zrangebylex +publish +subscribe +unsubscribe";
 
-/// A server of the test's own.
+/// A server that only this test uses.
 struct Server {
     port: u16,
     folder: TempDir,
@@ -199,7 +199,7 @@ async fn sentinels_name_the_primary() {
     let sentinel = Server::launch("LEASEHOLD_TEST_REDIS_SENTINEL", "port", &monitor).await;
     locks(&sentinel.url("", "master=main")).await;
     assert_eq!(redis_cli(&server.url("", ""), &["EXISTS", "locks/lock//leasehold"]).await, "1");
-    // One Sentinel that does not answer is no trouble.
+    // One Sentinel that does not respond causes no error.
     let two = sentinel.url("", "master=main").replace("redis://", "redis://127.0.0.1:1,");
     locks(&two).await;
     let unknown = refused(&sentinel.url("", "master=other")).await;
@@ -207,7 +207,7 @@ async fn sentinels_name_the_primary() {
 }
 
 #[tokio::test]
-async fn sentinels_have_a_password_of_their_own() {
+async fn sentinels_have_their_own_password() {
     let server = Server::start("appendonly yes\nrequirepass p@ss/word\n").await;
     let settings = format!(
         "requirepass its-own\nsentinel monitor main 127.0.0.1 {} 1\nsentinel auth-pass main p@ss/word\n",

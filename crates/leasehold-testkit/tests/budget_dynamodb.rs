@@ -1,4 +1,4 @@
-//! Requests of a lock on DynamoDB beside other clients, and after a lost answer. `budgets.rs` has the rest.
+//! Requests of a lock on DynamoDB beside other clients, and after a lost response. `budgets.rs` has the rest.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use leasehold::url::StoreUrl;
@@ -28,9 +28,9 @@ async fn a_lock_that_another_client_released_costs_no_read() {
     assert_eq!(client.requests(), ["UpdateItem", "UpdateItem"]);
 }
 
-/// If the answer to an applied write is lost, one read recognises it.
+/// If the response to an applied write is lost, one read recognises it.
 #[tokio::test]
-async fn a_grant_without_an_answer_counts_its_token_on_once() {
+async fn a_grant_with_a_lost_response_increments_its_token_once() {
     let (counted, url) = Counted::on("dynamodb_local");
     let client = counted.client(&url).await;
     let mut grant = client.granted().await;

@@ -152,7 +152,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     counted.since().await;
     assert_eq!(counted.streams().await, 1);
 
-    // The answer and the connection are lost: the client asks again at once, not only at the next renewal.
+    // The response and the connection are lost: the client asks again at once, not only at the next renewal.
     wire.let_answers(Answers::AreLost);
     let asked = async {
         while counted.cluster.requests(0).await.get("LeaseKeepAlive") != Some(&2) {
@@ -163,7 +163,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     within("a renewal", async { tokio::join!(renewed(store, &mut grant), asked) }).await;
     assert_eq!((counted.streams().await, counted.looks().await), (2, 1));
 
-    // Neither an answer nor an end of the stream: this renewal fails, but later ones must not.
+    // Neither a response nor an end of the stream: this renewal fails, but later ones must not.
     wire.let_answers(Answers::AreLost);
     within("giving up", store.renew(&mut grant)).await.unwrap_err();
     wire.let_answers(Answers::Arrive);
@@ -188,7 +188,7 @@ async fn locks_that_are_held_for_a_moment_are_not_watched() {
     counted.expect("twenty locks", &[("Txn", 40)]).await;
 }
 
-/// A holder learns of the end of its key by one watch, which stays open while its lock is renewed.
+/// A holder notices the end of its key by one watch, which stays open while its lock is renewed.
 #[tokio::test]
 async fn a_holder_watches_its_key_once_however_often_it_renews() {
     // Longer than a hold without a watch; then shorter ones.

@@ -26,7 +26,7 @@ macro_rules! budgets {
             each_step_of_a_lock_costs_what_the_documentation_says
             a_waiter_reads_and_never_writes
             a_hundred_waiting_tasks_cost_as_much_as_one
-            a_lost_answer_costs_one_read_more
+            a_lost_response_costs_one_more_read
         }
     };
     ($storage:ident $kind:ident) => {};
@@ -211,9 +211,9 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     assert!(asking.load(Ordering::Relaxed) > 0);
 }
 
-/// If the answer to an applied write is lost, the client does not repeat the write: it reads the record and recognises
-/// it.
-async fn a_lost_answer_costs_one_read_more(storage: &str) {
+/// If the response to an applied write is lost, the client does not repeat the write: it reads the record and
+/// recognises it.
+async fn a_lost_response_costs_one_more_read(storage: &str) {
     let (counted, url) = Counted::on(storage);
     let client = counted.client(&url).await;
     let mut grant = client.granted().await;

@@ -80,7 +80,7 @@ async fn a_holder_outlives_the_leader() {
     next.release().await.unwrap();
 }
 
-/// The client's member hangs: it accepts requests but does not answer. The client switches to another member, with its
+/// The client's member hangs: it accepts requests but does not respond. The client switches to another member, with its
 /// keep-alives too, although their stream is still open.
 #[tokio::test]
 async fn a_member_that_hangs_costs_no_lock() {
@@ -100,7 +100,7 @@ async fn a_member_that_hangs_costs_no_lock() {
 /// A holder that can reach only the old leader, which hangs, loses its lock before the other members elect a new
 /// leader and grant the lock again. It does not get the lock back when the old leader resumes.
 #[tokio::test]
-async fn a_holder_cut_off_with_the_old_leader_knows_first() {
+async fn a_holder_cut_off_with_the_old_leader_stops_first() {
     let cluster = Cluster::start(3, &[]).await;
     let leader = cluster.leader().await;
     let alone = format!("etcd://{}/tests/", cluster.address(leader));

@@ -25,7 +25,7 @@ conformance!(memory_paused, memory_on_paused_time(), (start_paused = true));
 conformance!(memory_existence_paused, memory_on_paused_time().by_existence(), (start_paused = true));
 
 #[tokio::test]
-async fn help_says_what_each_store_can() {
+async fn help_lists_what_each_store_can_do() {
     for store in STORES {
         for storage in store.storages().iter().filter(|storage| storage.options.is_empty()) {
             assert_described(Fresh::on(*store, storage).url()).await;

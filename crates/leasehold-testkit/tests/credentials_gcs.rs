@@ -33,7 +33,7 @@ fn bearer() -> Vec<Option<String>> {
 }
 
 #[tokio::test]
-async fn the_metadata_server_is_asked_on_a_machine_of_googles() {
+async fn on_google_machines_the_metadata_server_is_asked() {
     let server = FakeGcs::start().await;
     let metadata = ("GCE_METADATA_HOST", server.address().to_string());
     let (granted, said) = try_with(&endpoint(&server), &[metadata]).await;
@@ -77,7 +77,7 @@ async fn the_emulator_variable_names_a_server_without_a_login() {
 
 /// The proxy would receive the access token, which must only be sent to this machine, unencrypted.
 #[tokio::test]
-async fn no_proxy_of_the_environment_comes_between() {
+async fn proxies_of_the_environment_are_not_used() {
     let (server, proxy) = (FakeGcs::start().await, FakeGcs::start().await);
     let through = format!("http://{}", proxy.address());
     let mut set =

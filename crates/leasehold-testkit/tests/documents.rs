@@ -1,5 +1,5 @@
-//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist where
-//! CONTRIBUTING.md says to start reading.
+//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist that
+//! CONTRIBUTING.md lists to start reading.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,7 @@ fn a_dead_link_is_noticed() {
     assert_eq!(anchors(text), ["a-b-c_d"]);
 }
 
-/// The source files in the list "Where to start reading", each with the names that it is said to define.
+/// The source files in the list "Where to start reading", each with the names that it should define.
 fn reading_list(text: &str) -> Vec<(String, Vec<String>)> {
     let section = text.split("## Where to start reading").nth(1).unwrap().split("\n## ").next().unwrap();
     // What is in backquotes has an odd index.

@@ -1,4 +1,4 @@
-//! Checks `docs/evidence.md`, which says which test covers which fault.
+//! Checks `docs/evidence.md`, which lists the tests that cover each fault.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ fn every_test_that_the_page_names_anywhere_exists() {
 }
 
 #[test]
-fn a_name_that_is_no_test_is_noticed() {
+fn a_name_without_a_test_is_noticed() {
     let line = "| 1 | x | [`every_fault_names_tests_that_exist`](../crates/leasehold-testkit/tests/evidence.rs)<br>\
                 [`no_such_test_here`](../crates/leasehold-testkit/tests/evidence.rs) [a page](evidence.md) |";
     assert_eq!(row(line).unwrap().0, 1);

@@ -74,7 +74,7 @@ async fn fail_over(url: &str) {
     change_epoch(url, r#"jsonb_set(holder, '{epoch}', '"7 00000003"')"#).await;
 }
 
-/// A table of the test's own, whose server is known for longer than the grace.
+/// A table that only this test uses, whose server is known for longer than the grace.
 async fn known() -> (Fresh, String) {
     let fresh = stores::fresh("postgres");
     let url = with_option(fresh.url(), "margin=0s&failover_grace=60s");
@@ -140,7 +140,7 @@ async fn a_promoted_asynchronous_standby_doubles_no_grant() {
         let AcquireOutcome::Held(held) = outcome else { panic!("{outcome:?}") };
         assert!(held.to_string().contains("failover_grace"), "{held}");
         assert!(held.lapses_within.unwrap() > first.deadline.remaining(one.env().now()), "{held:?}");
-        // Its holder learns of the loss, and what the standby knew goes on.
+        // Its holder notices the loss, and the grants that the standby had continue.
         assert!(matches!(one.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
         assert!(matches!(one.renew(&mut known).await.unwrap(), Renewal::Renewed));
         wait_for(&pair.url_of_standby(), grace.as_secs()).await;
@@ -244,7 +244,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
 }
 
 #[tokio::test]
-async fn the_row_about_the_server_is_no_lock() {
+async fn the_row_about_the_server_is_not_a_lock() {
     let (_fresh, url) = known().await;
     let locker = Locker::open(&url).await.unwrap();
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();

@@ -18,7 +18,7 @@ use leasehold_testkit::stores::{fresh_on, scenarios};
 use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
-/// Long enough for a busy server to answer within it.
+/// Long enough for a busy server to respond within it.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
@@ -128,8 +128,8 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     .await;
 }
 
-/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and believes
-/// in its lock far too long.
+/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and relies
+/// on its lock far too long.
 #[tokio::test]
 async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
     // Not SQLite, whose processes share one machine's clock.
@@ -151,7 +151,7 @@ async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
 }
 
 #[tokio::test]
-async fn a_holder_that_is_cut_off_knows_before_a_successor_is_granted() {
+async fn a_cut_off_holder_stops_before_a_successor_is_granted() {
     on_each(fresh_on(Kind::Serial, false), async |fresh| {
         let url = fresh.url();
         let proxy = Proxy::start(fresh.server().address()).await;
@@ -193,11 +193,12 @@ async fn outlives_its_server(scenario: &Scenario) {
     let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);
     let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
-    // The server may be killed before it has answered the waiter, and is then away for as long as it takes to start.
+    // The server may be killed before it has responded to the waiter, and is then unavailable until it has started
+    // again.
     let waiter = lock(1).await.store_timeout(LONG);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     environment.kill(Duration::from_millis(300)).await.unwrap();
-    // A renewal after the restart shows that the server still knows the grant.
+    // A renewal after the restart shows that the server still has the grant.
     let restarted = SystemClock.now();
     let renewed = async {
         while guard.remaining() < LONG.saturating_sub(SystemClock.now().longest_since(restarted)) {

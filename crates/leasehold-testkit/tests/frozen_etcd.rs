@@ -148,7 +148,7 @@ enum Fate {
 }
 
 #[test]
-fn a_runtime_that_ends_or_stands_still_takes_no_store_along() {
+fn a_runtime_that_ends_or_stands_still_blocks_no_store() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let own = runtime();
     let cluster = own.block_on(Cluster::start(1, &[]));

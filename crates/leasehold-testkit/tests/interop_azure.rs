@@ -19,7 +19,7 @@ fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
 }
 
 #[tokio::test]
-async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+async fn the_lock_alternates_and_each_client_excludes_the_other() {
     let fresh = stores::fresh("azure_lease");
     let locker = Locker::open(fresh.url()).await.unwrap();
     let lock = locker.lock("lock");
@@ -38,7 +38,7 @@ async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
 
 /// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
 #[tokio::test]
-async fn each_succeeds_the_other_when_it_has_died() {
+async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("azure_lease");
     let mut theirs = peer(&fresh, "hold", "15", &[]);
     theirs.says("granted").await;

@@ -47,7 +47,7 @@ macro_rules! cases {
 cases! {
     ours_waits_for_theirs_and_takes_over_when_it_is_killed
     theirs_waits_for_ours_and_takes_over_when_it_dies
-    a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise
+    a_released_lock_alternates_at_once_and_our_tokens_rise
     four_of_ours_and_four_of_theirs_count_exactly
 }
 
@@ -99,7 +99,7 @@ async fn theirs_waits_for_ours_and_takes_over_when_it_dies(table: &Table) {
     assert!(after.0 > token);
 }
 
-async fn a_released_lock_goes_to_and_fro_at_once_and_our_tokens_rise(table: &Table) {
+async fn a_released_lock_alternates_at_once_and_our_tokens_rise(table: &Table) {
     let mut last = Token::default();
     for _ in 0..3 {
         let mut theirs = table.peer("hold", Duration::from_secs(60), &[]);

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 
 use crate::workers::{self, Worker};
 
-/// Long enough for a busy server to answer within it.
+/// Long enough for a busy server to respond within it.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 

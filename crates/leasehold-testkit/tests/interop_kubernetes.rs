@@ -254,7 +254,7 @@ async fn an_edit_ends_a_lock_only_if_it_names_another_holder() {
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
 }
 
-/// The server elects the holder of such a Lease by rules of its own.
+/// The server elects the holder of such a Lease by its own rules.
 #[tokio::test]
 async fn a_lease_of_coordinated_election_is_not_taken_over() {
     let shared = Shared::new();

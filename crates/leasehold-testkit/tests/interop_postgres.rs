@@ -25,7 +25,7 @@ fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
 }
 
 #[tokio::test]
-async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+async fn the_lock_alternates_and_each_client_excludes_the_other() {
     for zone in ZONES {
         let fresh = stores::fresh("postgres");
         let mut last = None;
@@ -48,9 +48,9 @@ async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
     }
 }
 
-/// Ours waits until theirs has run out of time, and theirs until ours has.
+/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
 #[tokio::test]
-async fn each_succeeds_the_other_when_it_has_died() {
+async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("postgres");
     let mut theirs = peer(&fresh, "hold", "2", &[]);
     theirs.says("granted").await;

@@ -23,7 +23,7 @@ async fn ours(fresh: &Fresh) -> Guard {
     within("a grant", lock.acquire()).await.unwrap()
 }
 
-/// What an attempt is told about the holder.
+/// What a failed attempt reports about the holder.
 async fn refused(fresh: &Fresh) -> leasehold::Error {
     let error = Locker::open(fresh.url()).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
@@ -35,7 +35,7 @@ fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
 }
 
 #[tokio::test]
-async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
+async fn the_lock_alternates_and_each_client_excludes_the_other() {
     for (program, storage) in PEERS.into_iter().zip(["redis", "redis_valkey", "redis"]) {
         let fresh = stores::fresh(storage);
         let mut last = None;
@@ -58,9 +58,9 @@ async fn a_lock_goes_to_and_fro_and_each_keeps_the_other_out() {
     }
 }
 
-/// Ours waits until theirs has run out of time, and theirs until ours has.
+/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
 #[tokio::test]
-async fn each_succeeds_the_other_when_it_has_died() {
+async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("redis");
     let mut theirs = peer(Program::REDIS_PY, &fresh, "hold", "2", &[]);
     theirs.says("granted").await;
@@ -83,7 +83,7 @@ async fn a_cooldown_keeps_other_clients_out() {
     assert_eq!(peer(Program::REDSYNC, &fresh, "try", "60", &[]).end().await, says("held", 1));
 }
 
-/// Redisson's locks are hashes. Each side refuses what it does not know.
+/// Redisson's locks are hashes. Each side refuses the other's.
 #[tokio::test]
 async fn redisson_and_leasehold_refuse_each_others_locks() {
     let fresh = stores::fresh("redis");

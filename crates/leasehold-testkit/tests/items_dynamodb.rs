@@ -33,14 +33,14 @@ cases! {
     each_heartbeat_of_another_client_prolongs_its_lease
     a_job_that_only_tries_takes_over_from_a_dead_client
     a_cooldown_keeps_another_client_waiting
-    an_item_that_is_no_lock_is_never_taken
+    an_item_that_is_not_a_lock_is_never_taken
     another_clients_lock_can_be_evicted
     a_record_that_was_released_by_hand_is_free
     a_duplicated_request_does_not_restore_a_lost_lock
     a_missing_table_is_named_with_help
     a_table_is_made_by_any_number_at_once
-    a_key_of_another_name_is_found_out
-    a_key_that_is_no_string_is_refused
+    a_key_of_another_name_is_detected
+    a_key_that_is_not_a_string_is_refused
 }
 
 struct Table {
@@ -232,7 +232,7 @@ async fn a_cooldown_keeps_another_client_waiting(table: &Table) {
     assert!(error.holder().unwrap().in_cooldown, "{error:?}");
 }
 
-async fn an_item_that_is_no_lock_is_never_taken(table: &Table) {
+async fn an_item_that_is_not_a_lock_is_never_taken(table: &Table) {
     let mut order = table.theirs(20_000);
     order.remove("ownerName");
     order.insert("isReleased".to_owned(), s("1"));
@@ -331,7 +331,7 @@ async fn with_key(table: &Table, name: &str, kind: ScalarAttributeType) -> Strin
     elsewhere(table, &unused)
 }
 
-async fn a_key_of_another_name_is_found_out(table: &Table) {
+async fn a_key_of_another_name_is_detected(table: &Table) {
     let url = with_key(table, "LockID", ScalarAttributeType::S).await;
     for url in [url.clone(), format!("{url}&create=true"), format!("{url}&partition_key=LockID")] {
         let locker = Locker::open(&url).await.unwrap();
@@ -345,7 +345,7 @@ async fn a_key_of_another_name_is_found_out(table: &Table) {
     assert!(error.unwrap_err().to_string().contains("`LockID`"));
 }
 
-async fn a_key_that_is_no_string_is_refused(table: &Table) {
+async fn a_key_that_is_not_a_string_is_refused(table: &Table) {
     let url = with_key(table, "id", ScalarAttributeType::N).await;
     let created = Locker::open(&format!("{url}&create=true")).await.map(|_| ());
     let used = Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.map(|_| ());

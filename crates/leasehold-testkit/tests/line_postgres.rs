@@ -19,7 +19,7 @@ fn lock() -> LockName {
     LockName::new("lock").unwrap()
 }
 
-/// A lock on a table of its own, and the process that holds it.
+/// A lock on a separate table, and the process that holds it.
 struct World {
     fresh: Fresh,
     holder: Waiter,

@@ -62,7 +62,7 @@ mod items_dynamodb;
 #[cfg(feature = "postgres")]
 mod line_postgres;
 #[cfg(feature = "http")]
-mod lost_answers_http;
+mod lost_responses_http;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod notified;
 #[cfg(all(feature = "azure", feature = "gcs", feature = "s3"))]

@@ -1,4 +1,4 @@
-//! Waiters on PostgreSQL and Redis are notified of a release. Their polls never come here: their clock ends no pause.
+//! Waiters on PostgreSQL and Redis are notified of a release. They never poll here: no pause ends on their clock.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -142,7 +142,7 @@ mod poolers {
         finding.seen.clone()
     }
 
-    /// The connection to the server is another client's next. It listens to nothing.
+    /// The next client gets the connection to the server, so nothing is listened to on it.
     #[tokio::test]
     async fn behind_a_pooler_waiters_poll() {
         let fresh = stores::fresh("postgres_pgbouncer");
@@ -157,7 +157,7 @@ mod poolers {
     }
 
     #[tokio::test]
-    async fn the_doctor_says_whether_waiters_are_notified() {
+    async fn the_doctor_reports_whether_waiters_are_notified() {
         let fresh = stores::fresh("postgres");
         assert!(notifications(fresh.url()).await.contains("at once"));
         let off = with_option(fresh.url(), "notify=off");

@@ -34,7 +34,7 @@ async fn fresh(server: Server) -> String {
     below(&fresh_folder(server).await, OBJECT)
 }
 
-/// The URL of such an object through a proxy, which counts as a server of its own.
+/// The URL of such an object through a proxy, which counts as a separate server.
 async fn fresh_through(server: Server) -> (Proxy, String) {
     let proxy = Proxy::start(server.address()).await;
     let folder = through(&server.fresh_url(), proxy.address());

@@ -16,7 +16,7 @@ macro_rules! suite {
 
 macro_rules! processes {
     ($storage:ident alone) => {};
-    // Such a server does not answer a crowd within the time limits.
+    // Such a server does not respond to so many clients within the time limits.
     ($storage:ident serial) => { processes! { $storage: } };
     ($storage:ident $shared:ident) => {
         processes! { $storage: sixteen_processes_count_exactly never_more_processes_than_permits }

@@ -93,7 +93,7 @@ mod dynamodb {
     use leasehold_testkit::servers::Server;
 
     /// Unmodified moto checks a condition, then writes, so two simultaneous writers may both succeed. Each prefix is
-    /// examined anew.
+    /// examined again.
     #[tokio::test]
     async fn a_dynamodb_that_checks_and_writes_in_two_steps_is_refused() {
         for _ in 0..5 {

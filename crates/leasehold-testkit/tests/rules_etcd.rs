@@ -115,9 +115,9 @@ async fn waiters_are_shown_also_behind_older_keys_of_other_locks() {
     assert_eq!((status.token, status.waiters.len()), (Some(grant.token), 1));
 }
 
-/// A client that waits for a job to end sees that the lock now rests: the key is written then, not deleted.
+/// A client that waits for a job to end sees the cooldown begin: the key is written then, not deleted.
 #[tokio::test]
-async fn a_waiter_outside_the_line_is_woken_by_a_rest() {
+async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     let url = Server::ETCD.fresh_url();
     let mut options = StoreOptions::default();
     options.env = Env::seeded(Arc::new(NoLongSleep), 1);
@@ -136,10 +136,10 @@ async fn a_waiter_outside_the_line_is_woken_by_a_rest() {
     assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
-/// Fault 28: the key of a claim in line expires with its lease. A client that took having no key before its own for
-/// its turn would believe in a key that no longer exists.
+/// Fault 28: the key of a claim in line expires with its lease. A client that counted having no key before its own as
+/// its turn would hold the lock by a key that no longer exists.
 #[tokio::test]
-async fn a_place_in_line_that_was_lost_is_no_grant() {
+async fn a_lost_place_in_line_is_not_a_grant() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();
@@ -173,7 +173,7 @@ async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     two.granted(&lost).await;
 }
 
-/// The first in line confirms its turn with a write. Until then no client sees a token, and the token is that of the
+/// The first in line confirms its turn with a write. Before that, no client sees a token, and the token is that of the
 /// write.
 #[tokio::test]
 async fn a_turn_is_confirmed_by_a_visible_write() {
@@ -232,7 +232,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     two.granted(&later).await;
 }
 
-/// Whatever the last answer was, a claim whose key stands in line is withdrawn only on request.
+/// Whatever the last response was, a claim whose key stands in line is withdrawn only on request.
 #[tokio::test]
 async fn an_error_in_line_does_not_say_that_nothing_is_there() {
     let (one, two) = two().await;
@@ -256,7 +256,7 @@ async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     assert_eq!(second.deadline, first.deadline);
 }
 
-/// However late the answer to a keep-alive is, the deadline counts from before it was sent.
+/// However late the response to a keep-alive is, the deadline counts from before it was sent.
 #[tokio::test]
 async fn a_deadline_counts_from_before_the_keep_alive_was_sent() {
     const DELAY: Duration = Duration::from_millis(200);
@@ -294,9 +294,9 @@ async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     one.renewed(&mut kept).await;
 }
 
-/// A write whose answer was lost is found by its key: granted once, renewed, released.
+/// A write whose response was lost is found by its key: granted once, renewed, released.
 #[tokio::test]
-async fn an_answer_that_is_lost_is_resolved() {
+async fn a_lost_response_is_resolved() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
@@ -326,10 +326,10 @@ async fn an_answer_that_is_lost_is_resolved() {
     assert_eq!(released.unwrap(), Released::Released);
 }
 
-/// A place in line whose answer was lost is found when its turn comes. It becomes a grant only with the confirming
+/// A place in line whose response was lost is found when its turn comes. It becomes a grant only with the confirming
 /// write.
 #[tokio::test]
-async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
+async fn a_place_with_a_lost_response_is_confirmed_by_a_write() {
     let url = Server::ETCD.fresh_url();
     let wire = Wire::to(&Server::ETCD.address()).await;
     let one = Client::open(&url).await;
@@ -351,7 +351,7 @@ async fn a_place_with_a_lost_answer_is_confirmed_by_a_write() {
     assert_eq!(held.token, Some(grant.token), "the store shows another token than the grant has");
 }
 
-/// The client is suspended while the answer is under way. It must not use that grant, and releases it at once.
+/// The client is suspended while the response is under way. It must not use that grant, and releases it at once.
 #[tokio::test]
 async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let url = Server::ETCD.fresh_url();

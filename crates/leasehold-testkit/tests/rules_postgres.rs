@@ -67,12 +67,12 @@ async fn assert_refused(store: &dyn LeaseStore) {
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "{outcome:?}");
 }
 
-/// What the columns `columns` of the lock say.
+/// The columns `columns` of the lock, as text.
 async fn cells(url: &str, columns: &str) -> String {
     psql(url, &format!("SELECT {columns} FROM {} WHERE name = 'lock'", table(url))).await
 }
 
-/// Waits until `sql` gives `answer`.
+/// Waits until the result of `sql` is `answer`.
 async fn until(url: &str, sql: &str, answer: &str) {
     let reached = async {
         while psql(url, sql).await != answer {
@@ -116,7 +116,7 @@ impl Open {
     }
 }
 
-/// A server of the test's own.
+/// A server that only this test uses.
 async fn server(settings: &[&str]) -> (PostgresServer, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = PostgresServer::start_with(folder.path(), settings).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_statement_waits_no_longer_for_a_row_than_its_client() {
     assert_eq!(store.inspect(&lock()).await.unwrap().state, State::Free);
 }
 
-/// The server is stopped while the claim is under way, and goes on when its client has given up.
+/// The server is stopped while the claim is under way, and continues when its client has given up.
 #[tokio::test]
 async fn a_claim_that_arrives_late_is_not_granted() {
     let (server, url, _folder) = server(&[]).await;
@@ -211,12 +211,12 @@ async fn a_late_copy_of_a_claim_ends_no_cooldown() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_resolved_by_the_id_of_the_claim() {
+async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     let fresh = fresh();
     let wire = Wire::to(&Server::POSTGRESQL.address()).await;
     let by_wire = fresh.url().replace(&Server::POSTGRESQL.address(), &wire.address().to_string());
     let store = open(&by_wire).await;
-    // Connected already: the claim itself loses its answer.
+    // Connected already: the claim itself loses its response.
     store.release(&mut granted(&*store).await, None).await.unwrap();
     wire.let_answers(Answers::AreLost);
     let claim = claim(&*store);
@@ -319,7 +319,7 @@ async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
 
 /// As if the server's clock had been set back by an hour since.
 #[tokio::test]
-async fn a_released_lock_is_free_whatever_its_time_says() {
+async fn a_released_lock_is_free_whatever_its_time() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
@@ -374,7 +374,7 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
 
 /// Statements that wait for a lock of the table or of its rows.
 fn waiting(url: &str) -> String {
-    // The question itself has the name in two parts.
+    // The query itself has the name in two parts.
     let name = table(url);
     let (first, last) = name.split_at(4);
     format!(
@@ -467,7 +467,7 @@ async fn a_row_of_the_first_version_is_read_and_still_written_so() {
     assert_eq!(held.holder.as_ref(), Some(&alice));
     assert_eq!(status.token.map(leasehold::Token::get), Some(1_763_654_400_000_041));
     assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
-    // Another name, so that all but the times can be foretold.
+    // Another name, so that everything but the times is predictable.
     psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
     let mut claim = claim(&*store);
     claim.holder = alice;

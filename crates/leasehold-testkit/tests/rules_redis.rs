@@ -60,7 +60,7 @@ async fn refused(store: &dyn LeaseStore) -> HolderInfo {
     }
 }
 
-/// Redis's answer to a command about the lock's string (`LOCK`) or its record (`RECORD`).
+/// Redis's response to a command about the lock's string (`LOCK`) or its record (`RECORD`).
 async fn redis(url: &str, command: &[&str]) -> String {
     let (string, record) = (key(url, "lock"), format!("{}//leasehold", key(url, "lock")));
     let command: Vec<_> = command
@@ -80,7 +80,7 @@ async fn move_end(url: &str, us: i64) {
 }
 
 #[tokio::test]
-async fn a_lock_without_its_string_is_held_while_its_record_says_so() {
+async fn a_lock_without_its_string_is_held_while_its_record_is_live() {
     let fresh = fresh();
     let (one, two) = (open(fresh.url()).await, open(fresh.url()).await);
     let mut grant = granted(&*one).await;
@@ -333,7 +333,7 @@ async fn a_damaged_line_delays_no_one() {
     asked(&next).await.unwrap();
 }
 
-/// A server of the test's own, and its store URL.
+/// A server that only this test uses, and its store URL.
 async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = Launched::start(kind, folder.path()).await.unwrap();
@@ -377,7 +377,7 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
         }
     })
     .await;
-    // As if nobody had ever locked anything on it.
+    // As if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
     let second = granted_to(&*other, &claim_for(&*other, Duration::from_millis(500))).await;
@@ -394,7 +394,7 @@ async fn the_longest_grace_of_all_clients_counts() {
     assert!(refused(&*store).await.lapses_within.unwrap() > HOUR / 2);
 }
 
-/// Waits until the server's answer to INFO satisfies `condition`.
+/// Waits until the server's response to INFO satisfies `condition`.
 async fn informed(url: &str, what: &str, condition: impl Fn(&str) -> bool) {
     within(what, async {
         while !condition(&redis(url, &["INFO", "everything"]).await) {
@@ -480,7 +480,7 @@ async fn the_release_of_a_lock_of_another_client_is_noticed() {
 async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
     let (server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
     let store = open(&url).await;
-    // The connection is open, the server's clock is known, and the server knows the script.
+    // The connection is open, the server's clock is known, and the server has the script.
     let mut first = granted(&*store).await;
     store.release(&mut first, None).await.unwrap();
     let mut hasty = claim_for(&*store, Duration::from_secs(2));

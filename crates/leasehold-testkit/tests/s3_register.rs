@@ -1,4 +1,4 @@
-//! The S3 register on real servers: the conditional writes on which all locks rest.
+//! The S3 register on real servers: the conditional writes on which all locks depend.
 //!
 //! `./test` starts the servers and names them in `LEASEHOLD_TEST_S3_MOTO` and `LEASEHOLD_TEST_S3_MINIO`: store URLs of
 //! an existing bucket, with the credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
@@ -33,9 +33,9 @@ cases! {
     of_many_replacements_of_one_version_exactly_one_wins
     a_counter_by_compare_and_set_is_exact
     a_missing_key_conflicts_with_an_expected_version
-    strange_names_come_back_as_they_were
+    unusual_names_are_read_back_unchanged
     a_listing_of_more_than_a_page_is_complete
-    the_stores_clock_is_known_from_any_answer
+    every_response_shows_the_stores_clock
     the_probe_accepts_it_and_then_costs_two_requests
     many_probes_at_once_agree
 }
@@ -91,7 +91,7 @@ async fn a_key_is_created_read_replaced_and_deleted(register: S3Register) {
                 .await
                 .expect("what was deleted can be created again");
         }
-        // A store without conditional deletes is found out.
+        // A store without conditional deletes is detected.
         Err(error) => assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}"),
     }
 }
@@ -117,7 +117,7 @@ async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Regist
     }
 }
 
-/// One conditional write, repeated while the store answers that it did nothing (409, 503).
+/// One conditional write, repeated while the store reports that it did nothing (409, 503).
 async fn write_until_answered(
     register: &S3Register,
     key: &str,
@@ -141,7 +141,7 @@ async fn a_counter_by_compare_and_set_is_exact(register: S3Register) {
     let count = async |_| {
         for _ in 0..5 {
             loop {
-                // moto answers some reads with 500 while others write.
+                // moto responds to some reads with 500 while others write.
                 let cell = match register.read("n.lock").await {
                     Ok(cell) => cell.unwrap(),
                     Err(error) if error.is_transient() => continue,
@@ -170,7 +170,7 @@ async fn a_missing_key_conflicts_with_an_expected_version(register: S3Register) 
     }
 }
 
-async fn strange_names_come_back_as_they_were(register: S3Register) {
+async fn unusual_names_are_read_back_unchanged(register: S3Register) {
     let mut names = [
         "a b+c.lock",
         "100%.lock",
@@ -203,7 +203,7 @@ async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
     assert_eq!(register.list("none").try_collect::<Vec<_>>().await.unwrap(), Vec::<String>::new());
 }
 
-async fn the_stores_clock_is_known_from_any_answer(register: S3Register) {
+async fn every_response_shows_the_stores_clock(register: S3Register) {
     assert_eq!(register.store_time(), None);
     register.read("x.lock").await.unwrap();
     // Server and test run on one machine and share its clock: the true time lies within the bounds.

@@ -1,4 +1,4 @@
-//! Stores are known in few places: their folders in the library, their files in the testkit, and the lists made of
+//! Stores are named in few places: their folders in the library, their files in the testkit, and the lists made of
 //! those. Fails if other source code names a store.
 
 use std::path::{Path, PathBuf};

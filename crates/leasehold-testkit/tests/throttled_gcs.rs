@@ -33,8 +33,8 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     }
 }
 
-/// Many processes wait. One of them marks the lock's object once, and then they only read, so the holder's renewals are not
-/// throttled.
+/// Many processes wait. One of them marks the lock's object once, and then they only read, so the holder's renewals are
+/// not throttled.
 #[tokio::test]
 async fn waiters_do_not_get_in_the_way_of_renewals() {
     let ttl = Duration::from_secs(6);
@@ -52,7 +52,7 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
     // A waiter marks it, others that saw it unmarked try to, and the holder meets the mark once.
     assert!(writes.done > 4, "{writes:?}");
     assert!(writes.conflicts + writes.throttled <= 9, "{writes:?}");
-    // From now on nothing is in the way.
+    // From now on nothing is throttled.
     SystemClock.sleep(ttl).await;
     let later = server.writes();
     assert_eq!((later.conflicts, later.throttled), (writes.conflicts, writes.throttled), "{later:?}");

@@ -61,7 +61,7 @@ impl Metrics {
         }
     }
 
-    /// What to answer at `/metrics`.
+    /// The body of `/metrics`.
     fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.

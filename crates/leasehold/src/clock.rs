@@ -7,7 +7,7 @@
 //! clock is wrong, the result errs on the safe side.
 //!
 //! Another machine's clock is never compared with this one's. What the *store's* clock reads is a pair of bounds
-//! ([`StoreTime`]), which [`StoreClock`] derives from the `Date` of the store's answers.
+//! ([`StoreTime`]), which [`StoreClock`] derives from the `Date` of the store's responses.
 
 mod sleep;
 mod store;

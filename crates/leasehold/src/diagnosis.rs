@@ -1,5 +1,5 @@
 //! The vocabulary of the [`doctor`](crate::doctor) and of the stores: what a store is examined for, and what it
-//! answers.
+//! responses.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::types::{LockName, Ttl};
 /// The prefix of all lock names that an examination uses. A random part follows.
 pub const RESERVED: &str = "leasehold-doctor-";
 
-/// The check to report if the store did not answer. Nothing is known then, good or bad.
+/// The check to report if the store did not respond. Nothing is known then, good or bad.
 pub(crate) const UNANSWERED: &str = "unanswered";
 
 /// What a store reports about itself when it is examined, in addition to the checks for every store.
@@ -48,7 +48,7 @@ pub trait Diagnose: Send + Sync {
     /// The delete is not conditional on every store, so never call this for a lock that others use.
     ///
     /// # Errors
-    /// The store did not answer, or a permission is missing that may be needed for nothing else.
+    /// The store did not respond, or a permission is missing that may be needed for nothing else.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)
@@ -148,7 +148,7 @@ pub struct Finding {
 pub enum CheckStatus {
     /// The store behaves as it must.
     Passed,
-    /// Locks are safe, but something else is not as it should be.
+    /// Locks are safe, but something else needs attention.
     Warning,
     /// Locks are not safe on this store, or not possible.
     Failed,
@@ -191,7 +191,7 @@ impl Finding {
         }
     }
 
-    /// The finding if `error` came instead of an answer to `check`. A transient error says nothing about what was
+    /// The finding if `error` came instead of a response to `check`. A transient error says nothing about what was
     /// checked.
     pub(crate) fn stopped(check: &'static str, error: &StoreError) -> Self {
         if !error.is_transient() {
@@ -253,7 +253,7 @@ pub struct Examined {
 }
 
 impl Examined {
-    /// Adds a finding. That the store did not answer is reported only once.
+    /// Adds a finding. That the store did not respond is reported only once.
     pub fn push(&mut self, finding: Finding) {
         let told = |before: &Finding| before.check == UNANSWERED;
         if finding.check != UNANSWERED || !self.findings.iter().any(told) {

@@ -157,7 +157,7 @@ fn left_behind(left: &[String], versioned: bool) -> Finding {
     .with_help("they are harmless: delete them with the store's own tools, or keep them")
 }
 
-/// Checks whether the store answers at all. A refusal is an answer too: the checks of permissions report what is
+/// Checks whether the store responds at all. A refusal is a response too: the checks of permissions report what is
 /// missing.
 async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     let Ok(name) = LockName::new(format!("{place}/reach")) else {

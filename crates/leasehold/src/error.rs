@@ -37,7 +37,7 @@ struct Inner {
     loss: Option<Box<Loss>>,
     refused_by: Option<Token>,
     maybe_applied: bool,
-    /// Other clients changed the record each time: the store answers.
+    /// Other clients changed the record each time: the store responds.
     contended: bool,
     source: Option<Source>,
 }
@@ -321,7 +321,7 @@ impl Fault {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// A fault of a write that met conflicts until its time limit. The store answers, so a waiter does not count
+    /// A fault of a write that met conflicts until its time limit. The store responds, so a waiter does not count
     /// this time as an outage.
     pub(crate) fn contended(message: impl Into<String>) -> Self {
         Self { contended: true, ..Self::unavailable(message) }
@@ -365,8 +365,8 @@ impl StoreError {
         self.fault().kind == ErrorKind::Unavailable
     }
 
-    /// This error of the latest request, as that of the whole operation: with `applied`, an earlier request may have been
-    /// applied.
+    /// This error of the latest request, as that of the whole operation: with `applied`, an earlier request may have
+    /// been applied.
     #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn if_maybe(self, applied: bool) -> Self {
         match self {
@@ -389,7 +389,7 @@ fn whole_seconds(duration: Duration) -> u64 {
 }
 
 /// Replaces unprintable characters. Errors are shown on terminals and repeat text from elsewhere: records, URLs,
-/// answers of the store.
+/// responses of the store.
 fn clean(text: String) -> String {
     if text.contains(is_unprintable) { printable(&text, text.len()) } else { text }
 }

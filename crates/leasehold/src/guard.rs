@@ -113,7 +113,7 @@ impl Guard {
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
-    /// The deadline: until then, the lock is certain to be held without another renewal. Local, no I/O. For a program
+    /// The time until which the lock is certain to be held without another renewal. Local, no I/O. For a program
     /// that checks the deadline in another process of this machine, as [`check`](Self::check) does it here.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Guard {
     /// Renews the lease now, and returns the new deadline. The lock was then certainly held after this call, even where
     /// [`check`](Self::check) can be wrong: after a pause during which both clocks of the machine stood still.
     ///
-    /// While the store does not answer, this waits for the next attempts, until the lock is lost. The future does not
+    /// While the store does not respond, this waits for the next attempts, until the lock is lost. The future does not
     /// borrow the guard. Cancel safe: dropping the future leaves the lock as it is.
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl Guard {
         let renewals = self.each().map(|guard| {
             let (lease, identity) = (guard.hold.lease.clone(), guard.hold.identity.clone());
             lease.ask_for_renewal();
-            // The answer to a renewal that was sent before this call does not count.
+            // The response to a renewal that was sent before this call does not count.
             async move { lease.renewed_since(asked).await.map_err(|()| Error::lost(lease.loss_of(&identity))) }
         });
         let renewals = try_join_all(renewals.collect::<Vec<_>>());
@@ -195,7 +195,7 @@ impl Guard {
     /// background.
     ///
     /// # Errors
-    /// The store did not answer. The release is then retried in the background until the lease has lapsed.
+    /// The store did not respond. The release is then retried in the background until the lease has lapsed.
     pub async fn release(self) -> Result<Released> {
         self.give_up(Command::Release).await
     }
@@ -256,7 +256,7 @@ impl Guard {
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {
-            // The answer was read too late: the lock has been released, or its lease is over.
+            // The response was read too late: the lock has been released, or its lease is over.
             return Err(Error::lost(self.hold.identity.loss(LossReason::Expired { last_error: None })));
         }
         Ok(ticket)

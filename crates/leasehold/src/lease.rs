@@ -51,7 +51,7 @@ pub use crate::types::{
 #[async_trait]
 pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Tries once to acquire the lock. Does not wait for the holder, but resolves the outcome of an earlier request
-    /// whose answer was lost.
+    /// whose response was lost.
     ///
     /// Idempotent for one claim: a second call with the same claim never deadlocks on the first one. A claim is for one
     /// acquisition. If its grant was evicted or has lapsed, a further call may return [`AcquireOutcome::Lost`].
@@ -60,7 +60,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
-    /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the request.
+    /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the
+    /// request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
     /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
@@ -68,7 +69,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Gives up at the grant's deadline. May be called again after an error, and after a call was dropped.
     ///
     /// # Errors
-    /// The store did not answer. The grant's deadline is then unchanged.
+    /// The store did not respond. The grant's deadline is then unchanged.
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError>;
 
     /// Ends `grant`. With `cooldown`, the lock is not granted for that long. May be called again after an error.
@@ -77,11 +78,11 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// have received unnoticed, and gives up the claim's place in the queue.
     ///
     /// # Errors
-    /// The store did not answer. The lease then lapses.
+    /// The store did not respond. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
-    /// Whether `claim`, which waits, may have a place in the store's queue that a [`release`](Self::release) must give up
-    /// if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
+    /// Whether `claim`, which waits, may have a place in the store's queue that a [`release`](Self::release) must give
+    /// up if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
         self.capabilities().fifo() && claim.waits
     }
@@ -90,7 +91,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// repetition of the claim elsewhere may have it.
     ///
     /// # Errors
-    /// The store did not answer. The place is then passed over after a while.
+    /// The store did not respond. The place is then passed over after a while.
     async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
         let _ = claim;
         Ok(())
@@ -100,7 +101,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// which some stores detect. Called before a grant is handed to another process.
     ///
     /// # Errors
-    /// The store did not answer.
+    /// The store did not respond.
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let _ = grant;
         Ok(())
@@ -112,7 +113,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// when all of them have ended. Does nothing by default: on other stores only the lease counts.
     ///
     /// # Errors
-    /// The store did not answer.
+    /// The store did not respond.
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let _ = (name, pids);
         Ok(())
@@ -122,13 +123,13 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// on the token.
     ///
     /// # Errors
-    /// The store did not answer.
+    /// The store did not respond.
     async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError>;
 
     /// As [`evict`](Self::evict), and keeps in the history who decided it and why. By default, this is not kept.
     ///
     /// # Errors
-    /// The store did not answer.
+    /// The store did not respond.
     async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
         let _ = why;
         self.evict(name, token).await
@@ -137,7 +138,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// The current state of one lock.
     ///
     /// # Errors
-    /// The store did not answer.
+    /// The store did not respond.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
     /// The names of all locks that have a record and whose names start with `prefix`, fetched page by page. If a page
@@ -163,7 +164,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// - [`ErrorKind::Unsupported`]: the store has no conditional deletes, or its clock must not be used. This is the
     ///   default.
-    /// - The store did not answer.
+    /// - The store did not respond.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let _ = (name, older_than, dry_run);
         let message = format!("records in {} cannot be swept", self.capabilities().store);
@@ -446,7 +447,7 @@ pub struct StoreOptions {
     /// Whether the lease of a dead holder may end by the store's own clock. With `store_clock=off`, it ends by
     /// observation only.
     pub store_clock: bool,
-    /// By how much the store's clock may differ between two of its answers (`margin=5s`).
+    /// By how much the store's clock may differ between two of its responses (`margin=5s`).
     pub margin: Duration,
 }
 

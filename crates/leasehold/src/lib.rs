@@ -29,8 +29,8 @@
 //!    on a clock that counts through suspend. Clock *rates* are assumed to be within 0.5 % of true time.
 //! 4. **The holder knows first.** The [`Guard`] reports loss no later than its local deadline, even if the network is
 //!    down or a renewal hangs.
-//! 5. **Lost answers are resolved.** If the answer to a write is lost, leasehold does not guess whether it was applied. It
-//!    looks for the nonce of the write in the record.
+//! 5. **Lost responses are resolved.** If the response to a write is lost, leasehold does not guess whether it was
+//!    applied. It looks for the nonce of the write in the record.
 //! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, an unknown option: each is a
 //!    clear error, and never a silent double grant.
 //!

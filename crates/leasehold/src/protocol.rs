@@ -1,7 +1,8 @@
-//! The lease protocol on records: what a lock record says, who may write it, and the driver that sends the writes.
+//! The lease protocol on records: what a lock record contains, who may write it, and the driver that sends the writes.
 //!
-//! [`RegisterLeases`] implements [`LeaseStore`](crate::lease::LeaseStore) on every [`Register`](crate::Register). A store
-//! with records in a format that is not a register's implements [`Records`](records::Records) instead, and gets the same protocol.
+//! [`RegisterLeases`] implements [`LeaseStore`](crate::lease::LeaseStore) on every [`Register`](crate::Register). A
+//! store with records in a format that is not a register's implements [`Records`](records::Records) instead, and gets
+//! the same protocol.
 
 mod driver;
 #[cfg(any(test, fuzzing))]

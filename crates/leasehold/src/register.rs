@@ -1,8 +1,8 @@
 //! A register: keys with atomic conditional writes. Every object store offers this, and leases need no more.
 //!
 //! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
-//! [`probe()`] finds out, before the first write, whether a store honours its preconditions, and [`probe_deletes`] whether
-//! its deletes do.
+//! [`probe()`] finds out, before the first write, whether a store honours its preconditions, and [`probe_deletes`]
+//! whether its deletes do.
 
 mod body;
 pub(crate) mod examine;
@@ -37,7 +37,7 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// A key-value store with conditional writes.
 ///
 /// A conflict is a value, not an error. A [`StoreError`] says whether the request may have been applied. An
-/// implementation must not retry conditional writes itself: if the answer to an applied write is lost, a retry would
+/// implementation must not retry conditional writes itself: if the response to an applied write is lost, a retry would
 /// report a conflict.
 ///
 /// ```
@@ -62,7 +62,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Cancel safe.
     ///
     /// # Errors
-    /// When the store's answer is neither a value nor its absence, or when the value is longer than
+    /// When the store's response is neither a value nor its absence, or when the value is longer than
     /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
@@ -88,9 +88,9 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`: for sweeps, for locks that are objects, and for examinations. The
-    /// caller has made sure that the store compares the version ([`probe_deletes`]), unless no other client knows of the
-    /// object: some stores ignore it.
+    /// Deletes `key` if its version is still `version`: for sweeps, for locks that are objects, and for examinations.
+    /// The caller has made sure that the store compares the version ([`probe_deletes`]), unless no other client knows
+    /// of the object: some stores ignore it.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no
@@ -113,7 +113,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Bounds on the store's clock now, from its latest answer; `None` before the first answer, or if it has no clock.
+    /// Bounds on the store's clock now, from its latest response; `None` before the first response, or if it has no
+    /// clock.
     fn store_time(&self) -> Option<StoreTime>;
 
     /// The clock and the random numbers of this register.
@@ -309,7 +310,7 @@ pub enum Precondition<'a> {
     Version(&'a Version),
 }
 
-/// The answer to a conditional write.
+/// The response to a conditional write.
 ///
 /// ```
 /// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};
@@ -333,7 +334,7 @@ pub enum Write {
     Conflict,
 }
 
-/// The answer to a conditional delete.
+/// The response to a conditional delete.
 ///
 /// ```
 /// # use leasehold::{env::Env, register::{Deleted, Precondition, Register, Write}, stores::memory::MemoryRegister};

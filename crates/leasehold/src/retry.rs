@@ -21,7 +21,7 @@ const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Repeats a request that is safe to repeat after transient errors, like throttling or a lost answer.
+/// Repeats a request that is safe to repeat after transient errors, like throttling or a lost response.
 pub(crate) async fn retry<T, F>(env: &Env, ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -72,7 +72,7 @@ impl<'a> RetryBudget<'a> {
         }
     }
 
-    /// Records in `trouble` why the store does not answer.
+    /// Records in `trouble` why the store does not respond.
     pub(crate) fn noting(self, trouble: &StoreTrouble) -> Self {
         Self { trouble: trouble.clone(), ..self }
     }
@@ -87,7 +87,7 @@ impl<'a> RetryBudget<'a> {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
-    /// Whether a request was refused with a transient error or not answered.
+    /// Whether a request was refused with a transient error or got no response.
     pub(crate) fn had_trouble(&self) -> bool {
         self.failures > 0
     }
@@ -153,7 +153,7 @@ impl<'a> RetryBudget<'a> {
     }
 
     /// Waits after a conflict. The first conflict is retried at once, because it means that another client made
-    /// progress. Later ones wait, to protect a store that answers every write with a conflict.
+    /// progress. Later ones wait, to protect a store that refuses every write with a conflict.
     pub(crate) async fn pause_after_conflict(&mut self) -> Result<(), StoreError> {
         if self.failures == 0 {
             self.failures = 1;

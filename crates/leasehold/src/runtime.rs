@@ -1,7 +1,7 @@
 //! Everything that runs in the background: acquisitions and the queues of this process, the hand-off among its tasks,
 //! and renewals.
 //!
-//! A caller's future only waits for an answer and holds nothing that others need, so a program may keep it without
+//! A caller's future only waits for a response and holds nothing that others need, so a program may keep it without
 //! polling it.
 
 pub(crate) mod acquisition;

@@ -31,7 +31,7 @@ macro_rules! settings {
             self
         }
 
-        /// Sets how long to keep trying if the store does not answer, as
+        /// Sets how long to keep trying if the store does not respond, as
         /// [`Lock::store_timeout`](crate::Lock::store_timeout).
         #[must_use]
         pub fn store_timeout(mut self, timeout: Duration) -> Self {

@@ -134,7 +134,7 @@ async fn an_observer_outlives_outages_and_reports_a_denial_once() {
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert_silent(&follower, &mut changes, SECOND * 600).await;
     follower.network.heal();
-    assert_eq!(next(&mut changes).await, None, "told again once the trouble was mended");
+    assert_eq!(next(&mut changes).await, None, "reported again after the outage");
 }
 
 #[tokio::test(start_paused = true)]

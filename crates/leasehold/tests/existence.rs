@@ -130,7 +130,7 @@ async fn tokens_are_generations_and_stay_when_the_lease_is_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
+async fn a_delete_with_a_lost_response_counts_as_done() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     let mut grant = one.granted().await;
@@ -158,7 +158,7 @@ async fn a_delete_whose_answer_was_lost_is_a_release_and_an_eviction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_whose_answer_was_lost_is_recognised() {
+async fn a_create_with_a_lost_response_is_recognised() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     one.network.next_write(Outcome::AppliedLost);
@@ -169,9 +169,9 @@ async fn a_create_whose_answer_was_lost_is_recognised() {
     assert_eq!(one.release(&mut grant).await, Released::Released);
 }
 
-/// Like a release whose answer was lost: the named grant is over, and this eviction may have ended it.
+/// Like a release whose response was lost: the named grant is over, and this eviction may have ended it.
 #[tokio::test(start_paused = true)]
-async fn an_unanswered_eviction_counts_although_another_was_granted() {
+async fn an_eviction_with_a_lost_response_counts_despite_a_new_grant() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     let holder = one.granted().await;
@@ -191,7 +191,7 @@ async fn an_unanswered_eviction_counts_although_another_was_granted() {
 /// Without tokens, grants have numbers. A number must identify one grant, because `break` ends the grant with that
 /// number. The store's time is not enough: a `Date` is exact to a second, and writes are microseconds apart.
 #[tokio::test(start_paused = true)]
-async fn without_generations_each_grant_has_a_number_of_its_own() {
+async fn without_generations_each_grant_has_its_own_number() {
     let world = World::by_existence();
     let mut numbers = Vec::new();
     for seed in 1..=4 {

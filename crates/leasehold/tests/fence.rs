@@ -105,7 +105,7 @@ async fn a_create_delayed_past_a_takeover_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_is_looked_up_also_after_a_takeover() {
+async fn a_lost_response_is_resolved_also_after_a_takeover() {
     for register in both() {
         let network = FaultyRegister::new(register.clone());
         write(&network, 5, "a").await.unwrap();
@@ -172,7 +172,7 @@ async fn a_read_that_raises_the_fence_shuts_the_earlier_holder_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_foreign_write_takes_the_fence_away() {
+async fn a_foreign_write_removes_the_fence() {
     let register = MemoryRegister::new(env(0));
     write(&register, 7, "a").await.unwrap();
     let version = register.head(KEY).await.unwrap().unwrap().version;
@@ -182,7 +182,7 @@ async fn a_foreign_write_takes_the_fence_away() {
 
 /// The content that a delayed write expects to find must not come back under a higher token.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_content_of_lower_tokens_is_refused() {
+async fn with_reused_versions_content_of_lower_tokens_is_refused() {
     let register = by_content();
     write(&*register, 3, "a").await.unwrap();
     let (network, _writing) = under_way(&register, 5, "late").await;
@@ -200,7 +200,7 @@ async fn where_versions_come_back_content_of_lower_tokens_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_an_equal_write_sends_nothing() {
+async fn with_reused_versions_an_equal_write_sends_nothing() {
     let register = FaultyRegister::new(by_content());
     write(&register, 3, "a").await.unwrap();
     write(&register, 3, "a").await.unwrap();
@@ -214,7 +214,7 @@ async fn where_versions_come_back_an_equal_write_sends_nothing() {
 
 /// A caller that waits long between the read and the write would make the write late from the start.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_an_old_look_is_taken_again() {
+async fn with_reused_versions_an_old_read_is_repeated() {
     let register = by_content();
     write(&*register, 3, "a").await.unwrap();
     let network = FaultyRegister::new(register.clone());
@@ -243,7 +243,7 @@ fn large(text: &str) -> Bytes {
 
 /// Reading takes longer than the read result stays valid. Only the metadata is read again.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
+async fn with_reused_versions_a_slow_read_does_not_stop_a_write() {
     let inner = by_content();
     fence::write(&*inner, KEY, token(3), large("a")).await.unwrap();
     let slow = Layered(Witness { reading: Duration::from_secs(20), ..Witness::of(inner) });
@@ -253,9 +253,9 @@ async fn where_versions_come_back_a_slow_read_does_not_stop_a_write() {
     assert_eq!(text(&*slow.0.inner).await, "b");
 }
 
-/// A write that takes longer than the read result stays valid is not retried for ever.
+/// A write that takes longer than the read result stays valid is not retried forever.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_unanswered_writes_are_given_up() {
+async fn with_reused_versions_writes_in_doubt_are_given_up() {
     let register = by_content();
     write(&*register, 3, "a").await.unwrap();
     let network = FaultyRegister::new(register.clone());
@@ -268,7 +268,7 @@ async fn where_versions_come_back_unanswered_writes_are_given_up() {
 
 /// The write cannot be refused in advance. It is not reported as written.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_unexpectedly_the_error_says_so() {
+async fn unexpectedly_reused_versions_are_an_error() {
     let inner = by_content();
     write(&*inner, 3, "a").await.unwrap();
     let opaque = Layered(Witness { opaque: true, ..Witness::of(inner) });

@@ -143,7 +143,7 @@ async fn frozen_futures_delay_no_other_lock() {
         let token = waited.unwrap().token().unwrap();
         let evicted = locker.evict(&leasehold::LockName::new("contended").unwrap(), token).await.unwrap();
         assert!(matches!(evicted, Evicted::Evicted | Evicted::Changed));
-        let released = timeout(&*env.clock, 5 * SECOND, free.release()).await.expect("a release is answered");
+        let released = timeout(&*env.clock, 5 * SECOND, free.release()).await.expect("a release completes");
         assert_eq!(released.unwrap(), Released::Released);
         drop(frozen);
     }
@@ -196,9 +196,9 @@ async fn a_frozen_wait_ends_at_its_limit() {
     assert_eq!(frozen.await.unwrap_err().kind(), ErrorKind::Held);
 }
 
-/// If the runtime shuts down, the release is interrupted, and its caller gets an answer.
+/// If the runtime shuts down, the release is interrupted, and its caller gets a result.
 #[test]
-fn a_release_is_answered_when_its_runtime_shuts_down() {
+fn a_release_completes_when_its_runtime_shuts_down() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (one, other) = (runtime(), runtime());
     let guard = one.block_on(async {

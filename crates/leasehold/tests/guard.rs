@@ -42,7 +42,7 @@ async fn a_grant_polled_too_late_is_replaced_by_a_new_one() {
     client.network.next_write(Outcome::AnswerDelayed(SECOND));
     let mut acquisition = Box::pin(lock.acquire());
     tokio::select! {
-        _ = &mut acquisition => panic!("answered already"),
+        _ = &mut acquisition => panic!("completed already"),
         () = client.env.sleep(SECOND / 2) => {}
     }
     // The caller does something else for longer than the lease lasts.
@@ -140,7 +140,7 @@ async fn a_cooldown_is_retried_for_the_lease_and_then_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unsupported_cooldown_releases_and_says_so() {
+async fn an_unsupported_cooldown_releases_and_is_an_error() {
     let client = World::by_existence().observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);
     let error = lock.acquire().await.unwrap().release_with_cooldown(SECOND).await.unwrap_err();
@@ -209,7 +209,7 @@ async fn a_try_in_the_holders_process_names_it_without_a_request() {
     assert_eq!(client.network.counts().total(), 0);
     let error = locker.lock("x").acquire_within(SECOND).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Held && error.to_string().contains("the first"), "{error}");
-    // If the store does not answer, the error names no holder.
+    // If the store does not respond, the error names no holder.
     client.network.stall();
     assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
@@ -357,9 +357,9 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     assert!(client.network.counts().reads > 0, "the store is asked");
 }
 
-/// If the answer to a grant arrives seven seconds late, its lease ends soon.
+/// If the response to a grant arrives seven seconds late, its lease ends soon.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_was_answered_late_is_renewed_in_time() {
+async fn a_grant_that_arrived_late_is_renewed_in_time() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());

@@ -186,7 +186,7 @@ async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
         }
         // Long enough for another cohort period to begin afterwards.
         client.env.sleep(SECOND).await;
-        // The grant is applied, but its answer takes this long.
+        // The grant is applied, but its response takes this long.
         client.network.next_write(Outcome::Fine);
         client.network.next_write(Outcome::AppliedLost);
         before.release().await.unwrap();
@@ -214,7 +214,7 @@ async fn an_eviction_reaches_the_task_the_lock_was_passed_to() {
     operator.leases.evict(&name(), shown).await.unwrap();
     second.lost().await;
     let third = got.recv().await.unwrap();
-    assert!(token(&third) > shown, "granted anew by the store");
+    assert!(token(&third) > shown, "granted again by the store");
 }
 
 /// The grant is evicted while a task holds it for longer than a poll, and another process is granted the lock before

@@ -39,7 +39,7 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     }
 }
 
-/// The same through the public interface: the answer to the first grant of an acquisition is lost for longer than its
+/// The same through the public interface: the response to the first grant of an acquisition is lost for longer than its
 /// ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_late_is_not_granted_twice() {
@@ -48,7 +48,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     let ttl = SECOND * 5;
     let mut seed = middle.granted().await;
     middle.leases.release(&mut seed, None).await.unwrap();
-    // The first write is applied. Its answer is lost, and the reads after it fail until the network heals.
+    // The first write is applied. Its response is lost, and the reads after it fail until the network heals.
     slow.network.next_write(Outcome::AppliedLost);
     slow.network.next_read(Outcome::Fine);
     slow.network.every(Kind::Read, Outcome::Dropped);
@@ -58,7 +58,7 @@ async fn a_lock_acquired_late_is_not_granted_twice() {
     };
     slow.network.until(|counts| counts.writes == 1).await;
     world.clock.sleep(Duration::from_millis(10)).await;
-    contender.held().await; // One look.
+    contender.held().await; // One read.
     let mut theirs = None;
     for _ in 0..80 {
         middle.env.sleep(Duration::from_millis(100)).await;
@@ -151,7 +151,10 @@ async fn a_newborn_record_seen_long_ago_costs_no_hours() {
     let began = client.clock.now();
     granted(client.leases.try_acquire(&client.claim()).await.unwrap());
     let took = client.clock.now().longest_since(began);
-    assert!(took < SECOND * 16, "took {took:?} although the patience is 15 s and the store answers at once");
+    assert!(
+        took < SECOND * 16,
+        "took {took:?} although the store timeout is 15 s and the store responds at once"
+    );
 }
 
 /// A wall clock that is set back while the first grant waits.
@@ -171,7 +174,7 @@ async fn a_wall_clock_set_back_does_not_stall_the_first_grant() {
 
 /// A record with an extreme value.
 #[tokio::test(start_paused = true)]
-async fn a_beat_at_its_limit_is_no_panic() {
+async fn a_heartbeat_at_its_limit_causes_no_panic() {
     let world = World::new();
     let client = world.observer(1);
     let mut grant = client.granted().await;
@@ -201,7 +204,7 @@ async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     assert_eq!(world.raw().await["state"], "held");
     assert!(
         matches!(error, StoreError::MaybeApplied(_)),
-        "the grant stands in the store, and the answer is {error:?}"
+        "the grant is in the store, and the error is {error:?}"
     );
 }
 
@@ -212,7 +215,7 @@ async fn a_short_store_timeout_can_create_a_lock() {
     let client = world.dated(1);
     client.network.every(Kind::Write, Outcome::AnswerDelayed(Duration::from_millis(50)));
     let lock = Locker::new(client.leases.clone()).lock("x").store_timeout(SECOND);
-    let _guard = lock.try_acquire().await.expect("a healthy store that answers in 50 ms");
+    let _guard = lock.try_acquire().await.expect("a healthy store that responds in 50 ms");
 }
 
 /// A loss during an outage names the last error.
@@ -242,7 +245,7 @@ async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
     let _guard = waiter.await.unwrap().expect("an outage of 20 s, and a patience of 120 s");
 }
 
-/// `into_ticket` is dropped after its answer was sent and before it was polled.
+/// `into_ticket` is dropped after its response was sent and before it was polled.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_into_ticket_releases() {
     use futures_util::FutureExt;
@@ -252,13 +255,13 @@ async fn a_dropped_into_ticket_releases() {
     world.clock.sleep(TTL / 2).await; // Its renewer is a task by then.
     let mut handing = Box::pin(guard.into_ticket());
     assert!((&mut handing).now_or_never().is_none());
-    world.clock.sleep(SECOND / 10).await; // The renewer answers.
+    world.clock.sleep(SECOND / 10).await; // The renewer responds.
     drop(handing);
     world.clock.sleep(SECOND).await;
     assert!(client.is_free().await, "the lock stays held without a holder");
 }
 
-/// A register on which another client always comes first: before each write, for a while, it acquires the lock and
+/// A register on which another client is always faster: before each write, for a while, it acquires the lock and
 /// releases it.
 #[derive(Debug)]
 struct Contended {

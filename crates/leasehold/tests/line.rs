@@ -279,7 +279,7 @@ async fn a_grant_removes_the_mark_if_the_line_was_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_leaves_the_line() {
+async fn a_waiter_that_gives_up_leaves_the_line() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -372,7 +372,7 @@ async fn a_waiter_marks_a_record_that_a_taker_wrote_unmarked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn joining_survives_lost_answers_and_conflicts() {
+async fn joining_survives_lost_responses_and_conflicts() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -417,7 +417,7 @@ async fn the_line_holds_no_more_than_fit_and_all_are_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_nobody_awaits_costs_no_request_for_the_line() {
+async fn a_lock_without_waiters_costs_no_request_for_the_line() {
     let world = World::new();
     let client = world.dated(1);
     let mut grant = client.granted().await;
@@ -442,7 +442,7 @@ async fn without_the_stores_clock_a_try_ignores_the_line() {
 
 /// Its write may still be applied, and then no other process can take the lock.
 #[tokio::test(start_paused = true)]
-async fn a_try_whose_answer_was_lost_does_not_yield_to_the_line() {
+async fn a_try_with_a_lost_response_does_not_yield_to_the_line() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;

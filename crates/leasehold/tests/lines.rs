@@ -18,7 +18,7 @@ use leasehold::lease::{
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
 
-/// A store with a line and watches, as far as its answers go. Its leases are those of a register.
+/// A store with a line and watches, as far as its responses go. Its leases are those of a register.
 #[derive(Debug)]
 struct Lining {
     leases: Arc<leasehold::RegisterLeases>,
@@ -27,7 +27,7 @@ struct Lining {
     tried: Mutex<Vec<bool>>,
     ended: Notify,
     alarmed: AtomicBool,
-    /// Notified to answer a slow release.
+    /// Notified to complete a slow release.
     release: Notify,
     slow_release: AtomicBool,
     /// How many more grants arrive too late.
@@ -168,7 +168,7 @@ async fn only_waiters_stand_in_line_and_giving_up_leaves_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_came_too_late_is_acquired_anew() {
+async fn a_grant_that_came_too_late_is_acquired_again() {
     let world = World::new();
     let client = world.observer(1);
     let store = Lining::on(&client);
@@ -180,7 +180,7 @@ async fn a_grant_that_came_too_late_is_acquired_anew() {
         assert_eq!(store.late.load(Ordering::SeqCst), 0);
         guard.release().await.unwrap();
     }
-    // If every answer takes longer than a lease lasts, there are only a few grants.
+    // If every response takes longer than a lease lasts, there are only a few grants.
     for tries in [true, false] {
         store.late.store(usize::MAX, Ordering::SeqCst);
         let error = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap_err();

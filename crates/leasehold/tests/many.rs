@@ -24,7 +24,7 @@ const TTL: Duration = Duration::from_secs(30);
 const RENEWALS: usize = 64;
 const POLLS: usize = 32;
 
-/// A slow store that never answers requests for some keys.
+/// A slow store that never responds to requests for some keys.
 #[derive(Debug)]
 struct Slow {
     inner: MemoryRegister,
@@ -37,7 +37,7 @@ struct Slow {
 struct Traffic {
     /// How long each takes, in milliseconds.
     takes_ms: AtomicUsize,
-    /// Requests for keys that begin with `hung` are never answered.
+    /// Requests for keys that begin with `hung` get no response.
     hangs: watch::Sender<bool>,
     on_the_way: AtomicUsize,
     most: AtomicUsize,
@@ -77,7 +77,7 @@ impl Traffic {
     }
 }
 
-/// Decrements a counter when a request is answered or given up.
+/// Decrements a counter when a request is completed or given up.
 struct Gone<'a>(&'a AtomicUsize);
 
 impl Drop for Gone<'_> {
@@ -201,7 +201,7 @@ async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
             tokio::spawn(async move { lock.acquire().await.map(drop) })
         })
         .collect();
-    // Until all have joined the line, and all holders have renewed records that say so.
+    // Until all have joined the line, and all holders have renewed records that show it.
     process.clock.sleep(TTL / 2).await;
     let reads = &process.store.0.reads;
     reads.reset();

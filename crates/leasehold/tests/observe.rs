@@ -174,7 +174,7 @@ async fn a_loss_is_reported_once_at_the_deadline() {
     let Held { client, log, guard, token, .. } = held().await;
     client.network.every(Kind::Write, Fault::Stalled);
     guard.lost().await;
-    // A release afterwards is no second end.
+    // A release afterwards is not a second end.
     guard.release().await.unwrap();
     client.env.sleep(TTL * 3).await;
     assert_eq!(log.events(), [format!("lost {token} 29s Expired")]);
@@ -199,7 +199,7 @@ async fn an_eviction_is_reported_on_both_sides() {
     assert!(events[0].ends_with(" Ended"), "{events:?}");
 }
 
-/// The guard is dropped while the answer of a renewal is under way, which is that the lock was lost.
+/// The guard is dropped while the response to a renewal, which reports a loss, is under way.
 #[tokio::test(start_paused = true)]
 async fn a_loss_found_by_the_release_ends_the_hold_once() {
     let world = world().await;
@@ -216,7 +216,7 @@ async fn a_loss_found_by_the_release_ends_the_hold_once() {
             client.network.every(Kind::Write, Fault::Delayed(SECOND));
             assert!(
                 timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(),
-                "answered at once"
+                "completed at once"
             );
         }
         drop(guard);
@@ -230,7 +230,7 @@ async fn a_renewal_that_the_guard_did_not_see_is_not_reported() {
     let Held { client, log, guard, token, .. } = held().await;
     client.env.sleep(SECOND).await;
     client.network.every(Kind::Write, Fault::AnswerDelayed(SECOND));
-    assert!(timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(), "answered at once");
+    assert!(timeout(&*client.env.clock, SECOND / 2, guard.renew()).await.is_none(), "completed at once");
     drop(guard);
     client.env.sleep(TTL).await;
     assert_eq!(log.events(), [format!("released {token} 1s released")]);
@@ -239,7 +239,7 @@ async fn a_renewal_that_the_guard_did_not_see_is_not_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_is_unconfirmed() {
+async fn a_release_without_a_response_is_unconfirmed() {
     let Held { client, log, guard, token, .. } = held().await;
     client.network.every(Kind::Write, Fault::Stalled);
     drop(guard);
@@ -268,7 +268,7 @@ async fn requests_of_a_locker_are_counted_by_their_outcome() {
     let guard = locker.lock("x").acquire().await.unwrap();
     locker.inspect(&name()).await.unwrap();
     assert_eq!(locker.list("").count().await, 1);
-    // A caller that has seen enough is no failure.
+    // A stream that its caller drops early is not a failure.
     assert_eq!(locker.list("").take(1).count().await, 1);
     guard.release().await.unwrap();
     client.network.every(Kind::Read, Fault::Stalled);
@@ -357,8 +357,9 @@ fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
 
 /// Records the spans of this thread.
 ///
-/// tracing remembers for each place in the code whether its spans are wanted. While there is one subscriber in the process,
-/// it asks that of the thread that comes there first: of another test, which has none. So there are always two.
+/// tracing remembers for each place in the code whether its spans are recorded. With only one subscriber in the
+/// process, it asks the subscriber of the first thread there: that of another test, which has none. So there are always
+/// two.
 fn record(spans: &Spans) -> DefaultGuard {
     static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));
     LazyLock::force(&SECOND);

@@ -44,7 +44,7 @@ async fn due_after(world: &World, start: leasehold::clock::Moment) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_goes_too_fast_shortens_no_rest() {
+async fn a_fast_clock_shortens_no_cooldown() {
     let world = World::new();
     let client = world.client(1, TestClock::with_rate(1.005), true);
     let start = world.clock.now();
@@ -90,14 +90,14 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
         }
         assert_eq!(said.unwrap(), Once::Ran(Ok(())));
         let after = due_after(&world, start).await;
-        // If the clock was set back, a process may wait for a whole rest again.
+        // If the clock was set back, a process may wait for a whole cooldown again.
         let most = if step == 0 { PERIOD.mul_f64(1.005) } else { PERIOD.mul_f64(1.505) };
         assert!(after >= PERIOD && after <= most + SECOND * 4, "{after:?}");
     }
 }
 
 /// `store_clock=off` is for dead holders. A process that has just started has observed nothing, so without the store's
-/// clock it would never see the end of a rest.
+/// clock it would never see the end of a cooldown.
 #[tokio::test(start_paused = true)]
 async fn a_cooldown_ends_by_the_stores_clock_even_without_it() {
     let world = World::new();
@@ -158,7 +158,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
     assert!(counts.writes <= 3 && counts.reads <= 102, "those who come after it ask once each: {counts:?}");
 }
 
-/// A task of this process waits for the end of the rest, and has the turn until then.
+/// A task of this process waits for the end of the cooldown, and keeps its turn meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_task_waiting_for_a_cooldown_does_not_delay_others() {
     let world = World::new();
@@ -222,7 +222,7 @@ async fn a_job_longer_than_its_period_may_run_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
+async fn an_unrecorded_run_is_an_error_that_says_it_ran() {
     let world = World::new();
     let (client, other) = (world.dated(1), world.dated(2));
     let error = job(&client)
@@ -238,9 +238,9 @@ async fn a_run_that_cannot_be_noted_is_an_error_that_says_it_ran() {
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }
 
-/// A lost answer or a refusal does not make the job run twice.
+/// A lost response or a refusal does not make the job run twice.
 #[tokio::test(start_paused = true)]
-async fn recording_a_cooldown_is_retried_until_answered() {
+async fn recording_a_cooldown_is_retried_until_it_succeeds() {
     for trouble in [Outcome::AppliedLost, Outcome::Dropped, Outcome::NotApplied, Outcome::Denied] {
         let world = World::new();
         let client = world.dated(1);
@@ -268,7 +268,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
     let lost = said.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
     assert!(lost.help()[0].contains("before its end"), "{lost:?}");
-    // Evicted after the last renewal. The release with a rest finds that.
+    // Evicted after the last renewal. The release with a cooldown finds that.
     let said = job(&client)
         .run(async |guard| {
             Locker::new(other.leases.clone()).evict(&name(), guard.token().unwrap()).await.unwrap();
@@ -282,7 +282,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operator_ends_a_rest() {
+async fn an_operator_ends_a_cooldown() {
     let world = World::new();
     let client = world.dated(1);
     assert_eq!(ok(&job(&client)).await.unwrap(), Once::Ran(Ok(1)));
@@ -309,7 +309,7 @@ async fn a_period_that_cannot_be_kept_is_refused_before_the_job_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_longest_period_is_rested() {
+async fn the_longest_period_is_kept() {
     let world = World::new();
     let client = world.dated(1);
     let year = Duration::from_secs(366 * 86_400);

@@ -1,4 +1,4 @@
-//! Waiters and tries while the store does not answer: how long they continue, and what the error says. Paused time.
+//! Waiters and tries while the store does not respond: how long they continue, and what the error says. Paused time.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn a_waiter_survives_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gives_up_after_its_patience() {
+async fn a_waiter_gives_up_after_its_store_timeout() {
     for (patience, limit) in [(None, 300), (Some(60 * SECOND), 60)] {
         let (outcome, _) = waits_through(1_000 * SECOND, patience).await;
         let error = outcome.unwrap_err();
@@ -59,7 +59,7 @@ async fn a_waiter_gives_up_after_its_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gives_up_sooner_without_any_answer() {
+async fn a_waiter_gives_up_sooner_without_any_response() {
     let world = World::new();
     let client = world.observer(1);
     client.network.disconnect();
@@ -71,7 +71,7 @@ async fn a_waiter_gives_up_sooner_without_any_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limited_wait_ends_on_time_and_says_why() {
+async fn a_limited_wait_ends_on_time_and_reports_the_cause() {
     let world = World::new();
     let client = world.observer(1);
     client.network.disconnect();
@@ -85,7 +85,7 @@ async fn a_limited_wait_ends_on_time_and_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn losing_to_others_is_no_error_for_a_waiter() {
+async fn losing_races_is_not_an_error_for_a_waiter() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     // The first grants of a new record wait for the store's clock.
@@ -151,7 +151,7 @@ async fn a_release_ends_with_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_a_holder_takes_no_patience() {
+async fn waiting_for_a_holder_does_not_use_up_the_store_timeout() {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
     let held = locker(&holder).lock("x").ttl(TTL).acquire().await.unwrap();

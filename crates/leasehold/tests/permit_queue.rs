@@ -1,5 +1,5 @@
-//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Paused time, with the poll
-//! interval of S3.
+//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Paused time, with the
+//! poll interval of S3.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ async fn processes_are_granted_permits_in_the_order_of_arrival() {
 
 /// The first in the queue holds its lock, and so is not in its line.
 #[tokio::test(start_paused = true)]
-async fn each_waiter_for_a_permit_is_told_who_is_before_it() {
+async fn each_waiter_for_a_permit_learns_who_is_before_it() {
     let world = World::paced();
     let holder = world.dated(1);
     let _held = full(&holder).await;
@@ -131,7 +131,7 @@ async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
     }
 }
 
-/// Other processes learn from the permits' records that one waits.
+/// Other processes see in the permits' records that one waits.
 #[tokio::test(start_paused = true)]
 async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let world = World::paced();
@@ -221,7 +221,7 @@ async fn a_queue_that_cannot_be_read_reserves_no_permit() {
     semaphore(&world.dated(2), "newcomer").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// How many permits' records say that processes wait.
+/// How many permits' records show that processes wait.
 async fn marked(world: &World) -> usize {
     let mut marked = 0;
     for n in 1..=3 {

@@ -33,13 +33,13 @@ async fn rule_1_the_holder_counts_from_before_the_first_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_1_the_contender_counts_from_after_the_answer() {
+async fn rule_1_the_contender_counts_from_after_the_response() {
     let world = World::new();
     let (holder, contender) = (world.observer(1), world.observer(2));
     let _grant = holder.granted().await;
     contender.network.next_read(Outcome::AnswerDelayed(SECOND * 4));
     let held = contender.held().await;
-    assert_eq!(held.lapses_within, Some(contender_span()), "the seconds on the way are no observation");
+    assert_eq!(held.lapses_within, Some(contender_span()), "the seconds under way are not an observation");
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,7 +106,7 @@ async fn rule_4_a_transient_refusal_is_retried_and_not_taken_for_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_4_every_answer_that_was_lost_is_resolved_by_reading() {
+async fn rule_4_every_lost_response_is_resolved_by_reading() {
     let world = World::new();
     let client = world.observer(1);
     client.granted().await; // The record exists now; let it go by its own time.
@@ -244,7 +244,7 @@ async fn rule_8_a_claim_granted_again_restarts_the_observation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_9_lost_is_final_even_if_the_renewal_is_answered_late() {
+async fn rule_9_a_loss_is_final_even_if_a_renewal_succeeds_late() {
     let world = World::new();
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
@@ -294,7 +294,7 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
         tokio::spawn(async move { leases.try_acquire(&claim).await })
     };
     client.network.until(|counts| counts.reads == 2).await;
-    client.network.deliver().await; // The write lands: it is ours, and we do not know.
+    client.network.deliver().await; // The write is applied: it is ours, which we cannot see yet.
     let ours = world.raw().await["token"].as_u64().unwrap();
     other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
     let successor = other.granted().await;
@@ -310,7 +310,7 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_10_a_doubled_requests_conflict_is_no_proof_of_refusal() {
+async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
     let mut seed = other.granted().await;
@@ -368,7 +368,7 @@ async fn rule_11_a_release_leaves_the_lock_to_the_copy_that_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_11_one_copy_goes_on_also_when_answers_are_lost() {
+async fn rule_11_one_copy_continues_also_when_responses_are_lost() {
     for outcome in [Outcome::AppliedLost, Outcome::Twice, Outcome::TwiceSecondAnswer, Outcome::Dropped] {
         let world = World::new();
         let holder = world.observer(1);
@@ -385,7 +385,7 @@ async fn rule_11_one_copy_goes_on_also_when_answers_are_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_11_all_who_have_its_ticket_may_renew_a_grant() {
+async fn rule_11_every_owner_of_its_ticket_may_renew_a_grant() {
     let world = World::new();
     let (giver, other) = (world.observer(1), world.observer(2));
     let mut grant = giver.granted().await;

@@ -55,7 +55,7 @@ async fn a_repetition_elsewhere_renews_the_hold() {
 
 /// A longer ttl of a repetition counts for contenders too.
 #[tokio::test(start_paused = true)]
-async fn a_record_lasts_as_long_as_each_repetition_believes() {
+async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {
     let world = World::new();
     let (one, two, other) = (world.dated(1), world.dated(2), world.dated(3));
     let earlier = acquired(&one, 9).await;
@@ -182,7 +182,8 @@ async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     waiting.await.unwrap().unwrap();
 }
 
-/// A store that renews by the id alone, like SQLite. Its first answer about a lock arrives when `next` has been granted.
+/// A store that renews by the id alone, like SQLite. Its first response about a lock arrives when `next` has been
+/// granted.
 #[derive(Debug)]
 struct ByIdAlone {
     leases: Arc<RegisterLeases>,
@@ -243,7 +244,7 @@ impl Watch for ByIdAlone {
 
 impl Diagnose for ByIdAlone {}
 
-/// The claim is granted between two questions of its repetition: the first answer has the token of the holder before.
+/// The claim is granted between two questions of its repetition: the first response has the token of the holder before.
 #[tokio::test(start_paused = true)]
 async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     let world = World::new();

@@ -227,7 +227,7 @@ async fn all_parts_end_before_any_release_and_the_gate_goes_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_says_when_a_part_was_no_longer_held() {
+async fn a_release_reports_a_part_that_was_no_longer_held() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let guard = index(&one).exclusive().await.unwrap();
@@ -277,7 +277,7 @@ async fn a_gate_lost_while_waiting_for_permits_is_acquired_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_lost_while_waiting_for_others_is_acquired_again() {
+async fn a_permit_lost_while_waiting_for_others_is_acquired_again() {
     let world = World::new();
     let (one, two) = (world.observer(1), world.observer(2));
     let reader = index(&one).shared().await.unwrap();

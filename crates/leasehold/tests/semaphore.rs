@@ -150,7 +150,7 @@ async fn a_second_permit_that_is_granted_in_the_same_moment_goes_back() {
         tokio::spawn(async move { semaphore.acquire().await.unwrap() })
     };
     client.env.sleep(SECOND * 10).await;
-    // All of the writes are applied, and answered at the same time.
+    // All of the writes are applied, and their responses arrive at the same time.
     client.network.every(Kind::Write, Outcome::AnswerDelayed(SECOND * 3));
     for guard in held_by_other {
         guard.release().await.unwrap();

@@ -18,7 +18,7 @@ fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
 }
 
-/// Processes on one machine that share a file. Without deletions by hand: the documentation says to delete rows only
+/// Processes on one machine that share a file. Without deletions by hand: by the documentation, rows are deleted only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]
 #[test]
@@ -163,16 +163,16 @@ fn everything_happened(total: &History, seeds: usize) -> bool {
     total.accepted > seeds && counted.iter().all(|count| *count > seeds / 10)
 }
 
-/// Shows that the checker can fail: returns a violation of `invariant` from up to 400 histories.
+/// Proves that the checker can fail: returns a violation of `invariant` from up to 400 histories.
 fn found(invariant: &str, plan: impl Fn(u64) -> Plan) -> Box<Violation> {
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let mut others = violations.filter(|violation| violation.invariant == invariant);
     others.next().unwrap_or_else(|| panic!("{invariant} is violated in none of 400 histories"))
 }
 
-/// If clock rates are off by 30 %, holders and contenders disagree, and holders believe for too long.
+/// If clock rates are off by 30 %, holders and contenders disagree, and holders rely on their lease for too long.
 #[test]
-fn i1_clocks_outside_the_bound_are_found_out() {
+fn i1_clocks_outside_the_bound_are_detected() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
         Plan { faults: plan.faults.with(Fault::Rates), ..plan }
@@ -183,7 +183,7 @@ fn i1_clocks_outside_the_bound_are_found_out() {
 
 /// The margin protects the locks: front ends that disagree by less occur in the histories above.
 #[test]
-fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
+fn i1_store_clocks_apart_by_more_than_the_margin_are_detected() {
     found("I1", |seed| {
         let plan = Plan { skew: Duration::from_secs(10), ..Plan::from_seed(seed) };
         Plan { faults: plan.faults.with(Fault::Skew).without(Fault::Deletions), ..plan }
@@ -191,7 +191,7 @@ fn i1_store_clocks_apart_by_more_than_the_margin_are_found_out() {
 }
 
 #[test]
-fn i3_a_resource_that_does_not_check_tokens_is_found_out() {
+fn i3_a_resource_that_does_not_check_tokens_is_detected() {
     found("I3", |seed| Plan { fenced: false, ..Plan::from_seed(seed) });
 }
 
@@ -199,7 +199,7 @@ fn i3_a_resource_that_does_not_check_tokens_is_found_out() {
 fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
-        // Some kinds of fault exempt holders, so that a violation is harder to show.
+        // Some kinds of fault exempt holders, which makes a violation harder to show.
         let faults =
             Faults::all().without(Fault::Deletions).without(Fault::StandStills).without(Fault::Copies);
         Plan { faults, ..plan }

@@ -86,7 +86,8 @@ async fn count(locker: &Locker, file: &Path) {
     }
 }
 
-/// Appends the token of each grant to a file, for ever, in two writes. No other process may write between them.
+/// Appends the token of each grant to a file, in two writes, in an endless loop. No other process may write between
+/// them.
 async fn log(locker: &Locker, file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
     loop {
@@ -234,7 +235,7 @@ async fn waiting_processes_get_the_lock_in_order_of_arrival() {
         .map(|(number, ms)| (number.parse::<u32>().unwrap(), ms.parse::<u64>().unwrap()))
         .unzip();
     assert_eq!(numbers, (0..WAITING).filter(|number| *number != KILLED).collect::<Vec<_>>());
-    // A waiter that does not answer delays the next one by 1.1 s.
+    // A waiter that does not respond delays the next one by 1.1 s.
     let gap_ms = granted_ms[KILLED as usize] - granted_ms[KILLED as usize - 1];
     assert!(gap_ms < 1_000, "the killed process delayed the next one by {gap_ms} ms");
     assert_eq!(in_line(), 0);
@@ -269,7 +270,7 @@ async fn a_log_deleted_while_in_use_leaves_one_holder() {
         let mut holder = start("renew", folder.path());
         let token: u64 = said(&mut holder, "holding").parse().unwrap();
         delete(folder.path(), suffixes);
-        // What another process sees now may be wrong, since the files are gone. The answer must be the same for both.
+        // What another process sees now may be wrong, since the files are gone. The result must be the same for both.
         let other = Locker::open(&url(folder.path())).await;
         let granted = match &other {
             Ok(locker) => locker.lock("held").ttl(TTL).try_acquire().await.ok(),

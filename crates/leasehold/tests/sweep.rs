@@ -1,4 +1,4 @@
-//! Sweeping on a register: concurrent acquisitions win, and lost answers are resolved.
+//! Sweeping on a register: concurrent acquisitions win, and lost responses are resolved.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn a_grant_before_the_delete_is_sent_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sweep_whose_answer_is_lost_is_known_to_have_deleted() {
+async fn a_sweep_with_a_lost_response_reports_the_deletion() {
     for (outcome, deletes) in [(Outcome::AppliedLost, 1), (Outcome::Dropped, 2)] {
         let world = World::new();
         let (user, sweeper, before) = old(&world).await;

@@ -93,7 +93,7 @@ async fn nothing_is_written_when_there_is_nothing_to_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_is_looked_up() {
+async fn a_lost_response_is_resolved() {
     for world in [World::new(), World::by_content()] {
         let network = world.network();
         for (word, outcome) in [
@@ -158,7 +158,7 @@ async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
     let world = World::new();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
-    // The write stays under way; the read is answered.
+    // The write stays under way; the read completes.
     network.deliver_newest().await;
     assert!(updating.await.unwrap().unwrap().written);
     assert_eq!(world.text().await, "a c b ");
@@ -167,7 +167,7 @@ async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_an_overtaken_write_is_unknown() {
+async fn with_reused_versions_an_overtaken_write_is_in_doubt() {
     let world = World::by_content();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
@@ -197,7 +197,7 @@ async fn an_unknown_create_is_not_repeated_after_anothers_create() {
 /// The version is the same again, but the log differs from the one that the write expects. Writing it would erase the
 /// marks of others.
 #[tokio::test(start_paused = true)]
-async fn where_versions_come_back_a_change_there_and_back_is_a_change() {
+async fn with_reused_versions_a_reverted_change_is_a_change() {
     let world = World::by_content();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
@@ -252,7 +252,7 @@ async fn a_conflict_with_a_write_without_leasehold_starts_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_object_is_created_anew_unless_a_write_is_unknown() {
+async fn a_deleted_object_is_recreated_unless_a_write_is_in_doubt() {
     let world = World::new();
     let network = world.network();
     add(&network, "a").await.unwrap();

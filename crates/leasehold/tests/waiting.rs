@@ -145,7 +145,7 @@ async fn a_waiter_behind_another_expects_a_hold_like_the_previous() {
     assert!(reads[1] <= 1 && reads[0] >= 3, "{reads:?} reads in three seconds");
 }
 
-/// Each read is refused once before it is answered. That delays the next read, until reads are answered at once again.
+/// Each read is refused once before it succeeds. That delays the next read, until reads succeed at once again.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_reads_is_read_less_often() {
     let mut reads = Vec::new();
@@ -171,7 +171,7 @@ async fn a_store_that_refuses_reads_is_read_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_woken_when_the_lock_begins_to_rest() {
+async fn a_waiter_is_woken_when_a_cooldown_begins() {
     let world = World::new();
     let (holder, waiter) = (world.observer(1), world.observer(2));
     let mut grant = holder.granted().await;

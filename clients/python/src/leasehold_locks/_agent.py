@@ -81,7 +81,7 @@ class Agent:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def _greet(self, command: str) -> None:
-        """Says hello, and compares the clocks."""
+        """Sends ``hello``, and compares the clocks."""
         before = _clock.now()
         self._send({"id": 0, "op": "hello", "protocol": _PROTOCOL, "pid": self._host[0], "client": _CLIENT})
         line = self._first_line(command)
@@ -203,7 +203,7 @@ class Agent:
                 self.send_release(hold)
 
     def send_release(self, hold: Hold) -> None:
-        """Tells the agent that this process gave the hold up. Called under the lock."""
+        """Requests the release of a hold that this process gave up. Called under the lock."""
         if self._death is None:
             self._post({"op": "release", "hold": hold.number})
 
@@ -215,7 +215,7 @@ class Agent:
             self._bell.ring()
 
     def _post(self, fields: Message) -> None:
-        """Sends a request whose answer is ignored. Called under the lock."""
+        """Sends a request whose response is ignored. Called under the lock."""
         pending = Pending(self, next(self._ids), str(fields["op"]), lambda _: None)
         self._pending[pending.id] = pending
         self._send({"id": pending.id, **fields})

@@ -1,4 +1,4 @@
-"""What the lockers and the locks of both interfaces share: how locks are made, and the requests with one answer."""
+"""What the lockers and the locks of both interfaces share: how locks are made, and the requests with one response."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BaseLocker(Generic[L, W, E]):
 
         ``ttl`` is how long others wait if this process dies (30 s by default). ``note`` and ``owner`` describe the
         holder to others. With ``lock_delay``, others wait longer after the lease of a holder has lapsed. The store may
-        take ``store_timeout`` to answer. With ``barge``, waiters that came earlier have no precedence.
+        take ``store_timeout`` to respond. With ``barge``, waiters that came earlier have no precedence.
         """
         return self._lock(
             self._settings(
@@ -135,7 +135,7 @@ class BaseLocker(Generic[L, W, E]):
     def _settings(self, name: str, **settings: Any) -> LockSettings:
         return lock_settings(self._store, name, **settings)
 
-    # The requests with one answer, which each interface sends in its way.
+    # The requests with one response, which each interface sends in its way.
 
     def _status(self, name: str) -> Operation[Status]:
         return Operation(self._request("status", name), lambda answer: Status.of(expect(answer, "status")))

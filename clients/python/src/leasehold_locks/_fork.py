@@ -1,4 +1,4 @@
-"""Forks: how a child knows that an agent is its parent's."""
+"""Forks: how a child detects that an agent is its parent's."""
 
 from __future__ import annotations
 

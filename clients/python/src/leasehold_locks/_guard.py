@@ -47,11 +47,11 @@ class BaseGuard:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is still held, as :meth:`check` finds out."""
+        """Whether the lock is still held, as :meth:`check` determines it."""
         return self._hold.remaining() > 0
 
     def on_lost(self, call: Callable[[LockLost], object]) -> None:
-        """Calls ``call`` in a thread of its own if the lock is lost."""
+        """Calls ``call`` in a new thread if the lock is lost."""
 
         def start(loss: LockLost) -> None:
             try:

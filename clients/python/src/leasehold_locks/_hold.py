@@ -1,4 +1,4 @@
-"""A held lock and a pending request, as this process knows them. Guarded by the lock of their agent."""
+"""A held lock and a pending request, as far as this process has read. Guarded by the lock of their agent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Hold:
         """Raises :class:`LockLost` unless the lock is certain to be held now."""
         self._agent.forbid_forked()
         with self._agent.lock:
-            # A renewal that nobody has read is no loss. The end of the agent is one.
+            # An unread renewal is not a loss. The end of the agent is one.
             self._agent.drain()
             self._expire(_clock.now())
             self._raise_if_over()
@@ -113,14 +113,14 @@ class Hold:
 
 
 class Pending:
-    """A request that has no final answer yet."""
+    """A request that has no final response yet."""
 
     __slots__ = ("_agent", "_deliver", "abandoned", "hold", "id", "op")
 
     def __init__(self, agent: Agent, id: int, op: str, deliver: Callable[[Message | LeaseholdError], None]) -> None:
         self.id = id
         self.op = op
-        #: The hold of the final answer.
+        #: The hold of the final response.
         self.hold: Hold | None = None
         self.abandoned = False
         self._agent = agent

@@ -28,7 +28,7 @@ class Guard(BaseGuard):
     """
 
     def confirm(self, timeout: Duration | None = None) -> None:
-        """Renews the lease now, and waits for the answer. Right even after a pause in which both clocks stood still.
+        """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped.
 
         Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not responded after
         ``timeout``.
@@ -112,7 +112,7 @@ class Lock(BaseLock[Guard]):
         ...     deploy(fence=g.token)
 
         Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. For leaving, see :class:`Guard`.
-        ``on_lost`` is called in a thread of its own if the lock is lost. With the ``context`` of an AWS Lambda
+        ``on_lost`` is called in a new thread if the lock is lost. With the ``context`` of an AWS Lambda
         function, the wait ends a second before the invocation does, or earlier.
         """
         return Holding(self, timeout, context, on_lost)

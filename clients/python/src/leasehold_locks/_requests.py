@@ -1,4 +1,4 @@
-"""The fields of requests, and the values of answers, for both the blocking and the asyncio interface."""
+"""The fields of requests, and the values of responses, for both the blocking and the asyncio interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ._types import Duration, milliseconds
 
 T = TypeVar("T")
 
-#: How long an agent may take to answer what does not wait for others, in seconds: longer than a store may take.
+#: How long an agent may take to respond to a request that does not wait for others, in seconds. Longer than a store may
+#: take.
 ANSWER_TIMEOUT = 120.0
 
 #: What a wait leaves of the time of an invocation, so that its function can report that the lock is held.
@@ -23,7 +24,7 @@ _RESERVED_MS = 1_000
 
 @dataclass(frozen=True)
 class Operation(Generic[T]):
-    """A request with one answer."""
+    """A request with one response."""
 
     fields: Message
     read: Callable[[Message], T]
@@ -107,7 +108,7 @@ def decoded(message: Message) -> bytes | None:
 
 def expect(message: Message, event: str) -> Message:
     if message["ev"] != event:
-        raise AgentError(f"the agent answered with {str(message.get('ev'))!r}")
+        raise AgentError(f"the agent responded with {str(message.get('ev'))!r}")
     return message
 
 

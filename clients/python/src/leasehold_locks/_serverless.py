@@ -1,4 +1,4 @@
-"""Handlers of functions that are frozen after their answer."""
+"""Handlers of functions that are frozen after their response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def serverless(handler: Callable[P, T]) -> Callable[P, T]:
     """Makes it an error if a guard of this process is open when ``handler`` returns.
 
-    A function on AWS Lambda is frozen after its answer, and a lock that it still holds is usually lost. The lock is
+    A function on AWS Lambda is frozen after its response, and a lock that it still holds is usually lost. The lock is
     released, and the invocation fails with :class:`LockLeftOpen`. If the handler raises an error, its guards are
     released too, and the error stays.
 
@@ -33,7 +33,7 @@ def serverless(handler: Callable[P, T]) -> Callable[P, T]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         agent = _shared.running()
         if agent is not None:
-            agent.collected.clear()  # What earlier invocations left has been told.
+            agent.collected.clear()  # What earlier invocations left has been reported.
         try:
             answer = handler(*args, **kwargs)
         except BaseException:

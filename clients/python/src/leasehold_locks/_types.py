@@ -86,7 +86,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class HolderInfo:
-    """Who has a lock, as far as the store knows."""
+    """The holder of a lock, according to the store."""
 
     holder: Holder | None = None
     token: int | None = None

@@ -40,7 +40,7 @@ pub(super) async fn measure(
     holder.kill().await?;
     let granted = waiter.says("granted", TTL * NEVER).await;
     let granted: u64 = match granted {
-        Ok(when) => when.parse().map_err(|_| Trouble::Failed(format!("{when:?} is no time")))?,
+        Ok(when) => when.parse().map_err(|_| Trouble::Failed(format!("{when:?} is not a time")))?,
         Err(Trouble::Failed(why)) if why.starts_with("it said nothing") => {
             return Err(Trouble::Cannot(format!("no other process is granted the lock within {NEVER} ttls")));
         }

@@ -1,5 +1,5 @@
 //! One SVG plot for each scenario: a bar for each contender, grouped by store and distance, on a logarithmic scale,
-//! with the spread over the rounds. Drawn by hand: a plotting library would add ten crates for these few lines.
+//! with the spread over the rounds. Without a plotting library, which would add ten crates for these few lines.
 
 use std::fmt::Write as _;
 

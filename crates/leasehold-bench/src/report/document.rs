@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_a_place_for_everything() {
+    fn the_document_has_markers_for_every_section() {
         let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(DOCUMENT);
         let text = fs::read_to_string(document).unwrap();
         for name in Scenario::ALL.iter().map(|scenario| scenario.name()).chain(["targets"]) {

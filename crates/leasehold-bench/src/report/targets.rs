@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_a_verdict_as_it_is_built_by_default_too() {
+    fn run_is_judged_for_the_default_build_too() {
         let rows = vec![
             row("all stores", Role::Ours, RUN_P50.name, &[2.0]),
             row("one store", Role::OursByDefault, RUN_P50.name, &[4.0]),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_better_where_it_is() {
+    fn lower_is_better_for_durations() {
         let (ours, go) = (
             row("leasehold", Role::Ours, HAND_OFF_P50.name, &[1.05]),
             row("etcd-go", Role::Peer, HAND_OFF_P50.name, &[1.0]),

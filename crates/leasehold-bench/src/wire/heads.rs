@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_how_the_bytes_are_cut() {
+    fn requests_are_counted_however_the_bytes_are_cut() {
         let bytes = PIPELINED.as_bytes();
         for at in 0..bytes.len() {
             assert_eq!(counted(&[&bytes[..at], &bytes[at..]]), expected(), "cut at {at}");

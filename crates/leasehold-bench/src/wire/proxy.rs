@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_packet_does_not_wait_for_an_answer() {
+    async fn the_next_packet_does_not_wait_for_a_response() {
         const PACKETS: usize = 20;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = listener.local_addr().unwrap().to_string();

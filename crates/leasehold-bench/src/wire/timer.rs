@@ -105,7 +105,7 @@ impl Sleepers {
             state = match left {
                 Some(Duration::ZERO) => {
                     if let Some(Reverse(next)) = state.queue.pop() {
-                        // A sleeper that was dropped need not be woken.
+                        // A sleeper that was dropped does not need a wake-up.
                         let _ = next.wake.send(());
                     }
                     state

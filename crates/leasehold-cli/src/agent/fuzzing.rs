@@ -1,5 +1,5 @@
-//! Properties of any input of the agent: no panic, one final answer for each request, bounded memory, and no secret in
-//! an answer.
+//! Properties of any input of the agent: no panic, one final response to each request, bounded memory, and no secret in
+//! a response.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,11 +26,11 @@ use crate::config::Settings;
 
 /// A password or a ticket. Inputs contain `$SECRET` in its place.
 const SECRET: &str = "hunter2-9f3k";
-/// The longest message, in bytes. No request of the corpus, however long, has a longer answer.
+/// The longest message, in bytes. No request of the corpus, however long, has a longer response.
 const LONGEST: usize = 64 << 10;
 /// More messages than an input causes.
 const MESSAGES: usize = 1 << 16;
-/// Far longer than an answer takes.
+/// Far longer than a response takes.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often other tasks run before the next line is read.
 const TURNS: usize = 64;
@@ -42,7 +42,7 @@ thread_local! {
 /// The lines of a host. If none of them is a `hello`, one is sent first.
 pub(crate) fn agent_requests(data: &[u8]) {
     let mut text = String::from_utf8_lossy(data).replace("$SECRET", SECRET).into_bytes();
-    // What precedes the end of the file is no line.
+    // What precedes the end of the file is not a line.
     text.push(b'\n');
     RUNTIME.with(|runtime| runtime.block_on(serve(&text)));
 }
@@ -73,9 +73,9 @@ async fn serve(text: &[u8]) {
 /// The host: what it has asked, and what it has read.
 struct Host {
     sent: mpsc::Receiver<Value>,
-    /// The operations of the requests without a final answer, by id.
+    /// The operations of the requests without a final response, by id.
     pending: HashMap<u64, VecDeque<String>>,
-    /// Whether the secret stands only where no answer may show it.
+    /// Whether the secret stands only where no response may show it.
     hides: bool,
 }
 
@@ -125,14 +125,14 @@ impl Host {
         goes_on
     }
 
-    /// Cancels all requests, reads their answers, and ends the agent.
+    /// Cancels all requests, reads their responses, and ends the agent.
     async fn end(mut self, session: Arc<Session>) {
         self.pending.keys().for_each(|id| session.cancel(*id));
         while !self.pending.is_empty() {
             let message = timeout(&SystemClock, LIMIT, self.sent.recv()).await.expect("no final answer");
             self.read(&message.unwrap());
         }
-        assert!(session.is_idle(), "a request without an answer counts towards the limits");
+        assert!(session.is_idle(), "a request without a response counts towards the limits");
         session.end().await;
         drop(session);
         // Closed when nothing works for the host any more.
@@ -148,7 +148,7 @@ impl Host {
         // News about a hold.
         let Some(id) = message.get("id") else { return };
         let id = id.as_u64().unwrap_or(NO_REQUEST);
-        let pending = self.pending.get_mut(&id).unwrap_or_else(|| panic!("an answer to no request: {text}"));
+        let pending = self.pending.get_mut(&id).unwrap_or_else(|| panic!("a response to no request: {text}"));
         if is_final(message, pending.front().unwrap()) {
             pending.pop_front();
         }
@@ -156,7 +156,7 @@ impl Host {
     }
 }
 
-/// In place of an id: of an answer to a line that belongs to no request.
+/// In place of an id: of a response to a line that belongs to no request.
 const NO_REQUEST: u64 = u64::MAX;
 
 fn is_final(message: &Value, operation: &str) -> bool {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn any_line_gets_one_answer_without_a_secret() {
+    fn every_line_gets_one_response_without_a_secret() {
         let random = Random::seeded(1);
         for text in corpus() {
             for copy in 0..=CHANGED {
@@ -240,7 +240,7 @@ mod tests {
 
     /// Escapes make a text up to six times as long.
     #[test]
-    fn an_answer_repeats_no_long_text() {
+    fn a_response_repeats_no_long_text() {
         let requests = corpus().into_iter().filter_map(|line| fields(&line));
         for fields in requests {
             for name in fields.keys().filter(|name| *name != "id") {

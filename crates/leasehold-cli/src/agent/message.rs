@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::refusal::Refusal;
 use crate::report::{EarlierRun, ms};
 
-/// An answer without its id.
+/// A response without its id.
 #[derive(Debug)]
 pub(super) struct Answer {
     event: &'static str,

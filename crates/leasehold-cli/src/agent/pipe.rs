@@ -149,7 +149,7 @@ mod tests {
         for line in ["one", "", "two"] {
             assert_eq!(next_line(&mut input), Some(Input::Line(line.into())));
         }
-        assert_eq!(next_line(&mut input), None, "a part of a line is no line");
+        assert_eq!(next_line(&mut input), None, "a part of a line is not a line");
 
         text = vec![b'x'; MAX_LINE];
         text.push(b'\n');

@@ -77,11 +77,11 @@ struct State {
     ending: bool,
 }
 
-/// A request that has no final answer yet. Dropping it cancels the request.
+/// A request that has no final response yet. Dropping it cancels the request.
 struct Pending {
     bytes: usize,
     cancel: Option<oneshot::Sender<()>>,
-    /// Of an update: where the host's answer goes.
+    /// Of an update: where the content from the host goes.
     answer: Option<oneshot::Sender<Option<Vec<u8>>>>,
 }
 
@@ -189,7 +189,7 @@ impl Session {
         Next::Continue
     }
 
-    /// Sends the final answer of a request.
+    /// Sends the final response to a request.
     async fn answer(self: Arc<Self>, id: u64, outcome: Result<Reply, Refusal>) {
         let place = self.outbox.place().await;
         // From here on the host can use the id again.
@@ -201,7 +201,8 @@ impl Session {
         place.send(outcome.unwrap_or_else(|refusal| Answer::error(&refusal).to(id)));
     }
 
-    /// Starts the task of a hold, and returns the answer to the request `id`. Send it before anything else can be sent.
+    /// Starts the task of a hold, and returns the response to the request `id`. Send it before anything
+    /// else.
     fn keep(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
         let known = guard.deadline()?;
         let (asks, inbox) = mpsc::channel(1);
@@ -263,14 +264,14 @@ impl Session {
         self.objects.acquire().await.ok()
     }
 
-    /// Expects one answer of the host to the update `id`.
+    /// Expects one `answer` of the host to the update `id`.
     pub(super) fn expect_answer(&self, id: u64) -> oneshot::Receiver<Option<Vec<u8>>> {
         let (sender, answer) = oneshot::channel();
         self.state(|state| state.pending.get_mut(&id).map(|pending| pending.answer.replace(sender)));
         answer
     }
 
-    /// Passes an answer of the host to the update `id`. Returns false if it does not wait for one.
+    /// Passes an `answer` of the host to the update `id`. Returns false if it does not wait for one.
     pub(super) fn answer_update(&self, id: u64, content: Option<Vec<u8>>) -> bool {
         let expects = self.state(|state| state.pending.get_mut(&id)?.answer.take());
         expects.is_some_and(|answer| answer.send(content).is_ok())

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_is_no_guardian_whatever_its_arguments_are() {
+    fn another_program_is_not_a_guardian_despite_its_arguments() {
         let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(other.id()).unwrap()).unwrap();
         assert!(!find(pid).unwrap().unwrap().runs_our_program());

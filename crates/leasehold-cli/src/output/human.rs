@@ -20,8 +20,8 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in line,
-/// behind bob@ci-8 pid 77`
+/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in
+/// line, behind bob@ci-8 pid 77`
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_short() {
+    fn durations_are_short() {
         for (seconds, shown) in [
             (1, "1s"),
             (18, "18s"),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_spelled_as_people_say_them() {
+    fn positions_are_ordinal_numbers() {
         let places = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 64].map(ordinal);
         let expected =
             ["first", "second", "third", "4th", "11th", "12th", "13th", "21st", "22nd", "23rd", "64th"];
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_only_when_a_shell_would_take_them_apart() {
+    fn words_are_quoted_only_if_a_shell_would_split_them() {
         assert_eq!(quoted("deploy/prod"), "deploy/prod");
         assert_eq!(quoted("s3://b/p?x=y"), "'s3://b/p?x=y'");
         assert_eq!(quoted("it's"), r"'it'\''s'");

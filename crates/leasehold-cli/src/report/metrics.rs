@@ -121,6 +121,6 @@ mod tests {
         assert!(lost.contains(&format!("leasehold_last_run_lost{labels}}} 1\n")), "{lost}");
         assert!(lost.contains(&format!("last_run_outcome{labels},outcome=\"lost\"}} 1\n")), "{lost}");
         std::fs::write(&path, line(&good).replace(|c: char| c.is_ascii_digit(), "x")).unwrap();
-        assert!(!write(report("held", 123)).contains(SUCCESS), "a value that is no number is dropped");
+        assert!(!write(report("held", 123)).contains(SUCCESS), "a value that is not a number is dropped");
     }
 }

@@ -35,7 +35,8 @@ impl Agent {
     fn write(&mut self, line: &[u8]) {
         let stdin = self.stdin.as_mut().unwrap();
         match stdin.write_all(line).and_then(|()| stdin.write_all(b"\n")) {
-            // An agent that ends at a line does not read all of it. What it says, and then the end, is what tests read.
+            // An agent that ends at a line does not read all of it, so a write may fail. Tests read its messages and
+            // its end.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             written => written.unwrap(),
         }
@@ -196,7 +197,7 @@ fn the_first_request_is_hello_in_a_known_protocol() {
 }
 
 #[test]
-fn a_line_that_is_no_request_ends_the_agent_and_its_holds() {
+fn an_invalid_line_ends_the_agent_and_its_holds() {
     let sandbox = Sandbox::new();
     let long = format!(r#"{{"id":9,"op":"status","lock":"{}"}}"#, "x".repeat(1 << 20));
     for line in ["hunter2", "[]", "7", r#"{"op":"status"}"#, r#"{"id":"hunter2"}"#, "\u{0}", &long] {
@@ -327,7 +328,7 @@ fn a_host_that_does_not_read_keeps_its_locks() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
     agent.hold("x");
-    // More answers than the pipe and the queues hold.
+    // More responses than the pipe and the queues hold.
     for _ in 0..2_000 {
         agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
     }
@@ -339,7 +340,7 @@ fn a_host_that_does_not_read_keeps_its_locks() {
 }
 
 #[test]
-fn the_end_of_a_host_is_noticed_while_nobody_reads() {
+fn the_end_of_a_host_is_noticed_while_output_is_unread() {
     let sandbox = Sandbox::new();
     let mut host = Host::start();
     let mut agent = Agent::start(&sandbox);

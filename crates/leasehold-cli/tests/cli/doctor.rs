@@ -100,7 +100,7 @@ fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
 }
 
 #[test]
-fn the_doctor_refuses_a_file_that_is_no_store_of_locks() {
+fn the_doctor_refuses_a_file_that_is_not_a_store() {
     let sandbox = Sandbox::new();
     let diary = "dear diary, this is not a database and it is long enough to be told apart from one";
     sandbox.write("notes.db", diary);
@@ -112,7 +112,7 @@ fn the_doctor_refuses_a_file_that_is_no_store_of_locks() {
 
 /// A URL that does not parse is a usage error, not a finding.
 #[test]
-fn a_bad_url_is_an_error_and_no_diagnosis() {
+fn a_bad_url_is_an_error_without_a_diagnosis() {
     let sandbox = Sandbox::new();
     let refused = sandbox.run("doctor -s sqlite:locks.db?alow_network=on").expect(125);
     assert!(refused.stdout.is_empty() && refused.stderr.contains("alow_network"), "{refused:?}");

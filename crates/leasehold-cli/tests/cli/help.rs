@@ -63,7 +63,7 @@ fn every_subcommand_has_help() {
 
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
-#[cfg(feature = "all-stores")] // Or `help stores` says otherwise.
+#[cfg(feature = "all-stores")] // Otherwise `help stores` differs.
 fn every_help_text_is_the_one_that_was_reviewed() {
     const UPDATE: &str = "UPDATE_HELP";
     let sandbox = Sandbox::new();

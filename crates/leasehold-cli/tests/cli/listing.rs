@@ -47,7 +47,7 @@ fn ls_shows_what_is_held_and_what_is_free() {
 }
 
 #[test]
-fn show_and_history_tell_of_one_lock() {
+fn show_and_history_describe_one_lock() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.run("show never/seen").expect(0).stdout, "lock   never/seen\nstate  free\n");
     sandbox.run("run x --note first -- true").expect(0);
@@ -92,7 +92,7 @@ fn init_makes_the_store() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_panic() {
+fn a_reader_that_closes_its_pipe_causes_no_panic() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     for words in ["ls", "show x", "man", "help stores", "completions bash", "--help"] {

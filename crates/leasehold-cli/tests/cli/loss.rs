@@ -87,7 +87,7 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
     let store = sandbox.cut_off();
     let mut successor = successor(&sandbox, &processes);
     wait_until("the command is killed", || !processes.iter().any(|pid| is_alive(pid)));
-    // The local clock alone has ended it: the store did not answer.
+    // The local clock alone has ended it: the store did not respond.
     drop(store);
     assert_eq!(wait_for_file(&sandbox.path("taken")), "alive: \n");
     holder.end().expect(122);
@@ -97,8 +97,8 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
 #[test]
 fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
-    // The command has its own process group, so stopping leasehold does not stop it. With a longer ttl, the guardian has
-    // more time to get a processor.
+    // The command has its own process group, so stopping leasehold does not stop it. With a longer ttl, the guardian
+    // has more time to get a processor.
     let holder = sandbox.hold("run x --ttl 10s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);

@@ -63,7 +63,7 @@ fn a_waiter_gets_the_permit_that_is_released() {
 }
 
 #[test]
-fn the_report_says_which_permit_and_a_plain_lock_has_none() {
+fn the_report_names_the_permit_if_there_is_one() {
     let sandbox = Sandbox::new();
     let report = |words: &str| -> Value {
         let script = "test \"$LEASEHOLD_PERMIT\" = \"$EXPECTED\"";
@@ -154,7 +154,7 @@ fn conflicting_options_are_usage_errors() {
 }
 
 #[test]
-fn a_run_that_its_parent_blocks_says_so() {
+fn a_run_blocked_by_its_parent_reports_it() {
     let sandbox = Sandbox::new();
     for (outer, inner) in
         [("--shared", "--exclusive"), ("--exclusive", "--shared"), ("--permits 1", "--permits 1")]

@@ -30,7 +30,7 @@ fn signals_are_passed_on() {
 }
 
 #[test]
-fn a_command_that_a_signal_ends_makes_128_and_the_signal() {
+fn a_command_ended_by_a_signal_exits_128_plus_the_signal() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x", "echo ready; sleep 1000");
     holder.signal(Signal::TERM);

@@ -130,7 +130,7 @@ fn a_held_lock_exits_with_123_124_or_the_given_code() {
 }
 
 #[test]
-fn the_report_says_what_an_exit_code_cannot() {
+fn the_report_has_details_that_the_exit_code_lacks() {
     let sandbox = Sandbox::new();
     let report = |words: &str, script: &str, code: i32| -> Value {
         sandbox.run_script(&format!("{words} --report out.json"), script).expect(code);
@@ -231,7 +231,7 @@ fn a_report_does_not_replace_a_pipe_or_a_device() {
 }
 
 #[test]
-fn a_run_under_its_own_lock_says_so() {
+fn a_run_under_its_own_lock_reports_it() {
     let sandbox = Sandbox::new();
     let nested = |words: &str| {
         let script = format!("exec \"$LEASEHOLD\" run {words} x -- true");

@@ -39,7 +39,7 @@ fn the_second_run_waits_and_names_the_holder() {
 }
 
 #[test]
-fn a_waiter_is_told_who_is_directly_before_it() {
+fn a_waiter_learns_who_is_directly_before_it() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run x --owner alice");
     let (second, _stderr, line) = waiting(&sandbox, "run x --owner bob --note backup -- true");
@@ -57,7 +57,7 @@ fn a_waiter_is_told_who_is_directly_before_it() {
 }
 
 #[test]
-fn as_json_it_is_a_document() {
+fn the_waiting_report_in_json_is_a_document() {
     let sandbox = Sandbox::new();
     let mut first = held(&sandbox, "run x --owner alice");
     let (second, _stderr, line) = waiting(&sandbox, "run x --json -- true");
@@ -70,7 +70,7 @@ fn as_json_it_is_a_document() {
 }
 
 #[test]
-fn quiet_is_quiet() {
+fn quiet_prints_only_errors() {
     let sandbox = Sandbox::new();
     let _first = held(&sandbox, "run x");
     let outcome = sandbox.run("run -q -w 700ms x -- true").expect(124);
@@ -80,7 +80,7 @@ fn quiet_is_quiet() {
 }
 
 #[test]
-fn wait_takes_nothing() {
+fn wait_acquires_nothing() {
     let sandbox = Sandbox::new();
     sandbox.run("wait x").expect(0);
     let mut first = held(&sandbox, "run x");
@@ -150,7 +150,7 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    // With a shorter limit, leasehold inspects the lock once more, and the message differs.
+    // With a shorter limit, leasehold inspects the lock again, and the message differs.
     let late = sandbox.run("run -w 2100ms x -- true").expect(125);
     assert!(late.stderr.contains("within 2.1s; the holder of lock `x` is unknown"), "{late:?}");
 }

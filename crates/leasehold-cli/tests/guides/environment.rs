@@ -1,4 +1,4 @@
-//! What the readers of the guides have, and its substitutes in the tests. Guides are changed in no other way.
+//! What the readers of the guides have, and its substitutes in the tests. Nothing else in a guide is changed.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;

@@ -11,8 +11,8 @@
 //! | `python FILE`, `js FILE` | written to the file |
 //! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
-//! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine has
-//! not.
+//! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine
+//! lacks.
 
 mod document;
 mod environment;

@@ -1,5 +1,5 @@
-//! The dashboard's pages, without a browser: what they contain, and who may change something. `tests/ui` of leasehold-serve has the
-//! tests in a browser.
+//! The dashboard's pages, without a browser: what they contain, and who may change something. `tests/ui` of
+//! leasehold-serve has the tests in a browser.
 
 mod examine;
 mod reserve;
@@ -68,8 +68,8 @@ fn session(server: &Server, token: &str) -> String {
     ask(server, "POST /ui/sign-in", "", &format!("token={token}")).expect(303).cookie()
 }
 
-/// Expects that `form` is refused without a session. The token itself is none: pages of other sites could not send it, but
-/// neither does the browser.
+/// Expects that `form` is refused without a session. A token in a header does not count as a session: pages of other
+/// sites could not send it, but neither do browsers.
 #[track_caller]
 fn refused_without_session(server: &Server, line: &str, form: &str) {
     ask(server, line, "", form).expect(403);
@@ -264,7 +264,7 @@ fn the_session_is_a_cookie_that_scripts_cannot_read() {
         assert!(cookie.contains(attribute), "{cookie}");
     }
     assert_eq!(signed_in.header("location"), Some("/ui/"), "not to another site");
-    // It counts for the pages alone: the API wants a token.
+    // It counts for the pages alone: the API requires a token.
     let headers = [("Cookie", &*signed_in.cookie()), ("If-Match", "\"1\"")];
     let body = serde_json::json!({ "lock": "deploy", "reason": "x" });
     assert_eq!(server.post("/v1/evict", &headers, &body).status, 403);

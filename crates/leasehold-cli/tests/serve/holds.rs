@@ -59,7 +59,7 @@ fn a_hold_is_renewed_checked_and_released() {
     assert_eq!(results["results"][2]["lock"], "y");
 
     server.release(&held.ticket()).expect(200);
-    // Its answer may have been lost, so it may come again.
+    // Its response may have been lost, so it may come again.
     server.release(&held.ticket()).expect(200);
     assert_eq!(check(&held.ticket()).problem(410, "lost").body["reason"], "ended");
     assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "ended");
@@ -125,12 +125,12 @@ fn a_client_that_goes_away_stops_waiting() {
     waiting.shutdown(Shutdown::Both).unwrap();
     drop(waiting);
     wait_until("its place is given up", || server.waiters("x") == 0);
-    // Its connection ended, and that released nothing of others.
+    // Its connection ended, which released no hold of others.
     server.renew(&held.ticket()).expect(200);
 }
 
 #[test]
-fn a_server_that_stops_answers_waiters_and_releases_nothing() {
+fn a_stopping_server_ends_waits_and_releases_nothing() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     server.get("/readyz").expect(204);

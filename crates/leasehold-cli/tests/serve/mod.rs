@@ -1,4 +1,4 @@
-//! Tests of `leasehold serve`: real servers on free ports, and requests as bytes, so that nothing tidies them up.
+//! Tests of `leasehold serve`: real servers on free ports, and requests as bytes, so that no library corrects them.
 
 mod access;
 mod bad_input;
@@ -36,7 +36,7 @@ struct Server {
     metrics: String,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 struct Answer {
     status: u16,
@@ -94,7 +94,7 @@ impl Server {
         if !body.is_empty() {
             head += &format!("Content-Length: {}\r\n", body.len());
         }
-        // A server may answer and close before it has read a long body.
+        // A server may respond and close before it has read a long body.
         let _ = stream.write_all(format!("{head}\r\n{body}").as_bytes());
         stream
     }
@@ -153,7 +153,7 @@ impl Drop for Server {
 impl Answer {
     fn read(mut stream: TcpStream) -> Self {
         let mut bytes = Vec::new();
-        // A reset after the answer does not matter.
+        // A reset after the response does not matter.
         let _ = stream.read_to_end(&mut bytes);
         let text = String::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));

@@ -1,4 +1,4 @@
-//! JWTs of an issuer in place of tokens.
+//! JWTs of an issuer instead of tokens.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;

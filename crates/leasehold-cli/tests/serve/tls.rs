@@ -86,7 +86,7 @@ fn new_connections_use_a_new_certificate() {
     let server = Server::start(&sandbox, FILES);
     let trusts = |authority: &str| curl(&sandbox, &server, authority, "", "/healthz").code == 0;
     assert!(trusts("ca") && !trusts("next"));
-    // Half of the change: the certificate has not this key, so the one before stays.
+    // Half of the change: the key does not match the certificate, so the previous pair stays in use.
     install("crt", "next");
     assert!(trusts("ca") && !trusts("next"));
     install("key", "next");

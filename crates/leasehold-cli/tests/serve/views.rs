@@ -92,7 +92,7 @@ fn viewers_see_what_other_processes_do() {
     let mut stream = BufReader::new(server.send("GET /v1/events", &[], ""));
     let mut status = String::new();
     stream.read_line(&mut status).unwrap();
-    // However long the first look takes: the lock changes again and again until it was seen.
+    // However long the first read takes: the lock changes again and again until it was seen.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -107,7 +107,7 @@ fn viewers_see_what_other_processes_do() {
 }
 
 #[test]
-fn the_fence_check_knows_the_current_grant() {
+fn the_fence_check_compares_with_the_current_grant() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     let fence = |token: &str| server.ask("GET /v1/fence/x", &[("Leasehold-Token", token)], "");

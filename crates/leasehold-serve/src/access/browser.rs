@@ -9,7 +9,7 @@ use crate::problem::Problem;
 /// The names under which the server may be addressed.
 ///
 /// A page of another site can send requests to a server on loopback. If the site's name resolves to 127.0.0.1 (DNS
-/// rebinding), the browser even lets the page read the answers. Such requests carry the site's name in `Host`.
+/// rebinding), the browser even lets the page read the responses. Such requests carry the site's name in `Host`.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     names: Vec<String>,

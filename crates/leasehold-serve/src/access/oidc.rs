@@ -31,7 +31,7 @@ use crate::problem::Problem;
 const MOST_TOKEN: usize = 8 * 1024;
 /// By how much the clocks of the issuer and of this server may differ.
 const LEEWAY: Duration = Duration::from_secs(10);
-/// A token that expires later than this is valid until then, in seconds since the Unix epoch: in about 30,000 years.
+/// The latest expiry of a token, in seconds since the Unix epoch: in about 30,000 years. Later ones count as this.
 const MOST_TIME_S: f64 = 1e12;
 
 /// An entry [[issuer]] of the access file.
@@ -76,9 +76,9 @@ struct IssuerRule {
 
 impl Issuers {
     /// # Errors
-    /// Says what is wrong in an entry.
+    /// Names what is wrong in an entry.
     pub(super) fn new(entries: Vec<IssuerEntry>) -> Result<Self, String> {
-        // Otherwise it would be chosen by the features of all crates in the program, and a choice of two panics.
+        // Otherwise the features of all crates in the program select it, and two selected ones cause a panic.
         let _ = jsonwebtoken::crypto::aws_lc::DEFAULT_PROVIDER.install_default();
         let mut issuers: Vec<Issuer> = Vec::new();
         for entry in entries {
@@ -96,7 +96,7 @@ impl Issuers {
     /// Adds a rule for the tokens of the issuer with the name `issuer`.
     ///
     /// # Errors
-    /// Says what is wrong in the rule.
+    /// Names what is wrong in the rule.
     pub(super) fn add_rule(
         &mut self,
         issuer: &str,
@@ -127,7 +127,7 @@ impl Issuers {
         self.0.iter().any(|issuer| Some(&*issuer.name) == name)
     }
 
-    /// Fetches the keys of all issuers, now and again: each in a task of its own. Runs until it is dropped.
+    /// Fetches the keys of all issuers at intervals, each issuer's in a separate task. Runs until it is dropped.
     pub(super) async fn keep_keys(&self, env: &Env) {
         let mut tasks = JoinSet::new();
         for issuer in &self.0 {
@@ -137,7 +137,7 @@ impl Issuers {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// The caller with this `token`; `None` if it is no token of an issuer.
+    /// The caller with this `token`; `None` if it is not from one of the issuers.
     pub(super) async fn caller(&self, token: &str, env: &Env) -> Option<Result<Caller, Problem>> {
         if self.is_empty() || token.bytes().filter(|byte| *byte == b'.').count() != 2 {
             return None;
@@ -155,7 +155,7 @@ impl Issuers {
         if header.crit.is_some() {
             return Err(refused("has an extension (`crit`) that is not supported"));
         }
-        // Not verified yet: they choose the key, and nothing else.
+        // Not verified yet: used only to choose the key.
         let claims = jsonwebtoken::dangerous::insecure_decode_claims::<Value>(token)
             .map_err(|_| refused("has claims that cannot be read"))?;
         let url = claims.get("iss").and_then(Value::as_str);
@@ -214,7 +214,7 @@ impl Issuer {
         }
     }
 
-    /// The caller whose token has these verified claims, and is valid until then.
+    /// The caller whose token has these verified claims and is valid until `valid_until_us`.
     fn caller(&self, claims: &Value, valid_until_us: u64) -> Result<Caller, Problem> {
         let principal = self
             .principal
@@ -230,7 +230,7 @@ impl Issuer {
         }
         let principal = format!("{}:{principal}", self.name);
         if rights.is_empty() {
-            // Some issuers have many users who are strangers here.
+            // Some issuers have many users who have no rights here.
             let detail = format!("no rule of the access file fits the token of `{principal}`");
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
                 .with_help("ask the operator of the server for a rule"));
@@ -260,7 +260,7 @@ fn refused(flaw: &str) -> Problem {
     unauthorized(&format!("the token {flaw}")).with_help("get a new token from its issuer")
 }
 
-/// What `error` says, without anything from the token.
+/// The message of `error`, without anything from the token.
 fn invalid(error: &jsonwebtoken::errors::Error) -> Problem {
     use jsonwebtoken::errors::ErrorKind;
     refused(&match error.kind() {

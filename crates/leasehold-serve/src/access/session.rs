@@ -1,7 +1,7 @@
 //! Sessions of the dashboard: a cookie in place of the token.
 //!
-//! The cookie has neither the token nor anything to compute it from: only when it expires, and a seal over that and the
-//! token's digest. Any server with the same secret accepts it. It ends when its token is withdrawn.
+//! The cookie has neither the token nor anything from which to compute it: only its expiry, and a seal over that and
+//! the token's digest. Any server with the same secret accepts it. It ends when its token is withdrawn.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Access {
     }
 }
 
-/// What the seal of a session is over.
+/// The parts that the seal of a session covers.
 fn parts<'a>(digest: &'a Digest, expires: &'a [u8]) -> [&'a [u8]; 3] {
     [b"leasehold session", digest, expires]
 }

@@ -27,8 +27,8 @@ pub(crate) struct EventsQuery {
     /// Only locks whose names begin with this.
     #[serde(default)]
     prefix: String,
-    /// Also send `look` when the server has looked at a lock that is as it was, with what remains of its lease, and
-    /// `unavailable` and `available` when the store stops or begins to answer.
+    /// Also send `look` when the server has read an unchanged lock, with what remains of its lease, and
+    /// `unavailable` and `available` when the store stops or begins to respond.
     #[serde(default)]
     looks: bool,
 }
@@ -166,7 +166,7 @@ mod tests {
             self.app.feed.publish(FeedEvent::new("acquired", &LockName::new("a").unwrap()));
         }
 
-        /// A stream for a caller whose token is `valid` for so long.
+        /// A stream for a caller whose token remains valid for `valid`.
         async fn stream(&self, valid: Option<Duration>, seen: Option<u64>) -> Body {
             let at = self.app.now();
             let mut caller = Access::local("t")

@@ -36,7 +36,7 @@ pub(crate) struct EvictedAnswer {
 
 /// Ends the grant of another holder.
 ///
-/// The holder learns of it at its next renewal, so make sure first that it has stopped. The header `If-Match` has the
+/// The holder notices it at its next renewal, so make sure first that it has stopped. The header `If-Match` has the
 /// token of the grant, so that a holder that came later is not evicted by mistake.
 #[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
     params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks", pattern = "^\"?[0-9]{1,16}\"?$")),
@@ -67,7 +67,7 @@ pub(crate) async fn evict(
     }
 }
 
-/// What became of an eviction.
+/// The outcome of an eviction.
 pub(crate) enum Outcome {
     Evicted,
     /// The lock is not held with that token. How it looks now.

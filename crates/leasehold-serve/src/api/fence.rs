@@ -9,9 +9,9 @@ use crate::app::{Arrival, Shared};
 use crate::body::{PathName, number};
 use crate::problem::Problem;
 
-/// Says whether a fencing token is that of the current grant.
+/// Reports whether a fencing token is that of the current grant.
 ///
-/// Advisory: the answer may be outdated when it arrives. A resource that compares tokens itself is safe.
+/// Advisory: the response may be outdated when it arrives. A resource that compares tokens itself is safe.
 #[utoipa::path(get, path = "/v1/fence/{name}",
     params(("name" = String, Path), ("Leasehold-Token" = String, Header, description = "The token that a client sent")),
     responses((status = 204), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),

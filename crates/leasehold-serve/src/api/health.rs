@@ -10,16 +10,16 @@ use leasehold::clock::timeout;
 use crate::app::Shared;
 use crate::problem::Problem;
 
-/// How long the store may take to answer.
+/// How long the store may take to respond.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// Whether the process answers. Asks the store nothing.
+/// Whether the process responds. Sends no request to the store.
 #[utoipa::path(get, path = "/healthz", responses((status = 204)))]
 pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Whether the server can serve: it does not stop, and the store answers.
+/// Whether the server can serve: it does not stop, and the store responds.
 #[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);

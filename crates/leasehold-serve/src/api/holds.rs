@@ -46,9 +46,9 @@ const KEY: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// Acquires a lock.
 ///
-/// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. A request that was
-/// not answered is repeated with the same key, and gets the same hold. Once that hold has ended, the key is spent. The field
-/// `claim` does the same.
+/// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. To repeat a
+/// request that got no response, send it with the same key: it gets the same hold. Once that hold has ended, the key is
+/// spent. The field `claim` does the same.
 #[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
     params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
     responses(
@@ -103,8 +103,8 @@ async fn granted(
         (None, None) => {
             return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(KEY_HELP));
         }
-        // These consist of several locks, or the store cannot tell whether a key is spent. A repeated request is a new
-        // acquisition, and the first one lapses.
+        // These consist of several locks, or the store does not record whether a key is spent. A repeated request is a
+        // new acquisition, and the first one lapses.
         (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
         (None, Some(key)) => Some(app.claim_id(&arrival.caller, &name, key, ttl)?),
     };
@@ -211,8 +211,8 @@ async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
     Ok((held.ticket().clone(), held.deadline()))
 }
 
-/// Waits for an acquisition for `wait`. With `keeps_place`, it goes on for a while afterwards: a client with a claim asks again,
-/// or withdraws the claim. If another client did not, the lock could be granted to no one.
+/// Waits for an acquisition for `wait`. With `keeps_place`, it continues for a while afterwards: a client with a claim
+/// asks again, or withdraws the claim. A client that does neither could be granted a lock that it never uses.
 async fn waited(
     app: &App,
     name: &LockName,
@@ -248,7 +248,7 @@ async fn waited(
     }
 }
 
-/// The store has not said yet whether the lock is held.
+/// The store has not reported yet whether the lock is held.
 fn unknown(name: &LockName, wait: Duration) -> Problem {
     let detail = format!("lock `{name}`: no response from the store within {wait:?}");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(Duration::from_secs(1))
@@ -376,9 +376,9 @@ pub(crate) async fn release_one(
 
 /// Withdraws an acquisition.
 ///
-/// Ends the hold that the acquisition with this `claim` may have received although its response was lost, gives up its place
-/// among the waiters, and ends its requests that wait at this server. A request for it that arrives later may still be
-/// granted, and then lapses.
+/// Ends the hold that the acquisition with this `claim` may have received although its response was lost, gives up its
+/// place among the waiters, and ends its requests that wait at this server. A request for it that arrives later may
+/// still be granted, and then lapses.
 #[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
     (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -398,13 +398,13 @@ pub(crate) async fn withdraw(
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
 
-/// Whether an earlier request, whose answer was lost, released the hold.
+/// Whether an earlier request, whose response was lost, released the hold.
 async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
     let status = app.locker.inspect(ticket.name()).await?;
     Ok(status.history.iter().any(|past| past.token == ticket.token() && past.end == End::Released))
 }
 
-/// Says whether a hold still stands, without renewing it.
+/// Reports whether a hold is still valid, without renewing it.
 #[utoipa::path(post, path = "/v1/holds/check", request_body = TicketRequest, responses(
     (status = 200, body = Checked), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The lock was lost", body = Problem, content_type = "application/problem+json"),

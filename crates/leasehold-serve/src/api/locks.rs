@@ -19,7 +19,7 @@ use crate::view::{LockDetail, LockView, StateView};
 
 /// How many locks are read at a time.
 const AT_ONCE: usize = 8;
-/// How many locks one answer has: by default, and at most.
+/// How many locks one response has: by default, and at most.
 const PAGE: usize = 100;
 const MOST: usize = 1_000;
 /// The longest wait for a change.
@@ -36,7 +36,7 @@ pub(crate) struct ListQuery {
     prefix: String,
     /// Only locks in this state.
     state: Option<StateView>,
-    /// `next` of the answer before.
+    /// `next` of the response before.
     cursor: Option<String>,
     /// At most this many: 1 to 1,000, 100 if it is missing.
     #[param(minimum = 1, maximum = 1000)]
@@ -102,8 +102,8 @@ pub(crate) struct ShowQuery {
 
 /// Shows one lock: its holder, its line and its latest grants.
 ///
-/// The header `ETag` changes when the lock changes hands or its line changes. With `If-None-Match` and `wait`, the answer
-/// comes with the next change, or is 304.
+/// The header `ETag` changes when the lock changes hands or its line changes. With `If-None-Match` and `wait`, the
+/// response comes with the next change, or is 304.
 #[utoipa::path(get, path = "/v1/locks/{name}", params(("name" = String, Path), ShowQuery,
     ("If-None-Match" = Option<String>, Header)), responses(
     (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),

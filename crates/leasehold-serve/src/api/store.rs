@@ -35,7 +35,7 @@ pub(crate) struct RuleView {
     allow: Vec<Right>,
 }
 
-/// Says what the store can do, and what the caller may do. Asks the store nothing.
+/// Reports what the store can do, and what the caller may do. Sends no request to the store.
 #[utoipa::path(get, path = "/v1/store", responses(
     (status = 200, body = StoreView), (status = 401, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn store(State(app): Shared, arrival: Arrival) -> Json<StoreView> {

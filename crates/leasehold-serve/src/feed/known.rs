@@ -31,7 +31,7 @@ pub(super) struct Known {
     pub(super) listed: Vec<String>,
     /// Locks that this server has changed.
     pub(super) urgent: VecDeque<LockName>,
-    /// Why the store did not answer the latest request.
+    /// Why the store did not respond to the latest request.
     pub(super) trouble: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Evicting a holder: a page that says what it means, and the form on it.
+//! Evicting a holder: a page that explains it, and the form on it.
 
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, State};

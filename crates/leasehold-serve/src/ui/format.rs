@@ -25,8 +25,8 @@ pub(super) fn took(ms: u64) -> String {
     if ms < 10_000 { format!("{}.{} s", ms / 1_000, ms / 100 % 10) } else { span(ms) }
 }
 
-/// The length of a full bar for a lease with `ms` left: the next usual ttl with what waiters add to it. A status does not
-/// say how long the whole lease is.
+/// The length of a full bar for a lease with `ms` left: the next usual ttl with what waiters add to it. A status does
+/// not contain the length of the whole lease.
 pub(super) fn full(ms: u64) -> u64 {
     const USUAL: [u64; 14] =
         [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];

@@ -21,7 +21,7 @@ pub(super) struct Page {
     head: Head,
 }
 
-/// What the top and the bottom of a page say.
+/// The content of the top and the bottom of a page.
 #[derive(Clone)]
 pub(super) struct Head {
     store: &'static str,
@@ -51,7 +51,7 @@ impl Head {
         Page { title: title.to_owned(), entry, watches: None, status: StatusCode::OK, content, head: self }
     }
 
-    /// A page that says what went wrong.
+    /// A page that shows what went wrong.
     pub(super) fn problem(self, problem: &Problem) -> Page {
         let status = problem.status();
         let title = match status {
@@ -150,7 +150,7 @@ impl IntoResponse for Page {
     }
 }
 
-/// What went wrong, and what to do. `effect` says what has become of it.
+/// What went wrong, and what to do. `effect` describes what was or was not done.
 pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
     html! {
         div class="notice bad" role="alert" {
@@ -161,7 +161,7 @@ pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
     }
 }
 
-/// How old what a page shows is, if that is worth saying.
+/// The age of what a page shows, if it is worth showing.
 pub(super) fn age(age_ms: u64) -> Markup {
     html! { @if age_ms > 15_000 { " Some of it was seen " (span(age_ms)) " ago." } }
 }

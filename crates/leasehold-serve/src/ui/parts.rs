@@ -7,7 +7,7 @@ use super::format::{full, link, span, took};
 use super::icons;
 use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
-/// Text of others: without characters that hide or reorder text.
+/// Text from others: without characters that hide or reorder text.
 pub(super) fn text(text: &str) -> String {
     printable(text, 300)
 }
@@ -60,7 +60,7 @@ pub(super) fn holder_alone(lock: &LockView) -> Markup {
     }
 }
 
-/// Time that passes: the script counts on.
+/// Time that passes: the script continues to count.
 pub(super) fn passing(ms: u64) -> Markup {
     html! { span class="num" data-up=(ms) { (span(ms)) } }
 }

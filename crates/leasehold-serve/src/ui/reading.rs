@@ -1,4 +1,4 @@
-//! The locks that a page shows: as the feed saw them lately, or read now.
+//! The locks that a page shows: as the feed read them last, or read now.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Reserving a lock: a person holds it for a time, like any other holder.
 //!
-//! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's principal.
-//! Pages, addresses and logs never contain the ticket.
+//! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's
+//! principal. Pages, addresses and logs never contain the ticket.
 
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -37,14 +37,15 @@ pub(super) struct Form {
 impl Form {
     /// The form to show again after `problem`, with what was typed.
     pub(super) fn after(mut self, problem: &Problem) -> Self {
-        // Without an answer of the store, the lock may have been acquired. Repeating it with the same key has that hold.
+        // Without a response of the store, the lock may have been acquired. Repeating it with the same key has that
+        // hold.
         if !problem.status().is_server_error() {
             self.key.clear();
         }
         self
     }
 
-    /// What is certain after `problem`.
+    /// What is certain about the lock after `problem`.
     pub(super) fn without_effect(&self, problem: &Problem) -> Option<&'static str> {
         (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was reserved.")
     }
@@ -89,7 +90,7 @@ impl Reservation {
     }
 }
 
-/// What the seal of the cookie's `text` is over.
+/// The parts that the seal of the cookie's `text` covers.
 fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a str; 4]> {
     let principal = arrival.caller.principal.as_deref()?;
     Some(["leasehold reservation", app.locker.url().unwrap_or_default(), principal, text])
@@ -112,11 +113,11 @@ pub(super) fn allowed(
     if arrival.caller.principal.is_none() {
         return Err(unknown());
     }
-    // The answer is the lock's page. The right to acquire is checked where the lock is acquired.
+    // The response is the lock's page. The right to acquire is checked where the lock is acquired.
     arrival.must(Right::Read, name)
 }
 
-/// Reserves, renews or releases `name`, as `form` says. Returns the reservation, or `None` if it has ended.
+/// Reserves, renews or releases `name`, according to `form`. Returns the reservation, or `None` if it has ended.
 pub(super) async fn perform(
     app: &App,
     arrival: &Arrival,
@@ -178,7 +179,8 @@ pub(super) fn version(own: Option<&Reservation>) -> u64 {
     own.map_or(0, |own| own.until_us)
 }
 
-/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to release.
+/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to
+/// release.
 ///
 /// `flawed` is a form that failed: it is shown again.
 pub(super) fn section(
@@ -209,7 +211,7 @@ pub(super) fn section(
     })
 }
 
-/// The form as it was sent, on a page that knows nothing about the lock.
+/// The form as it was sent, on a page without the state of the lock.
 pub(super) fn again(app: &App, name: &LockName, sent: &Form) -> Markup {
     html! { @if sent.action == "reserve" { (form(app, &link("lock", name.as_str()), Some(sent))) } }
 }

@@ -148,7 +148,7 @@ fn summary(report: &Report) -> String {
 }
 
 fn findings(findings: &[Finding]) -> Markup {
-    // As in the command: the store's answers are text of others.
+    // As in the command: the store's responses are text from others.
     let shown = |text: &str| printable(text, 400);
     html! {
         table role="table" class="cards findings" {

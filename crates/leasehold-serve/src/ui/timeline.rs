@@ -6,7 +6,7 @@ use super::format::{span, time};
 use super::parts::{grant, text};
 use crate::view::{LockDetail, Person, StateView};
 
-/// How many holders have a row of their own. The others share the last one.
+/// How many holders have a separate row. The others share the last one.
 const ROWS: usize = 6;
 const ROW: u64 = 34;
 const AXIS: u64 = 22;

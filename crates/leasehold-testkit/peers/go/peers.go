@@ -90,7 +90,7 @@ func read(arguments []string) Options {
 	for i := 0; i < len(arguments); i++ {
 		name, isOption := strings.CutPrefix(arguments[i], "--")
 		if !isOption {
-			fail(fmt.Errorf("%q is no option", arguments[i]))
+			fail(fmt.Errorf("%q is not an option", arguments[i]))
 		}
 		options[name] = ""
 		if i+1 < len(arguments) && !strings.HasPrefix(arguments[i+1], "--") {

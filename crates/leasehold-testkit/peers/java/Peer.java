@@ -42,7 +42,7 @@ final class Peer implements Peers.Lock {
     @Override
     public boolean attempt() throws InterruptedException {
         try {
-            // Not tryAcquireLock, which waits for a whole lease unless it is told not to, and throws then.
+            // Not tryAcquireLock, which by default waits for a whole lease, and otherwise throws.
             held = client.acquireLock(request().withShouldSkipBlockingWait(true).build());
             return true;
         } catch (LockCurrentlyUnavailableException unavailable) {

@@ -34,7 +34,7 @@ final class RedissonPeer implements Peers.Lock {
         try {
             return lock.tryLock();
         } catch (RedisException refused) {
-            // The key has the string of another client, or another type that is no lock of Redisson's.
+            // The key has the string of another client, or another type that is not a lock of Redisson's.
             if (refused.getMessage().contains("WRONGTYPE")) {
                 return false;
             }
@@ -71,7 +71,7 @@ final class RedissonPeer implements Peers.Lock {
                     lock.unlockAsync(owner).toCompletableFuture().join();
                 }
 
-                /** Asks the server: the watchdog tells nobody. */
+                /** Asks the server: the watchdog reports no loss. */
                 @Override
                 public boolean lost() {
                     return !lock.isHeldByThread(owner);

@@ -39,7 +39,7 @@ final class ShedLockPeer implements Peers.Lock {
 
     public static void main(String[] arguments) {
         Peers.run(arguments, ShedLockPeer::new, options -> {
-            throw new UnsupportedOperationException("it is no contender of the benchmark");
+            throw new UnsupportedOperationException("it is not a contender of the benchmark");
         });
     }
 

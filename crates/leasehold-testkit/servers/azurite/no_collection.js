@@ -1,5 +1,5 @@
-// Loaded before Azurite. Ten minutes after its start, Azurite looks for the contents that no blob refers to, and answers
-// nothing until it has deleted them, one after the other. After the thousands of writes of the tests that takes minutes.
+// Loaded before Azurite. Ten minutes after its start, Azurite looks for contents that no blob refers to, and does not
+// respond until it has deleted them, one after the other. After the thousands of writes of the tests that takes minutes.
 // It has no option for the interval.
 const { realpathSync } = require("fs");
 const { createRequire } = require("module");

@@ -4,9 +4,9 @@
 //
 // ETCD is the program of etcd. FOLDER has the data, and a kubeconfig for the real server, which speaks TLS. ADDRESS, a
 // HOST:PORT, is opened as soon as the server is ready. It forwards plain HTTP to the server, as the user "admin" unless a
-// request has a token of its own: tests count requests there, and lose them.
+// request has its own token: tests count requests there, and lose them.
 //
-// k8s.io/kubernetes cannot be installed with `go install`, so this is a module of its own.
+// k8s.io/kubernetes cannot be installed with `go install`, so this is a separate module.
 package main
 
 import (
@@ -107,7 +107,7 @@ func serve(address, secure, folder string) {
 	check(http.ListenAndServe(address, proxy))
 }
 
-// withLength gives answers other than watches a length instead of chunks, for clients that read no chunks.
+// withLength gives responses other than watches a length instead of chunks, for clients that read no chunks.
 func withLength(answer *http.Response) error {
 	if answer.ContentLength >= 0 || answer.Request.URL.Query().Has("watch") {
 		return nil

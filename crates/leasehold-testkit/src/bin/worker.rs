@@ -63,7 +63,8 @@ impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Self {
         let mut options = HashMap::new();
         while let Some(name) = arguments.next() {
-            let name = name.strip_prefix("--").unwrap_or_else(|| panic!("{name:?} is no option")).to_owned();
+            let name =
+                name.strip_prefix("--").unwrap_or_else(|| panic!("{name:?} is not an option")).to_owned();
             let value = arguments.next().unwrap_or_else(|| panic!("--{name} has no value"));
             options.insert(name, value);
         }
@@ -75,7 +76,7 @@ impl Options {
     }
 
     fn number(&self, name: &str) -> u64 {
-        self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is no number"))
+        self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is not a number"))
     }
 
     /// The semaphore that `--permits` asks for, if given.
@@ -131,7 +132,7 @@ async fn permit(locker: &Locker, options: &Options) {
     }
 }
 
-/// Releases the lock. If the server is too slow to answer, the lease ends by itself, and no promise is broken.
+/// Releases the lock. If the server is too slow to respond, the lease ends by itself, and no promise is broken.
 async fn release(guard: Guard) {
     if let Err(error) = guard.release().await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
@@ -154,7 +155,7 @@ async fn hold(locker: &Locker, options: &Options) {
     say(format_args!("lost {loss}"));
 }
 
-/// Checks the guard only after each question, so that an answer is never from before a pause.
+/// Checks the guard only after each question, so that a response is never from before a pause.
 async fn answer(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
     say(format_args!("granted {}", token(&guard)));

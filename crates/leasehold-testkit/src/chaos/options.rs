@@ -47,7 +47,8 @@ impl Options {
                 minutes if minutes.starts_with(|first: char| first.is_ascii_digit()) => {
                     let minutes =
                         minutes.parse::<f64>().ok().filter(|minutes| (0.0..=100_000.0).contains(minutes));
-                    let minutes = minutes.ok_or_else(|| format!("`{argument}` is no number of minutes"))?;
+                    let minutes =
+                        minutes.ok_or_else(|| format!("`{argument}` is not a number of minutes"))?;
                     options.duration = MINUTE.mul_f64(minutes);
                 }
                 option if option.starts_with('-') => {
@@ -68,7 +69,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
     let value = value.ok_or_else(|| format!("`{option}` needs a number"))?;
-    value.parse().map_err(|_| format!("`{value}` is no number for `{option}`"))
+    value.parse().map_err(|_| format!("`{value}` for `{option}` is not a number"))
 }
 
 /// The scenario named `name`, or those whose names begin with `name` and a dash.

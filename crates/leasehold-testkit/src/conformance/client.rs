@@ -13,7 +13,7 @@ use super::Harness;
 /// A ttl for cases in which no lease lapses. No longer than the longest of any store.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// A client of the storage under test. Its methods fail the case if the store does not answer as expected.
+/// A client of the storage under test. Its methods fail the case if the store does not respond as expected.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) store: Arc<dyn LeaseStore>,
@@ -45,7 +45,7 @@ impl Client {
     /// A new claim of this client.
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
         let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
-        // On a busy machine a server may be slow. That is no fault of the store's client.
+        // On a busy machine a server may be slow. That is not a fault of the store's client.
         claim.store_timeout = self.limit / 2;
         claim
     }
@@ -98,7 +98,7 @@ impl Client {
             match self.store.try_acquire(&claim).await.unwrap() {
                 AcquireOutcome::Granted(grant) => return grant,
                 AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
-                // A slow server may have granted the lock without our seeing the answer in time.
+                // A slow server may have granted the lock without our seeing the response in time.
                 AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
@@ -167,7 +167,7 @@ impl Client {
         None
     }
 
-    /// Asserts that the loss was caused by an operator. A store without history cannot tell an eviction from a
+    /// Asserts that the loss was caused by an operator. A store without history cannot distinguish an eviction from a
     /// deletion by hand.
     pub(super) fn assert_ended(&self, loss: &Loss) {
         let forgetful = !self.store.capabilities().history && loss.reason == LossReason::Deleted;

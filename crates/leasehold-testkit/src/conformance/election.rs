@@ -34,8 +34,8 @@ fn assert_is(leader: Option<&Leader>, who: &str) {
 
 /// Asserts that the stream reports `leadership` of the candidate `who`; `first` is its next item.
 ///
-/// It may report a lower term first: a store may write a grant twice, with a higher token, before its holder learns of
-/// it.
+/// It may report a lower term first: a store may write a grant twice, with a higher token, before it reports the grant
+/// to its holder.
 async fn assert_tells(
     client: &Client,
     changes: &mut BoxStream<'static, Result<Option<Leader>>>,

@@ -35,7 +35,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
         let released = here.lock(format!("released-{n}")).ttl(LONG);
         let guard = one.within("acquire", released.acquire()).await.unwrap();
         let mut release = Box::pin(guard.release());
-        // A store may answer on the first poll.
+        // A store may complete on the first poll.
         let _ = release.as_mut().now_or_never();
         releases.push(release);
         let (asks, name) = (here.clone(), LockName::new("held").unwrap());

@@ -45,7 +45,7 @@ pub async fn locks_of_different_names_are_independent(harness: &dyn Harness) {
     }
 }
 
-/// A claim that is tried again is not refused because of its own earlier grant. Claims are retried when an answer is
+/// A claim that is tried again is not refused because of its own earlier grant. Claims are retried when a response is
 /// lost or a caller times out.
 pub async fn one_claim_tried_twice_is_granted_to_itself(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);

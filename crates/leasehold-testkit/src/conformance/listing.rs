@@ -88,7 +88,7 @@ pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     assert_eq!(listed(&client, "c").await, set(&[]));
 }
 
-/// Stores answer in pages of at most a thousand. A listing includes the pages after the first.
+/// Stores return pages of at most a thousand names. A listing includes the pages after the first.
 pub async fn listing_goes_beyond_a_thousand_locks(harness: &dyn Harness) {
     const LOCKS: usize = 1_050;
     // Many, because a store whose clock shows only seconds lets each of the first grants wait for about one. Not all,

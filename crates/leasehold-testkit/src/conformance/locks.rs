@@ -66,7 +66,7 @@ pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness
     loop {
         let lock = here.lock("lock").ttl(LONG);
         let given_up = {
-            // Polled once, twice, and so on: dropped before the request, during it, and after its answer.
+            // Polled once, twice, and so on: dropped before the request, during it, and after its response.
             let mut acquire = pin!(lock.acquire());
             let mut granted = None;
             for _ in 0..=polls {
@@ -108,7 +108,7 @@ pub async fn with_holds_the_lock_while_its_body_runs(harness: &dyn Harness) {
     guard.release().await.unwrap();
 }
 
-/// A holder whose grant an operator ends learns of it at its next renewal. Its check fails from then on.
+/// A holder whose grant an operator ends notices it at its next renewal. Its check fails from then on.
 pub async fn a_holder_learns_that_it_was_evicted(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, _) = locker(harness, "two").await;

@@ -10,7 +10,7 @@ use leasehold::{ErrorKind, Locker, Once, OncePer};
 use super::Harness;
 use super::client::{Client, name};
 
-/// Longer than any case may take: a client that waits for such a rest to end fails the case.
+/// Longer than any case may take: a client that waits for such a cooldown to end fails the case.
 const LONG: Duration = Duration::from_secs(3_600);
 
 type Ran = Once<usize, &'static str>;

@@ -19,7 +19,7 @@ pub async fn release_frees_at_once(harness: &dyn Harness) {
     two.granted(&lock, LONG).await;
 }
 
-/// Repeating a release, as after a lost answer, does not free another client's grant.
+/// Repeating a release, as after a lost response, does not free another client's grant.
 pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -55,7 +55,8 @@ pub async fn release_after_the_record_was_deleted_is_already_lost(harness: &dyn 
     one.granted(&lock, LONG).await;
 }
 
-/// A lock that was released with a cooldown is granted to no client before the cooldown is over, not even to its last holder.
+/// A lock that was released with a cooldown is granted to no client before the cooldown is over, not even to its last
+/// holder.
 pub async fn a_cooldown_keeps_the_lock_from_being_granted_early(harness: &dyn Harness) {
     let cooldown = harness.ttl();
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
@@ -70,7 +71,7 @@ pub async fn a_cooldown_keeps_the_lock_from_being_granted_early(harness: &dyn Ha
     let least = cooldown.mul_f64(1.0 - RATE_ERROR);
     let is_over = || one.env().now().longest_since(start) >= least;
     assert_eq!(one.release_with(&mut grant, Some(cooldown)).await, Released::Released);
-    // On a busy machine, the cooldown may end before an answer arrives.
+    // On a busy machine, the cooldown may end before a response arrives.
     for client in [&one, &two] {
         match client.attempt(&client.claim(&lock, LONG)).await {
             AcquireOutcome::Held(held) => assert!(held.in_cooldown, "{held:?}"),

@@ -36,7 +36,7 @@ pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
         LossReason::TakenOver { by } => {
             assert_eq!((by.holder.as_ref(), by.token), (Some(two.who()), Some(second.token)));
         }
-        // The holder's own deadline has passed, so a store may answer without a request.
+        // The holder's own deadline has passed, so a store may respond without a request.
         LossReason::Expired { .. } => {}
         other => panic!("{other:?}"),
     }

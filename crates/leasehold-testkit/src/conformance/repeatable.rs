@@ -1,4 +1,5 @@
-//! Acquisitions that are repeated under the id of their caller: [`Lock::acquire_ticket`](leasehold::Lock::acquire_ticket).
+//! Acquisitions that are repeated under the id of their caller:
+//! [`Lock::acquire_ticket`](leasehold::Lock::acquire_ticket).
 
 use std::time::Duration;
 
@@ -70,7 +71,7 @@ pub async fn a_repetition_with_a_shorter_ttl_shortens_no_lease(harness: &dyn Har
 
 /// A repetition renews its hold while another task of the process waits for the lock. Contenders go by the ttl of the
 /// record, also if the repetition asks for a longer one.
-pub async fn a_renewal_is_believed_no_longer_than_the_record_says(harness: &dyn Harness) {
+pub async fn a_renewal_is_valid_no_longer_than_the_record_shows(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, _) = locker(harness, "two").await;
     if is_refused(&one, &here).await {

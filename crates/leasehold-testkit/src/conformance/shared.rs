@@ -49,7 +49,7 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
         there.rw_lock("x").ttl(LONG).on_wait(move |_| has_heard.notify_one())
     };
     let come = async {
-        // The writer holds the gate: before that it would not wait for a slot.
+        // The writer holds the gate: before that it would not wait for a permit.
         two.within("the wait for the shared holder", has_heard.notified()).await;
         assert_eq!(here.try_shared().await.unwrap_err().kind(), ErrorKind::Held);
         reader.release().await.unwrap();

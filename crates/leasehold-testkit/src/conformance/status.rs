@@ -28,7 +28,7 @@ pub async fn inspection_shows_free_held_and_history(harness: &dyn Harness) {
     assert_eq!((past.token, &past.holder, past.end), (grant.token, one.who(), End::Released));
 }
 
-/// A lapsed lease is shown as lapsed, but not while its holder may still believe in it.
+/// A lapsed lease is shown as lapsed, but not while its holder may still rely on it.
 pub async fn inspection_shows_a_lapsed_lease_and_not_too_early(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -51,7 +51,7 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
         };
         two.within("until it is old", due).await;
         assert!(listed().await, "a dry run deletes nothing");
-        // A store that is slow to answer may keep the record for now.
+        // A store that is slow to respond may keep the record for now.
         let deleted = async {
             loop {
                 let swept = sweep(&old, LATE, false).await;

@@ -5,7 +5,7 @@ use leasehold::lease::{Grant, Released};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// `grant` as a process knows it that has only a ticket.
+/// `grant` as it is in a process that has only a ticket.
 fn told(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),

@@ -52,8 +52,9 @@ pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
     two.assert_rises(grant.token, next.token);
 }
 
-/// Waiters of different processes are granted the lock in the order in which they joined the line, without those that gave
-/// up, and each learns who is directly before it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// Waiters of different processes are granted the lock in the order in which they joined the line, without those that
+/// gave up, and each learns who is directly before it. Applies to stores that keep a line
+/// ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 8;
     const GAVE_UP: usize = 2;
@@ -94,8 +95,8 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     before.release(&mut grant).await;
 }
 
-/// A waiter that stops without leaving the line is passed over by the next, which comes before the one after it. Applies to
-/// stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// A waiter that stops without leaving the line is passed over by the next, which comes before the one after it.
+/// Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     let holder = Client::open(harness, "holder").await;
     if !holder.store.capabilities().fifo() {
@@ -125,7 +126,7 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     last.release(&mut latest).await;
 }
 
-/// A client, and its claim for the lock, which is held. The claim has a place in the line, of which it was told.
+/// A client, and its claim for the lock, which is held. The claim has been given a place in the line.
 async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Claim, HolderInfo) {
     let client = Client::open(harness, who).await;
     let mut claim = client.claim(&name("lock"), ttl);

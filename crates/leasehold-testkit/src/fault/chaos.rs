@@ -14,7 +14,7 @@ use super::Outcome;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chaos {
-    /// Applied, answer lost.
+    /// Applied; the response is lost.
     pub applied_lost: f64,
     /// Never applied, reported as unknown.
     pub dropped: f64,
@@ -22,9 +22,10 @@ pub struct Chaos {
     pub held_back: f64,
     /// Applied twice.
     pub twice: f64,
-    /// Applied twice, and the second answer reported.
+    /// Applied twice, and the second response reported.
     pub twice_second_answer: f64,
-    /// Applied and answered; a copy arrives when the test calls [`deliver`](super::FaultyRegister::deliver).
+    /// Applied, and the response arrives; a copy of the request arrives when the test calls
+    /// [`deliver`](super::FaultyRegister::deliver).
     pub twice_late: f64,
     /// Refused for now.
     pub not_applied: f64,
@@ -32,7 +33,7 @@ pub struct Chaos {
     pub throttled: f64,
     /// Arrives late, by up to [`delay_most`](Self::delay_most).
     pub delayed: f64,
-    /// Answered late, by up to [`delay_most`](Self::delay_most).
+    /// The response is late by up to [`delay_most`](Self::delay_most).
     pub answer_delayed: f64,
     /// The longest delay.
     pub delay_most: Duration,

@@ -1,4 +1,4 @@
-//! Requests and answers in the simulated network.
+//! Requests and responses in the simulated network.
 
 use bytes::Bytes;
 use leasehold::error::StoreError;
@@ -60,7 +60,7 @@ impl Request {
     }
 }
 
-/// A request or answer that is held in the network, and the channel to its caller, if it has one.
+/// A request or response that is held in the network, and the channel to its caller, if it has one.
 #[derive(Debug)]
 pub(super) enum InNetwork {
     Request(Request, Option<oneshot::Sender<Reply>>),

@@ -110,7 +110,7 @@ async fn the_four_outcomes_of_a_write() {
 }
 
 #[tokio::test]
-async fn a_write_held_back_lands_when_the_test_says() {
+async fn a_write_held_back_is_applied_on_delivery() {
     let register = MapRegister::faulty();
     register.next_write(Outcome::HeldBack);
     assert!(matches!(create(&register, "a").await, Err(StoreError::MaybeApplied(_))));
@@ -140,7 +140,7 @@ async fn a_stalled_request_arrives_although_its_caller_gave_up() {
 }
 
 #[tokio::test]
-async fn a_stalled_answer_has_the_earlier_value() {
+async fn a_delayed_response_has_the_earlier_value() {
     let register = MapRegister::faulty();
     register.next_read(Outcome::AnswerStalled);
     let reader = tokio::spawn({
@@ -150,11 +150,11 @@ async fn a_stalled_answer_has_the_earlier_value() {
     register.sent(1).await;
     create(&register, "a").await.unwrap();
     register.deliver().await;
-    assert_eq!(reader.await.unwrap().unwrap(), None, "read before the write, answered after it");
+    assert_eq!(reader.await.unwrap().unwrap(), None, "read before the write, returned after it");
 }
 
 #[tokio::test]
-async fn a_request_sent_twice_is_answered_by_either_copy() {
+async fn either_copy_of_a_doubled_request_gives_the_response() {
     let register = MapRegister::faulty();
     register.next_write(Outcome::Twice);
     assert!(matches!(create(&register, "a").await, Ok(Write::Committed(_))));

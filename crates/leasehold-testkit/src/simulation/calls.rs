@@ -21,7 +21,7 @@ use super::checker::{Checker, Write};
 use super::network::Network;
 use crate::fault::{Chaos, Outcome};
 
-/// How long operations without their own store timeout wait for a store that does not answer.
+/// How long operations without their own store timeout wait for a store that does not respond.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The store as one process reaches it. The checker observes it.
@@ -102,7 +102,7 @@ impl Network for Script {
 }
 
 impl Calls {
-    /// Makes `call` never, once or twice, now or later. An answer comes within `limit` or not at all.
+    /// Makes `call` never, once or twice, now or later. A response comes within `limit` or not at all.
     async fn carry<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -162,7 +162,7 @@ impl Calls {
             }
             Outcome::Fine => call().await,
         };
-        // A process that stands still receives no answer.
+        // A process that stands still receives no response.
         self.env.sleep(Duration::ZERO).await;
         reply
     }
@@ -173,7 +173,7 @@ impl Calls {
 }
 
 fn lost() -> StoreError {
-    Fault::unavailable("injected: the answer was lost").maybe_applied()
+    Fault::unavailable("injected: the response was lost").maybe_applied()
 }
 
 /// The same grant, for a call that may outlive its caller.
@@ -185,7 +185,7 @@ fn copy(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
-        // These are calls of SQLite, which only looks at whether there is a memo.
+        // These are calls of SQLite, which only check whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct Checked {
 /// One lock.
 #[derive(Debug, Default)]
 struct Lock {
-    /// The highest token that has been believed in.
+    /// The highest token whose check has passed.
     believed: u64,
     /// The highest committed token, and its grant.
     committed: u64,
@@ -61,12 +61,12 @@ struct Lock {
     granted: Duration,
     /// Tokens up to this one come from records that were deleted by hand. They are exempt from mutual exclusion.
     deleted: u64,
-    /// The grants, by the tokens of their records. Creates that landed too late to be used are left out: they must
-    /// never be believed in.
+    /// The grants, by the tokens of their records. Creates that were applied too late to be used are left out: no
+    /// check of them may pass.
     grants: BTreeMap<u64, Granted>,
-    /// The grants that an operator ended. Their holders learn of that when they renew.
+    /// The grants that an operator ended. Their holders notice it when they renew.
     evicted: HashSet<u64>,
-    /// The grants that their holders know to be lost, as token and acquisition: another acquisition may try the same
+    /// The grants whose holders have noticed the loss, as token and acquisition: another acquisition may try the same
     /// token.
     lost: HashSet<(u64, String)>,
     /// The tokens of all guards.
@@ -84,11 +84,11 @@ struct Granted {
     id: String,
     /// The note of the holder that inspection shows.
     note: String,
-    /// The latest moment, in true time, at which the grant may be believed in.
+    /// The latest moment, in true time, at which a check of the grant may pass.
     alive_until: Duration,
     /// When its latest write was sent.
     sent: Duration,
-    /// How long a holder may believe in the grant without another answer.
+    /// How long checks of the grant may pass without another response.
     span: Duration,
     /// How many guards it was given to.
     given: usize,
@@ -137,7 +137,7 @@ impl Checker {
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
         let deleted = token <= lock.deleted;
         // What the holder's clocks have missed since it sent its latest renewal; and what they missed before that, as
-        // long as the holder may not have received the answer to that renewal.
+        // long as the holder may not have received the response to that renewal.
         let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {
@@ -186,7 +186,7 @@ impl Checker {
         }
     }
 
-    /// The store committed `write`, which says that `name` is held, at `now` in true time.
+    /// The store committed `write`, a grant or renewal of `name`, at `now` in true time.
     pub(super) fn committed(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let until = now + longest_belief(write.ttl_ms);
@@ -275,7 +275,7 @@ impl Checker {
         checked.of(name).copied.insert(copied);
     }
 
-    /// The holder of `token` learned that it is lost.
+    /// The holder of `token` noticed that it is lost.
     pub(super) fn lost(&self, name: &str, token: u64) {
         let mut checked = self.lock();
         let lock = checked.of(name);
@@ -357,7 +357,7 @@ impl Checked {
     }
 }
 
-/// How long a holder may believe in a grant that was committed in the instant in which it was sent, by the slowest
+/// How long checks may pass of a grant that was committed in the instant in which it was sent, by the slowest
 /// clock within the bound: ttl (1 - rho) - delta, in true time. Computed from the documented numbers, not with the
 /// code under test.
 fn longest_belief(ttl_ms: u64) -> Duration {

@@ -136,9 +136,9 @@ impl Client {
         match timeout(&*clock, limit, self.acquire()).await {
             Some(outcome) => outcome.ok(),
             None => {
-                // Its requests go on in the background until its store timeout is over.
+                // Its requests continue in the background until its store timeout is over.
                 let until = self.world.now() + 4 * self.plan().longest_ttl() + AFTERMATH;
-                // A note without a task number is shared with other tasks, whose acquisitions may go on.
+                // A note without a task number is shared with other tasks, whose acquisitions may continue.
                 let note = Some(&*self.note).filter(|note| note.contains('-'));
                 self.world.checker.cancelled(note, until);
                 if dies {
@@ -223,7 +223,8 @@ impl Client {
             // A clock that jumps while no true time passes simulates a suspend only for the holder of a single lock.
             // The holder of one of several locks may at the same time be observing how long the others have not been
             // renewed.
-            // Its extrapolated store clock is then ahead, and so is the next token, which a deletion by hand would show.
+            // Its extrapolated store clock is then ahead, and so is the next token, which a deletion by hand would
+            // show.
             0 if has(Fault::Suspends) && !has(Fault::Deletions) && self.plan().workload.is_one_lock() => {
                 self.host.machine().suspend(length);
                 self.suspended += length;
@@ -259,8 +260,8 @@ impl Client {
         self.paused += length;
     }
 
-    /// Whether a machine may be paused without noticing. Its grants are then believed in for too long until the next
-    /// renewal, which the checker can exempt for a single lock only. It would also lengthen a rest.
+    /// Whether a machine may be paused without noticing. Checks of its grants then pass for too long until the next
+    /// renewal, which the checker can exempt for a single lock only. It would also lengthen a cooldown.
     fn knows_nothing_of_time(&self) -> bool {
         let plan = self.plan();
         plan.workload.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File

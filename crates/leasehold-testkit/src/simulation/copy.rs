@@ -1,4 +1,4 @@
-//! A copy of a process that holds the lock. It knows what the process knew, and renews by the same rules.
+//! A copy of a process that holds the lock. It has the state of the process, and renews by the same rules.
 
 use std::sync::Arc;
 use std::time::Duration;

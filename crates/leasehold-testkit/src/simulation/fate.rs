@@ -12,8 +12,8 @@ use super::plan::{Fault, Store};
 use super::world::World;
 use super::{LOCK, Plan};
 
-/// How long a create may be under way after the read that found nothing: an answer that is a quarter of the longest
-/// ttl late, the wait for a `Date` that is exact to a second, and another second until its own answer.
+/// How long a create may be under way after the read that found nothing: a response that is a quarter of the longest
+/// ttl late, the wait for a `Date` that is exact to a second, and another second until its own response.
 const BRAND_NEW: Duration = Duration::from_secs(4);
 /// How much longer a create may be under way while clocks stand still, without a `Date` that shows it.
 const UNTOLD: Duration = Duration::from_secs(2);
@@ -108,7 +108,7 @@ impl Fate {
             Store::Objects => LOCK.to_owned(),
         };
         // The record of a recent grant is not deleted, while another client's create may be under way: the
-        // documentation says what that does to tokens.
+        // documentation describes the effect on tokens.
         let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
         if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {
             return;

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 /// The clock of one process, on a machine that it may share.
 ///
-/// In a process that is stopped no sleep ends and no answer is received (see [`Machine`](crate::machine::Machine)). So
-/// nothing in it makes progress, while its clock runs.
+/// In a process that is stopped no sleep ends and no response is received (see [`Machine`](crate::machine::Machine)).
+/// So nothing in it makes progress, while its clock runs.
 #[derive(Debug)]
 pub(super) struct Host {
     clock: Arc<TestClock>,

@@ -13,7 +13,7 @@ pub(super) trait Network: Send + Sync {
     fn heal(&self);
     fn chaos(&self, chaos: Chaos);
     fn throttle(&self, wait: Option<Duration>);
-    /// Delivers the oldest request or answer that is held back. Returns `false` if there is none.
+    /// Delivers the oldest request or response that is held back. Returns `false` if there is none.
     async fn deliver(&self) -> bool;
 }
 

@@ -46,7 +46,7 @@ impl Client {
         self.begun(self.world.now());
     }
 
-    /// A rest ends by the store's clock, so its length is only as exact as the front ends agree on the time.
+    /// A cooldown ends by the store's clock, so its length is only as exact as the front ends agree on the time.
     fn begun(&self, now: Duration) {
         self.world.checker.begun(now + 2 * self.plan().front_ends());
     }
@@ -61,7 +61,7 @@ impl Checker {
         }
     }
 
-    /// The store knows that the job ran in the period that ends at `until`, in true time.
+    /// The store has recorded that the job ran in the period that ends at `until`, in true time.
     fn rests(&self, until: Duration) {
         let mut checked = self.lock();
         checked.history.runs += 1;

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_panics_is_found_out() {
+    fn a_task_that_panics_is_detected() {
         found(async {
             drop(tokio::spawn(async { panic!("on purpose") }));
             yield_now().await;

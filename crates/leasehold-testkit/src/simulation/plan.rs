@@ -67,7 +67,7 @@ pub struct Plan {
     pub length: Duration,
     /// The leases' ttl.
     pub ttl: Duration,
-    /// How likely each harm of the network is for each request.
+    /// How likely each fault of the network is for each request.
     pub harm: f64,
     /// How far clock rates may be off. Above the bound of 0.005 the guarantees do not hold.
     pub rate_error: f64,
@@ -101,21 +101,21 @@ pub enum Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Requests are applied, and their answers are lost.
+    /// Requests are applied, and their responses are lost.
     LostAnswers,
     /// Requests are lost.
     LostRequests,
     /// Requests arrive late, even after their callers have given up.
     LateRequests,
-    /// Answers arrive late.
+    /// Responses arrive late.
     LateAnswers,
-    /// Requests arrive twice: at once, with either answer, or much later.
+    /// Requests arrive twice: at once, with either response, or much later.
     Doubles,
-    /// Requests are refused for now, or answered with a request to slow down.
+    /// Requests are refused for now, or throttled.
     Refusals,
     /// A machine is cut off.
     Partitions,
-    /// A machine's network accepts requests and answers none.
+    /// A machine's network accepts requests and responds to none.
     Hangs,
     /// A machine is suspended, and its clocks show it.
     Suspends,
@@ -129,7 +129,7 @@ pub enum Fault {
     Rates,
     /// A process dies with everything that it holds, and another starts.
     Crashes,
-    /// Acquisitions are given up before they are answered, or their processes die.
+    /// Acquisitions are given up before their response arrives, or their processes die.
     Cancellations,
     /// Contenders ask for different ttls.
     Ttls,
@@ -249,7 +249,7 @@ impl Plan {
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
         let mut plan = Self { once_per: Some(Duration::from_millis(period_ms)), ..Self::from_seed(seed) };
-        // Deleting the record by hand deletes the record of the run. An eviction ends the rest.
+        // Deleting the record by hand deletes the record of the run. An eviction ends the cooldown.
         plan.faults = plan.faults.without(Fault::Deletions).without(Fault::Evictions);
         plan
     }
@@ -272,7 +272,7 @@ impl Plan {
     pub fn with(mut self, knobs: &str) -> Result<Self, String> {
         for knob in knobs.split(',').filter(|knob| !knob.is_empty()) {
             let set = knob.split_once('=').and_then(|(name, value)| self.set(name, value));
-            set.ok_or_else(|| format!("`{knob}` is no knob of a plan with a value that it can have"))?;
+            set.ok_or_else(|| format!("`{knob}` is not a setting of a plan with a valid value"))?;
         }
         Ok(self)
     }
@@ -330,7 +330,7 @@ impl Plan {
     }
 
     /// How far front ends are off. After deletions by hand, tokens rise only as far as the front ends agree on the
-    /// time, as the documentation says.
+    /// time, as documented.
     pub(super) fn front_ends(&self) -> Duration {
         if !self.has(Fault::Skew) || self.has(Fault::Deletions) {
             Duration::ZERO

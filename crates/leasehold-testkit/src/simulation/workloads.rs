@@ -13,7 +13,7 @@ use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 
-/// How long a contender may wait for the store's clock, whose answers are exact to a second: before it creates a
+/// How long a contender may wait for the store's clock, whose responses are exact to a second: before it creates a
 /// record, and again when it finds a record that another has just created.
 const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
 
@@ -66,9 +66,9 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// For how long the dead waiters in the lines delay the next one, by what they wrote there. Each line delays from the
-    /// moment when its lock is free, so the longest delay counts. Those who wait for one of several permits are in the line
-    /// of their queue, and those who wait for a single one in its line.
+    /// For how long the dead waiters in the lines delay the next one, by what they wrote there. Each line delays from
+    /// the moment when its lock is free, so the longest delay counts. Those who wait for one of several permits are in
+    /// the line of their queue, and those who wait for a single one in its line.
     async fn dead_waiters(&self) -> Duration {
         let mut longest = self.dead_waiters_of(LOCK).await;
         for line in ["permit-1", "permit-queue", "shared-queue"] {
@@ -100,13 +100,13 @@ impl Client {
         2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }
 
-    /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it is
-    /// kept for dead waiters.
+    /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it
+    /// is kept for dead waiters.
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound() + self.dead_waiters().await;
         let (all, bound) = match self.plan().workload {
             Workload::Semaphore(permits) => (permits, bound),
-            // The slots are tried only once the gate is held.
+            // The permits are tried only once the gate is held.
             Workload::RwLock => (1, bound * 2),
             Workload::Lock | Workload::Election => (1, bound),
         };

@@ -278,7 +278,7 @@ impl World {
         let Spent { acquisitions, held, held_since } = *self.spent();
         let held = held + held_since.map_or(Duration::ZERO, |since| self.now() - since);
         let renewals = held.as_secs_f64() / (self.plan.ttl.as_secs_f64() / 3.0 * 0.9);
-        // The latest acquisition may have been interrupted before its answer arrived.
+        // The latest acquisition may have been interrupted before its response arrived.
         let budget = 1 + 2 * acquisitions + 2 + renewals as usize;
         self.checker.spent(self.register.requests.load(Ordering::Relaxed), budget);
     }
@@ -297,7 +297,7 @@ impl Link {
         self.each().into_iter().for_each(<dyn Network>::stall);
     }
 
-    /// Cuts the network off for ever: its process is dead.
+    /// Disconnects from the network permanently: its process is dead.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.disconnect();
@@ -327,7 +327,7 @@ impl Link {
         self.each().into_iter().for_each(|network| network.throttle(wait));
     }
 
-    /// Delivers the oldest request or answer that is held back.
+    /// Delivers the oldest request or response that is held back.
     pub(super) async fn deliver(&self) {
         for network in self.each() {
             network.deliver().await;

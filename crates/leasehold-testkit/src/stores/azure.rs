@@ -170,7 +170,7 @@ impl Launch for Azurite {
     async fn make_store(&self, address: &str) -> io::Result<String> {
         let path = format!("/{ACCOUNT}/{STORE}?restype=container&{SAS}");
         match http::exchange(address, "PUT", &path, "", b"").await? {
-            // 409: an earlier try created it, and its answer was lost.
+            // 409: an earlier try created it, and its response was lost.
             (201 | 409, _) => {
                 Ok(below(&format!("azblob://{ACCOUNT}/{STORE}?{}", endpoint(address)), "chaos"))
             }

@@ -119,7 +119,7 @@ pub fn in_new_namespace(url: &str) -> String {
 async fn make_namespace(address: &str, name: &str) -> io::Result<()> {
     let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
     match ask(address, "POST", "/api/v1/namespaces", Some(&object)).await? {
-        // 409: an earlier try created it, and its answer was lost.
+        // 409: an earlier try created it, and its response was lost.
         (201 | 409, _) => Ok(()),
         (status, answer) => Err(io::Error::other(format!("no namespace: {status} {answer}"))),
     }
@@ -137,10 +137,10 @@ pub fn address(url: &str) -> String {
 }
 
 /// Sends a request about the Lease `object` in the namespace of `url`, as an administrator. Returns the status and the
-/// object of the answer.
+/// object of the response.
 ///
 /// # Panics
-/// When there is no answer.
+/// When there is no response.
 pub async fn lease(url: &str, method: &str, object: &str, body: Option<&Value>) -> (u16, Value) {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/{object}", namespace(url));
     ask(&address(url), method, path.trim_end_matches('/'), body).await.unwrap()
@@ -149,7 +149,7 @@ pub async fn lease(url: &str, method: &str, object: &str, body: Option<&Value>) 
 /// Sends a request to the server at `address`, as an administrator.
 ///
 /// # Errors
-/// When there is no answer.
+/// When there is no response.
 pub async fn ask(address: &str, method: &str, path: &str, body: Option<&Value>) -> io::Result<(u16, Value)> {
     ask_with(address, method, path, "accept: application/json\r\n", body).await
 }
@@ -157,7 +157,7 @@ pub async fn ask(address: &str, method: &str, path: &str, body: Option<&Value>) 
 /// The same with these headers, each of which ends in a line break.
 ///
 /// # Errors
-/// When there is no answer.
+/// When there is no response.
 pub async fn ask_with(
     address: &str,
     method: &str,

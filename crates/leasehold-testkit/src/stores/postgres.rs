@@ -60,7 +60,7 @@ impl TestStore for Postgres {
         }
     }
 
-    /// With a table of its own, as `leasehold init` makes it.
+    /// With a separate table, as `leasehold init` creates it.
     fn fresh_url(&self, storage: &Storage, _folder: &Path) -> String {
         let server = storage.server.expect("storage on a server").url();
         let url = with_option(&server, &format!("table=locks_{}", unique()));
@@ -106,7 +106,7 @@ impl TestStore for Postgres {
     }
 }
 
-/// Makes the table that `url` names.
+/// Creates the table that `url` names.
 ///
 /// # Panics
 /// When it cannot be made.
@@ -125,7 +125,7 @@ pub fn table(url: &str) -> String {
     parsed(url).take("table").expect("the store URL names a table")
 }
 
-/// Runs SQL with PostgreSQL's own tool, and gives what it says.
+/// Runs SQL with PostgreSQL's own tool, and returns its output.
 ///
 /// # Panics
 /// When it fails.

@@ -1,4 +1,5 @@
-//! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts itself.
+//! Redis and Valkey: the servers that `./test` starts, with a prefix for each test, and servers that a test starts
+//! itself.
 
 #[cfg(feature = "chaos")]
 mod chaos;
@@ -131,7 +132,7 @@ pub fn key(url: &str, name: &str) -> String {
     format!("{}{name}", parsed(url).take("prefix").unwrap_or_default())
 }
 
-/// Runs a command on the server of `url` with Redis's own tool, and gives what it says.
+/// Runs a command on the server of `url` with Redis's own tool, and returns its output.
 ///
 /// # Panics
 /// When it cannot be run.
@@ -161,7 +162,7 @@ impl RedisServer {
     pub const KEEPING: Self = Self { append: Some("always") };
     /// It loses its data when it is killed.
     pub const FORGETTING: Self = Self { append: None };
-    /// It may answer before it has written, as by default.
+    /// It may respond before it has written, as by default.
     pub const EVERY_SECOND: Self = Self { append: Some("everysec") };
 }
 

@@ -130,7 +130,7 @@ impl TestStore for S3 {
     }
 }
 
-/// A client of the server at `url`, for what an operator does by hand.
+/// A client of the server at `url`, for operations of an operator.
 ///
 /// # Panics
 /// When the URL has no endpoint or no region.
@@ -189,7 +189,7 @@ impl Launch for Moto {
 async fn make_bucket(address: &str) -> io::Result<String> {
     let client = client_of(&format!("http://{address}"), "us-east-1".to_owned()).await;
     match client.create_bucket().bucket(STORE).send().await {
-        // An earlier try created it, and its answer was lost.
+        // An earlier try created it, and its response was lost.
         Err(error)
             if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
         {

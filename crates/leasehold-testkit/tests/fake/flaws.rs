@@ -45,7 +45,7 @@ flaws! {
     EvictionBlind,
     EvictionDoesNothing,
     MissesRelease,
-    // It says that it has a line of waiters, and has none.
+    // It claims to have a line of waiters, and has none.
     ServesInAnyOrder,
     HidesWhoIsBefore,
     NamesTheFirstAsBefore,

@@ -149,7 +149,7 @@ impl Store {
         Some(held)
     }
 
-    /// Tells `claim`, which is refused, its place in the line, where it joins if it waits.
+    /// Gives `claim`, which is refused, its place in the line, where it joins if it waits.
     fn refused(&self, row: &mut Row, claim: &Claim, mut held: HolderInfo) -> AcquireOutcome {
         if self.is(Flaw::ServesInAnyOrder) || !claim.waits || claim.barges {
             return AcquireOutcome::Held(held);
@@ -341,7 +341,7 @@ impl LeaseStore for Store {
         }
         let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(Released::AlreadyLost) };
         if let Some(ahead) = row.ahead(grant.id) {
-            // The claim is withdrawn, and waits no more.
+            // The claim is withdrawn, and no longer waits.
             row.line.remove(ahead);
             self.0.woken.notify_waiters();
         }

@@ -12,7 +12,7 @@ use crate::workers::{self, Worker};
 /// A ttl of an hour.
 pub(super) const LONG: &[&str] = &["--ttl", "3600"];
 
-/// Long enough for a busy server to answer within it.
+/// Long enough for a busy server to respond within it.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
@@ -37,8 +37,8 @@ pub(super) async fn a_waiter_takes_over_at_once(url: &str) {
     assert!(waiter.granted().await > first);
 }
 
-/// A waiter takes over without other clients, and only after the dead holder's lease has ended. `option` is added to the
-/// store URL.
+/// A waiter takes over without other clients, and only after the dead holder's lease has ended. `option` is added to
+/// the store URL.
 pub(super) async fn a_waiter_takes_over_after_the_lease(url: &str, option: &str) {
     let url = with_option(url, option);
     let mut holder = Worker::start("hold", &url, "lock", TTL_OPTION);

@@ -120,7 +120,7 @@ async fn signal(signal: &str, pids: &str) {
     assert!(Command::new("kill").arg(signal).args(pids.lines()).status().await.unwrap().success());
 }
 
-/// What one server refuses for good may be well on another, which does not answer now.
+/// What one server refuses for good may be accepted by another, which does not respond now.
 #[tokio::test]
 async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     let fresh = fresh();
@@ -134,7 +134,7 @@ async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     assert!(error.contains("UNLOGGED") && error.contains("127.0.0.1:1"), "{error}");
 }
 
-/// Requests that were given up while they connected have connections all the same.
+/// Requests that were given up while they connected still have connections.
 #[tokio::test]
 async fn a_store_opens_no_more_connections_than_its_limit() {
     let (server, url, _folder) = server(&[]).await;

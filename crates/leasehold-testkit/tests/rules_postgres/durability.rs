@@ -13,9 +13,9 @@ async fn a_grant_survives_a_crash_where_other_commits_need_not() {
     assert_eq!(cells(&url, "token").await, grant.token.to_string());
 }
 
-/// PostgreSQL reports success after such a commit, with a warning, also where sessions ask for errors alone.
+/// PostgreSQL reports success after such a commit, with a warning, also in sessions that request only errors.
 #[tokio::test]
-async fn a_commit_that_did_not_wait_for_its_standby_is_no_grant() {
+async fn a_commit_that_did_not_wait_for_its_standby_is_not_a_grant() {
     let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
     let store = open(&url).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
@@ -66,7 +66,7 @@ async fn wait_for_a_standby(url: &str) {
                  ALTER SYSTEM SET synchronous_standby_names = '*'";
     psql(url, names).await;
     psql(url, "SELECT pg_reload_conf()").await;
-    // The server takes it up when it comes to it.
+    // The server applies it a little later.
     let waits = async {
         loop {
             let mut commit = Box::pin(psql(url, "INSERT INTO other VALUES (1)"));

@@ -52,7 +52,7 @@ async fn a_table_that_another_makes_at_once_is_used() {
     let begin = format!("BEGIN; CREATE TABLE {} ({columns});\n", table(&url));
     other.stdin.as_mut().unwrap().write_all(begin.as_bytes()).await.unwrap();
     let idle = "state = 'idle in transaction' AND query LIKE 'CREATE TABLE %'";
-    // The question itself is active, and has its pattern in two parts.
+    // The query itself is active, and has its pattern in two parts.
     let name = table(&url);
     let (first, last) = name.split_at(10);
     let count = |what: &str| {
@@ -69,7 +69,7 @@ async fn a_table_that_another_makes_at_once_is_used() {
     granted(&*store).await;
 }
 
-/// A search path that another client left behind in a pooler leads to no other table.
+/// A search path that another client left behind in a pooler does not select another table.
 #[tokio::test]
 async fn the_search_path_of_a_session_decides_no_table() {
     let fresh = fresh();

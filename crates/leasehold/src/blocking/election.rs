@@ -68,7 +68,7 @@ impl Election {
     }
 }
 
-/// A candidate that leads, as [`crate::Leadership`]. Dropping it resigns, and waits for the store's answer.
+/// A candidate that leads, as [`crate::Leadership`]. Dropping it resigns, and waits for the store's response.
 ///
 /// ```
 /// let leadership = leasehold::blocking::Locker::open("mem:")?.election("scheduler").campaign()?;

@@ -11,9 +11,9 @@ use crate::types::LockName;
 
 /// A lock that is held, as [`crate::Guard`]. It is renewed in the background for as long as this value lives.
 ///
-/// Dropping a guard releases its lock and waits for the store's answer, at most for the time in which the store must
-/// answer ([`Lock::store_timeout`](super::Lock::store_timeout)). Prefer [`release`](Self::release), which reports whether
-/// the lock was held until the end.
+/// Dropping a guard releases its lock and waits for the store's response, at most for the time in which the store must
+/// respond ([`Lock::store_timeout`](super::Lock::store_timeout)). Prefer [`release`](Self::release), which reports
+/// whether the lock was held until the end.
 ///
 /// ```
 /// let locker = leasehold::blocking::Locker::open("mem:")?;
@@ -70,7 +70,7 @@ impl Guard {
         wait(async { Ok(held.lost().await) })
     }
 
-    /// Releases the lock, and reports whether it was held until now. Waits for the store's answer.
+    /// Releases the lock, and reports whether it was held until now. Waits for the store's response.
     ///
     /// # Errors
     /// As [`crate::Guard::release`].

@@ -88,7 +88,7 @@ impl RwLock {
         wait(self.lock.shared()).map(Guard::new)
     }
 
-    /// Acquires a shared hold if one can be had now.
+    /// Acquires a shared hold if one is available now.
     ///
     /// # Errors
     /// As [`crate::RwLock::try_shared`].

@@ -325,7 +325,7 @@ mod tests {
             }
         };
         first.block_on(asleep(&clock));
-        // This runtime is not driven any more. A sleeper in another runtime must not wait for it.
+        // This runtime is no longer driven. A sleeper in another runtime must not wait for it.
         let second = runtime();
         second.block_on(async {
             let sleeper = sleeper(&clock, SECOND * 60);

@@ -1,4 +1,4 @@
-//! What the store's own clock reads: bounds, from the readings in its answers.
+//! What the store's own clock reads: bounds, from the readings in its responses.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{Moment, RATE_ERROR, micros};
 /// ```
 /// use leasehold::clock::StoreTime;
 ///
-/// // The store's latest answer had `Date: Thu, 01 Jan 1970 00:00:01 GMT`, which is accurate to a second.
+/// // The store's latest response had `Date: Thu, 01 Jan 1970 00:00:01 GMT`, which is accurate to a second.
 /// let time = StoreTime::between(1_000_000, 2_000_000);
 /// let has_certainly_passed = |us| us <= time.lo_us;
 /// assert!(has_certainly_passed(1_000_000));
@@ -23,8 +23,8 @@ pub struct StoreTime {
     pub lo_us: u64,
     /// The clock reads at most this.
     pub hi_us: u64,
-    /// The largest contradiction between two answers of the store. Zero if it has one clock. A store with several front
-    /// ends has several clocks.
+    /// The largest contradiction between two responses of the store. Zero if it has one clock. A store with several
+    /// front ends has several clocks.
     pub apart: Duration,
 }
 
@@ -46,8 +46,8 @@ impl StoreTime {
 /// at `r`, the store's clock reads within `[d + (t - r), d + resolution + (t - s)]` at local time `t`. Both bounds are
 /// stretched by [`RATE_ERROR`].
 ///
-/// It also stores the largest contradiction between two readings, which shows that several clocks answer, or that one
-/// was set.
+/// It also stores the largest contradiction between two readings, which shows that there are several clocks, or that
+/// one was set.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -108,9 +108,9 @@ impl Readings {
 
 impl StoreClock {
     /// Adds a reading: the store reported `at_us` (microseconds since the Unix epoch, rounded down to `resolution`) in
-    /// an answer that was received at `received`, to a request that was sent at `sent`.
+    /// a response that was received at `received`, to a request that was sent at `sent`.
     ///
-    /// Call this only for an answer that is certain to come from the store. An intermediary has its own clock.
+    /// Call this only for a response that is certain to come from the store. An intermediary has its own clock.
     pub fn observe(&self, at_us: u64, resolution: Duration, sent: Moment, received: Moment) {
         let latest = Reading { at_us, resolution, sent, received };
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);

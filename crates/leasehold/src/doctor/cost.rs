@@ -81,7 +81,7 @@ pub struct Cost {
 
 /// Returns the estimated cost. `None` if requests to the store are free.
 ///
-/// `deletes` says whether releases delete, which costs nothing on object stores.
+/// `deletes`: whether releases delete, which costs nothing on object stores.
 pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) -> Option<Cost> {
     let prices = PRICES.iter().find(|prices| prices.store == store)?;
     let acquisitions = u64::from(examination.acquisitions_per_day) * DAYS;

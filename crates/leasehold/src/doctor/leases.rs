@@ -210,7 +210,7 @@ impl<'a> Patient<'a> {
         }
         match self.store.release(&mut stale, None).await {
             Ok(Released::AlreadyLost) => {}
-            // If a release deletes, a lost answer leaves no trace. The current state of the lock decides.
+            // If a release deletes, a lost response leaves no trace. The current state of the lock decides.
             Ok(Released::Released) => {
                 let status = self.store.inspect(&name).await.map_err(|error| stopped(CHECK, &error))?;
                 let held = matches!(status.state, State::Held(_));
@@ -268,7 +268,7 @@ impl<'a> Patient<'a> {
                     ));
                 }
                 1 if 2 * (1 + refused) >= racers => counted += 1,
-                // An unanswered claim may be granted later, so the next race uses another lock.
+                // A claim without a response may be granted later, so the next race uses another lock.
                 0 | 1 => name = self.name(&format!("race-{race}"))?,
                 _ => {
                     return Err(unsafe_store(

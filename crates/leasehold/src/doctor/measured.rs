@@ -103,11 +103,11 @@ pub(super) fn smallest_ttl(
     }
 }
 
-/// Whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as it can be and gets no answer,
-/// and the next takes `trip`. The second must be answered before the holder has to stop.
+/// Whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as it can be and gets no
+/// response, and the next takes `trip`. The response to the second must arrive before the holder has to stop.
 fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
-    // After a lost answer the record is read, and written again.
+    // After a lost response the record is read, and written again.
     trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + RETRY_PAUSE + 2 * trip <= ttl.holder_span()
 }
 

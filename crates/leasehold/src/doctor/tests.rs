@@ -143,7 +143,7 @@ impl LeaseStore for Bad {
                 }
                 Ok(Released::Released)
             }
-            // This is what a lost answer to a delete looks like.
+            // This is what a lost response to a delete looks like.
             Wrong::CallsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
             _ => self.good.release(grant, cooldown).await,
         }
@@ -201,7 +201,7 @@ impl Diagnose for Bad {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_wrong_with_leases_fails_its_check() {
+async fn each_flaw_of_leases_fails_its_check() {
     for (wrong, check) in [
         (Wrong::Nothing, None),
         (Wrong::GrantsTwice, Some("exclusion")),

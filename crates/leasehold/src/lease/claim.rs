@@ -39,20 +39,20 @@ pub struct Claim {
     /// How many tokens the grant can use: its process passes the lock on among this many tasks. If the store supports
     /// this, it reserves these tokens below the one that it grants ([`Grant::after`](super::Grant::after)).
     pub tokens: u64,
-    /// How long to keep trying if the store does not answer.
+    /// How long to keep trying if the store does not respond.
     pub store_timeout: Duration,
-    /// Why the store does not answer. The store records this as soon as it knows, long before it gives up.
+    /// Why the store does not respond. The store records this as soon as it knows, long before it gives up.
     pub trouble: StoreTrouble,
     /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
     pub barges: bool,
     /// Whether the acquisition may be repeated with the same [`id`](Self::id), by this process or by another one: see
-    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). A grant that arrives late, or whose caller is gone, is then
-    /// left to the repetition, or lapses. A claim whose grant has ended is refused ([`AcquireOutcome::Lost`]), as far
-    /// back as the lock's history goes.
+    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). A grant that arrives late, or whose caller is gone, is
+    /// then left to the repetition, or lapses. A claim whose grant has ended is refused ([`AcquireOutcome::Lost`]), as
+    /// far back as the lock's history goes.
     ///
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
-    /// Whether to read the line even if the lock's record does not say that processes wait.
+    /// Whether to read the line even if the lock's record does not show that processes wait.
     pub(crate) looks: bool,
     /// Where it stands in the line.
     pub(crate) place: Place,

@@ -22,23 +22,23 @@ fn longest_pause(ttl: Ttl) -> Duration {
     LONGEST_PAUSE.min(ttl.get() / 3)
 }
 
-/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`. As
-/// long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter for whom the
-/// line has no room pauses for longer than any in the line.
+/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`.
+/// As long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter for whom
+/// the line has no room pauses for longer than any in the line.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
     let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { OUTSIDE };
     pause.saturating_mul(factor).min(longest)
 }
 
-/// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and reads
-/// it. Clones share it.
+/// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and
+/// reads it. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Whose place this is. An acquisition that begins anew has another claim.
+    /// Whose place this is. An acquisition that starts again has another claim.
     claim: Option<Id>,
     standing: Standing,
     /// Whether it has tried to join.
@@ -49,8 +49,8 @@ struct Known {
     polled: bool,
 }
 
-/// The queue for several permits: a lock that the process that gets the next permit holds, and for which all others wait
-/// in its line.
+/// The queue for several permits: a lock that the process that gets the next permit holds, and for which all others
+/// wait in its line.
 #[derive(Clone, Debug)]
 pub(crate) struct PermitQueue {
     pub(crate) name: LockName,
@@ -70,7 +70,7 @@ impl PermitQueue {
     }
 }
 
-/// What a line says of a claim.
+/// The state of a claim in a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standing {
     /// The claim's number, if it is in the line.
@@ -110,7 +110,7 @@ impl Place {
         known
     }
 
-    /// Records what the line says of `claim`.
+    /// Records the state of `claim` in the line.
     pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
         // If there is no room, trying soon again would not help.
@@ -127,7 +127,7 @@ impl Place {
         known.conflicts
     }
 
-    /// Records that a request to join is about to be sent. Its answer may be lost.
+    /// Records that a request to join is about to be sent. Its response may be lost.
     pub(crate) fn tries_to_join(&self, claim: Id) {
         self.of(claim).tried = true;
     }

@@ -1,11 +1,11 @@
-//! [`StoreTrouble`]: why a store does not answer.
+//! [`StoreTrouble`]: why a store does not respond.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::StoreError;
 
-/// Why the store does not currently answer a [`Claim`](super::Claim): for error messages when an acquisition times out. Clones share
-/// it.
+/// Why the store does not currently respond to a [`Claim`](super::Claim): for error messages when an acquisition times
+/// out. Clones share it.
 ///
 /// ```
 /// use leasehold::{error::Fault, lease::StoreTrouble};
@@ -25,12 +25,12 @@ impl StoreTrouble {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
     }
 
-    /// Records that the store has answered.
+    /// Records that the store has responded.
     pub fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The latest error; `None` if there was none since the last answer.
+    /// The latest error; `None` if there was none since the last response.
     pub fn cause(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -30,14 +30,14 @@ pub trait Watch: Send + Sync {
     /// Completes when the lock that was seen as `seen` may be free, or has entered a cooldown. Never misses a lapse.
     ///
     /// # Errors
-    /// The store did not answer for a while.
+    /// The store did not respond for a while.
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError>;
 
     /// Completes when `claim`, which was refused with `seen`, may be granted. By default, completes when
     /// [`changed`](Self::changed) does.
     ///
     /// # Errors
-    /// The store did not answer for a while.
+    /// The store did not respond for a while.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         self.changed(&claim.name, seen).await
     }

@@ -80,7 +80,7 @@ pub(crate) struct Changed {
     pub(crate) attempts: u32,
 }
 
-/// Checks that `register` enforces its preconditions, and that it keeps metadata if it says so.
+/// Checks that `register` enforces its preconditions, and that it keeps metadata if it claims to.
 pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
     if register.capabilities().trusted {
         return Ok(());

@@ -39,7 +39,7 @@ use crate::register::Register;
 /// Writes `bytes` to the object `key`, unless a token higher than `token` has written it before. Costs one read of the
 /// metadata and one conditional write. The object's own metadata stays as it is.
 ///
-/// Lost answers, limits and metadata are as in [`update`](super::update).
+/// Lost responses, limits and metadata are as in [`update`](super::update).
 ///
 /// ```
 /// # use leasehold::{Locker, env::Env, fence, stores::memory::MemoryRegister};

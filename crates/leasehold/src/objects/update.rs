@@ -53,7 +53,7 @@ impl From<Changed> for Updated {
 /// An update makes at most 256 attempts, within a minute. [`Object`](crate::Object) has settings for both. It also
 /// checks an unknown store only once, and not before each update.
 ///
-/// A write whose answer was lost is looked up, and never applied twice: the object's metadata holds the nonces of the
+/// A write whose response was lost is looked up, and never applied twice: the object's metadata holds the nonces of the
 /// latest writes. The object's own metadata stays as it is. `docs/updates.md` has the rules and the limits.
 ///
 /// ```
@@ -80,7 +80,7 @@ impl From<Changed> for Updated {
 /// - The error of `make`.
 /// - [`ErrorKind::Conflict`](crate::ErrorKind::Conflict): other writers changed the object during each attempt.
 /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): it is unknown whether the update was applied
-///   ([`Error::maybe_applied`]), or the store did not answer.
+///   ([`Error::maybe_applied`]), or the store did not respond.
 /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store ignores preconditions, the object is too
 ///   large, or its metadata has no room for the nonces.
 /// - Other errors of the store.

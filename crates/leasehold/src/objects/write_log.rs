@@ -7,13 +7,13 @@
 //! leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
 //! ```
 //!
-//! So a write whose answer was lost is looked up. After a conflict or a lost answer the object is read again, and the
-//! first rule that matches applies:
+//! So a write whose response was lost is looked up. After a conflict or a lost response the object is read again, and
+//! the first rule that matches applies:
 //!
 //! 1. A nonce of this update is in the log: the update was applied.
 //! 2. The object has not changed: the write has not been applied yet. The same write may be sent again, with the same
 //!    expected version.
-//! 3. All copies of the write were answered with a conflict: it was not applied and never will be. The update starts
+//! 3. All copies of the write met a conflict: it was not applied and never will be. The update starts
 //!    over.
 //! 4. The log shows that another write replaced the version that this one expects, and that version never recurs: the
 //!    write was not applied and never will be. The update starts over.
@@ -208,7 +208,7 @@ pub(crate) enum Verdict {
 }
 
 /// The outcome of the writes over `base`, if the object is `now`. `own` are the nonces of this update, including those
-/// of writes over earlier versions. `unknown` says whether any write over `base` got no answer.
+/// of writes over earlier versions. `unknown` says whether any write over `base` got no response.
 pub(crate) fn verdict(
     base: &Sight,
     own: &[Nonce],
@@ -337,7 +337,7 @@ mod tests {
             assert_eq!(
                 told(&base, false, &now),
                 Verdict::Applied,
-                "the answer of a second copy is a conflict"
+                "the response to a second copy is a conflict"
             );
             now = after(&now, number, &format!("{}", number + 1));
         }
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_3_a_conflict_is_believed() {
+    fn rule_3_a_conflict_means_not_applied() {
         let base = foreign("1");
         for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), Sight::default()] {
             assert_eq!(told(&base, false, &now), Verdict::Never);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_marks_never_take_more_than_the_store_keeps() {
+    fn the_write_log_never_exceeds_the_stores_limit() {
         for others in (0..2_048).step_by(50) {
             let mut metadata = Metadata::default();
             metadata.user.insert("o".into(), "x".repeat(others));
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_golden_marks_are_read_and_written() {
+    fn the_golden_write_logs_are_read_and_written() {
         let fenced = fenced_after(&foreign("\"a\""), 1, Some(token(41)), "\"b\"", false);
         let fenced = fenced_after(&fenced, 2, Some(token(42)), "\"c\"", false);
         let lines: Vec<_> =

@@ -109,7 +109,7 @@ impl Election {
         Self { lock: self.lock.lock_delay(delay) }
     }
 
-    /// Sets how long to keep trying if the store does not answer. The defaults are those of
+    /// Sets how long to keep trying if the store does not respond. The defaults are those of
     /// [`Lock::store_timeout`](crate::Lock::store_timeout).
     #[must_use]
     pub fn store_timeout(self, timeout: Duration) -> Self {
@@ -161,7 +161,7 @@ impl Election {
 
     /// The leader, according to one read of the store; `None` if there is none. Cancel safe.
     ///
-    /// The result may be outdated. The process at the advertised address may no longer lead, so ask it for its term.
+    /// The result may be outdated. The process at the advertised address may no longer lead, so check its term.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name is invalid.
@@ -176,10 +176,10 @@ impl Election {
     /// lapsed counts as no leader.
     ///
     /// If the store's locks have tokens, terms never go back. Leaders that come and go between two reads are not seen.
-    /// A leader may be reported with a term that the store has granted, but whose answer did not reach the leader.
+    /// A leader may be reported with a term that the store has granted, but whose response did not reach the leader.
     ///
-    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::poll_interval) (on S3 every two
-    /// seconds). A store that [notifies](crate::lease::Capabilities::watches) reports changes at once. Each stream
+    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::poll_interval) (on S3 every
+    /// two seconds). A store that [notifies](crate::lease::Capabilities::watches) reports changes at once. Each stream
     /// polls separately, so share one in a process.
     ///
     /// Cancel safe: dropping the future of the next item loses nothing. The stream sends no request until it is polled.
@@ -279,7 +279,7 @@ impl Leadership {
     /// resignation continues in the background.
     ///
     /// # Errors
-    /// The store did not answer, as with [`Guard::release`].
+    /// The store did not respond, as with [`Guard::release`].
     pub async fn resign(self) -> Result<Released> {
         self.0.release().await
     }

@@ -93,14 +93,14 @@ pub enum Once<T, E> {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases its lock"]
 pub enum Due {
-    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::release_with_cooldown`] with the period, or
-    /// [`Guard::release`] to allow another attempt.
+    /// The job is due, and this process holds the lock. When the work is done, call [`Guard::release_with_cooldown`]
+    /// with the period, or [`Guard::release`] to allow another attempt.
     Now(Guard),
     /// The job is not due yet.
     AlreadyRan(AlreadyRan),
 }
 
-/// The run that counts for the current period, and when the next one is due, as far as the store knows.
+/// The run that counts for the current period, and when the next one is due, according to the store.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -126,7 +126,7 @@ pub struct AlreadyRan {
     pub by: Option<Holder>,
     /// The token of the run.
     pub token: Option<Token>,
-    /// How long ago the run was granted the lock. If the store does not know that, how long ago the run ended.
+    /// How long ago the run was granted the lock. If the store does not record that, how long ago the run ended.
     pub ago: Option<Duration>,
     /// The job may run again after at most this time.
     pub again_within: Option<Duration>,
@@ -214,7 +214,7 @@ impl OncePer {
     ///
     /// # Errors
     /// - [`ErrorKind::Held`]: another process still ran the job after `limit`.
-    /// - [`ErrorKind::Unavailable`]: the store did not answer within `limit`.
+    /// - [`ErrorKind::Unavailable`]: the store did not respond within `limit`.
     /// - Otherwise as [`run`](Self::run).
     pub async fn run_within<T, E>(
         &self,

@@ -55,8 +55,8 @@ impl Permits {
         Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
     }
 
-    /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder of
-    /// the gate priority and excludes no other process.
+    /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
+    /// of the gate priority and excludes no other process.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
     }
@@ -180,9 +180,9 @@ impl Permits {
         Ok(None)
     }
 
-    /// Waits for all permits at once. If they are granted in order, with a place in the line of each: whoever has waited
-    /// longest is the first in all of them, and gets the permit that is free first. Then it leaves the other lines. A
-    /// permit that is granted at the same moment as the first one is released when its guard is dropped.
+    /// Waits for all permits at once. If they are granted in order, with a place in the line of each: a task that has
+    /// waited longest is the first in all of them, and gets the permit that is free first. Then it leaves the other
+    /// lines. A permit that is granted at the same moment as the first one is released when its guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
         let waiting = self.permits.iter().map(|permit| {
@@ -198,8 +198,8 @@ impl Permits {
         self.permits.iter().all(|permit| queues.of(permit).is_taken())
     }
 
-    /// Waits for a permit that another task of this process passes on. Returns `None` once another process holds a permit
-    /// or waits for one.
+    /// Waits for a permit that another task of this process passes on. Returns `None` once another process holds a
+    /// permit or waits for one.
     async fn first_of_this_process(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Option<Guard>> {
         let refused = Arc::new(Notify::new());
         let lock = {
@@ -272,8 +272,8 @@ impl Attempt {
         Ok(None)
     }
 
-    /// Waits until this process is the first in the queue for the permits. When this is dropped, after a grant, the next
-    /// process becomes the first. Without a queue, permits are granted in any order.
+    /// Waits until this process is the first in the queue for the permits. When this is dropped, after a grant, the
+    /// next process becomes the first. Without a queue, permits are granted in any order.
     async fn line_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
         turn.tell(seen.soonest().unwrap_or_default());
         let (seen, tells) = (seen.clone(), self.permits.lock.clone());
@@ -301,7 +301,7 @@ impl Attempt {
     }
 }
 
-/// The holders that prevent one acquisition, as far as it knows. Clones share this.
+/// The holders that prevent one acquisition, as far as they are known. Clones share this.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 

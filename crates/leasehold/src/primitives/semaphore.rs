@@ -32,8 +32,8 @@ use crate::settings::settings;
 /// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
 /// free, it waits for all of them at once. This costs N times as much as waiting for a lock, except that permits that
 /// this process holds cost nothing. All waiting tasks of a process are one contender and are served in the order of
-/// their arrival. [Most stores](crate::lease::Capabilities::permits_in_order) also keep the order of processes: on some,
-/// a waiting process takes a place in the line of each permit; on the others it waits for the lock
+/// their arrival. [Most stores](crate::lease::Capabilities::permits_in_order) also keep the order of processes: on
+/// some, a waiting process takes a place in the line of each permit; on the others it waits for the lock
 /// `render/permit-queue`, and only the holder of that lock waits for the permits.
 ///
 /// ```
@@ -81,7 +81,7 @@ impl Semaphore {
 
     settings!();
 
-    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) tells which permit it is.
+    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) shows which permit it is.
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background,
     /// or lapses.

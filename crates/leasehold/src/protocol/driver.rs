@@ -1,4 +1,4 @@
-//! The lease protocol on lock records: the driver that sends what the [rules](super::rules) say.
+//! The lease protocol on lock records: the driver that sends the requests that the [rules](super::rules) determine.
 
 mod acquire;
 mod examine;
@@ -32,7 +32,7 @@ use crate::retry::RetryBudget;
 use crate::runtime::limiter::{Limiter, POLLS};
 use crate::types::LockName;
 
-/// How long operations without their own store timeout wait for a store that does not answer.
+/// How long operations without their own store timeout wait for a store that does not respond.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Leases on any [`Register`]: one JSON object for each lock, granted, renewed and released by conditional writes.
@@ -59,7 +59,7 @@ pub struct RegisterLeases {
     polls: Arc<Limiter>,
 }
 
-/// What was read, and when the answer had arrived.
+/// What was read, and when the response had arrived.
 struct Sight {
     found: Option<Content>,
     observation: Option<Observation>,
@@ -78,7 +78,7 @@ enum Send<'a> {
 /// The result of a conditional write.
 enum Sent {
     Committed(Box<Record>, Version),
-    /// A conflict, or no answer: a read must show the outcome. A conflict may include what was read.
+    /// A conflict, or no response: a read must show the outcome. A conflict may include what was read.
     Unclear(Option<Box<Sight>>),
     /// Certainly without effect. The pause before the next attempt is over.
     Again,
@@ -120,7 +120,7 @@ impl RegisterLeases {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
-    /// Awaits an examination of the store. It has a time limit of its own, and does not count against `budget`.
+    /// Awaits an examination of the store. It has its own time limit, and does not count against `budget`.
     async fn examined(
         &self,
         examination: impl Future<Output = Result<(), StoreError>>,
@@ -144,7 +144,7 @@ impl LeaseStore for RegisterLeases {
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.follow_late_creates(&claim.name, &attempts, &mut outcome);
         match outcome {
-            // However this ended: an earlier request without an answer may still be applied, and a created record may
+            // However this ended: an earlier request without a response may still be applied, and a created record may
             // exist whose token is not certain.
             Err(StoreError::NotApplied(fault))
                 if attempts.iter().any(|sent| sent.unknown || sent.created) =>
@@ -301,7 +301,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Whether one of these attempts to free a record may have deleted it without an answer.
+    /// Whether one of these attempts to free a record may have deleted it without a response.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
     }

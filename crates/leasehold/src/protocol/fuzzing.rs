@@ -40,7 +40,7 @@ fn line(data: &[u8]) {
     assert!(grace <= std::time::Duration::from_secs(100));
 }
 
-/// A record is written back as it was read. Bytes that are no record are never free, granted over or overwritten.
+/// A record is written back as it was read. Bytes that are not a record are never free, granted over or overwritten.
 pub fn record(data: &[u8]) {
     line(data);
     match parse(data) {

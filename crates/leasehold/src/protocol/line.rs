@@ -1,12 +1,12 @@
 //! The line of a lock: the processes that wait for it, in the order of their arrival.
 //!
 //! The line is kept in a record beside the lock's. It only delays grants: every grant remains a conditional write over
-//! the lock's record, by the [rules](super::rules) alone. So an error here, or a line that another client damages, costs
-//! time and never exclusion.
+//! the lock's record, by the [rules](super::rules) alone. So an error here, or a line that another client damages,
+//! costs time and never exclusion.
 //!
-//! A waiter's number is its place in the order of arrival. The lock's record says up to which number waiters were
-//! [`served`](super::record::Record::served), so a grant does not have to write the line. Whoever writes the line next
-//! removes the served waiters.
+//! A waiter's number is its place in the order of arrival. The lock's record contains the number up to which waiters
+//! were [`served`](super::record::Record::served), so a grant does not have to write the line. The next client that
+//! writes the line removes the served waiters.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl Line {
         self.waiters.iter().filter(move |waiter| waiter.number > served && waiter.claim != granted)
     }
 
-    /// What the line says of `claim`. A claim that is not in the line stands behind all waiters.
+    /// The state of `claim` in the line. A claim that is not in the line stands behind all waiters.
     pub(super) fn standing(&self, claim: Id, record: &Record) -> Standing {
         let mut standing = Standing::default();
         let mut last = None;
@@ -199,7 +199,7 @@ mod tests {
         let left = line.left(waiter(3).claim, 2).unwrap();
         assert!(left.waiters.is_empty() && left.last == 3);
         assert_eq!(line.left(waiter(9).claim, 0), None);
-        // The holder itself is not a waiter, even if its grant did not say so.
+        // The holder itself is not a waiter, even if its grant did not record it.
         let granted = Record { grant: waiter(1).claim, ..record };
         assert_eq!(line.standing(waiter(2).claim, &granted), first(2));
     }

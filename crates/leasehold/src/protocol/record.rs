@@ -14,7 +14,7 @@ pub(crate) const FORMAT: u64 = 1;
 /// The maximum number of ended grants in a record's history.
 const HISTORY: usize = 8;
 
-/// The record of a lock, format 1. The golden files in `tests/records` make sure that it stays readable for ever.
+/// The record of a lock, format 1. The golden files in `tests/records` make sure that it stays readable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// The format.
@@ -184,7 +184,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Every released format stays readable for ever. Never edit these lines, only add.
+    /// Every released format stays readable. Never edit these lines, only add.
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),

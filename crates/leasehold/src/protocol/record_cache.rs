@@ -32,7 +32,7 @@ pub(super) struct Observation {
 impl Observation {
     /// How long (state, grant, token, heartbeat) has been seen unchanged, on this contender's clock.
     ///
-    /// The time counts from after the first answer (rule 1). It is summed piece by piece between the reads, and each
+    /// The time counts from after the first response (rule 1). It is summed piece by piece between the reads, and each
     /// piece is the shorter of the two clocks. If the wall clock is set back by an hour, this loses one piece and not
     /// the hour.
     pub(super) fn unchanged_for(&self, now: Moment) -> Duration {
@@ -60,13 +60,13 @@ impl RecordCache {
         locks.get(name).map(|observation| Observation::clone(observation))
     }
 
-    /// Stores `record`, read at `now`. `now` was taken after the answer arrived.
+    /// Stores `record`, read at `now`. `now` was taken after the response arrived.
     pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
         let mut observation = Observation { record, version, unchanged_for: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
-                // Two answers may be stored in a different order than they arrived in. No time is counted twice.
+                // Two responses may be stored in a different order than they arrived in. No time is counted twice.
                 let late = now.since_boot() < earlier.last.since_boot();
                 if late {
                     observation.last = earlier.last;
@@ -83,7 +83,7 @@ impl RecordCache {
         observation
     }
 
-    /// Removes `name`: it has no record any more.
+    /// Removes `name`: it no longer has a record.
     pub(super) fn forget(&self, name: &LockName) {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
@@ -152,7 +152,7 @@ mod tests {
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for seen_at in [0, 18, 1] {
-            // The last read was answered before the second one and is stored after it.
+            // The response to the last read arrived before that to the second, and is stored after it.
             known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().unchanged_for(at(19)), Duration::from_secs(19));

@@ -41,9 +41,9 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Grants `record` over a free record that was not read. This is one request instead of a read and a write. The
     /// store itself computes the token from that of the free record.
     ///
-    /// The result is a conflict if there is no record, or if the record is held, resting, unconfirmed or foreign. It is
-    /// also a conflict if the latest grant was of this very claim, because then this is a late copy of the request.
-    /// Only called if [`claims`](Self::claims) returns true.
+    /// The result is a conflict if there is no record, or if the record is held, in a cooldown, unconfirmed or foreign.
+    /// It is also a conflict if the latest grant was of this very claim, because then this is a late copy of the
+    /// request. Only called if [`claims`](Self::claims) returns true.
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))
@@ -55,8 +55,9 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Records that `version` was stored at `seen_us` on the store's clock (an upper bound). This is for a held record
-    /// that does not say when it was written. From then on [`Record::renewed_at_us`] reads as that time, and a process
-    /// that only tries can see the lease lapse. It changes neither the version nor anything that the holder depends on.
+    /// that does not contain when it was written. From then on [`Record::renewed_at_us`] reads as that time, and a
+    /// process that only tries can see the lease lapse. It changes neither the version nor anything that the holder
+    /// depends on.
     ///
     /// Returns `false` if that version was no longer stored, or if the store cannot do this.
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
@@ -64,8 +65,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Writes [`Record::awaited`] into `record`, which was read at `version`. Changes nothing else, and not the nonce: the
-    /// holder finds its own record when it renews or releases the lock.
+    /// Writes [`Record::awaited`] into `record`, which was read at `version`. Changes nothing else, and not the nonce:
+    /// the holder finds its own record when it renews or releases the lock.
     async fn mark_awaited(
         &self,
         name: &LockName,
@@ -76,8 +77,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         self.write(name, Precondition::Version(version), Some(record), &marked).await
     }
 
-    /// Waits until the store says that the lock is free, or that it has to be looked at. Never ends if the store cannot say
-    /// it: waiters poll anyway. Cancel safe.
+    /// Waits until the store reports that the lock is free, or that it has to be read. Never ends if the store cannot
+    /// report it: waiters poll anyway. Cancel safe.
     async fn freed(&self, name: &LockName) {
         let _ = name;
         std::future::pending().await
@@ -122,7 +123,7 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether other clients of the same records delete what they release. A create then knows nothing of the tokens
+    /// Whether other clients of the same records delete what they release. A create then cannot consider the tokens
     /// that were granted before it, so the record is written once more before the grant is reported.
     fn others_delete(&self) -> bool {
         false
@@ -131,8 +132,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// Lists the names of the locks that have a record and start with `prefix`, page by page.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
-    /// Deletes the record of a lock if it has this version. Returns `false` if it was not deleted. If other clients know of
-    /// the lock, [`trust_deletes`](Self::trust_deletes) comes first.
+    /// Deletes the record of a lock if it has this version. Returns `false` if it was not deleted. If other clients
+    /// know of the lock, [`trust_deletes`](Self::trust_deletes) comes first.
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)

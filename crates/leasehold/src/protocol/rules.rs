@@ -1,9 +1,9 @@
 //! The rules of the lease protocol: pure functions from what was read and is known to what may be written or reported.
 //!
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
-//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without any
-//! one of them there can be two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name the rule
-//! that they guard. SQLite, etcd, PostgreSQL and Redis have rules of their own, in `stores/X`.
+//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without
+//! any one of them there can be two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name
+//! the rule that they guard. SQLite, etcd, PostgreSQL and Redis have their own rules, in `stores/X`.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) struct Attempt {
     pub(super) after: Option<Token>,
     /// Whether the write was to create the record.
     pub(super) created: bool,
-    /// Whether its answer was lost.
+    /// Whether its response was lost.
     pub(super) unknown: bool,
 }
 
@@ -62,9 +62,9 @@ pub(super) enum Availability {
 }
 
 /// Decides whether `record` may be granted to another claim: the rule of takeover.
-/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for the ttl,
-/// 0.5 % and a slack (`Ttl::contender_span`), which is longer than the holder counts on it. `unchanged_for` is measured on
-/// the contender's own clock (`record_cache.rs`). The store's clock decides too, if `rules` allow it.
+/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for the
+/// ttl, 0.5 % and a slack (`Ttl::contender_span`), which is longer than the holder counts on it. `unchanged_for` is
+/// measured on the contender's own clock (`record_cache.rs`). The store's clock decides too, if `rules` allow it.
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,
@@ -81,8 +81,8 @@ pub(super) fn availability(
     if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
 }
 
-/// For how long `record` has certainly been grantable. Arguments as in [`availability`]. Zero if it is not, or if that is
-/// not known.
+/// For how long `record` has certainly been grantable. Arguments as in [`availability`]. Zero if it is not, or if that
+/// is not known.
 pub(super) fn available_for(
     record: &Record,
     unchanged_for: Duration,
@@ -97,15 +97,15 @@ pub(super) fn available_for(
     unchanged_for.saturating_sub(observed).max(since_by_store.unwrap_or_default())
 }
 
-/// Whether the store's clock says how old `record` is.
+/// Whether the store's clock shows how old `record` is.
 pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules) -> bool {
     let by_store = rules.clock(store, record.state).zip(record.renewed_at_us);
     // A record from the future: the store's clock was set back.
     by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us.saturating_add(micros(rules.margin)))
 }
 
-/// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's clock
-/// alone; and by the store's clock, if the rules allow it.
+/// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's
+/// clock alone; and by the store's clock, if the rules allow it.
 fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
     match record.state {
         RecordState::Free => (Duration::ZERO, Duration::ZERO),
@@ -129,7 +129,7 @@ pub(super) enum Claimed<'a> {
     /// Write a grant over it, or create the record if there is none.
     Grantable {
         over: Option<&'a Record>,
-        /// Whether the token must come from the store's clock, read after this moment, because no record says which
+        /// Whether the token must come from the store's clock, read after this moment, because no record shows which
         /// tokens were granted before.
         floor_from_clock: bool,
     },
@@ -156,8 +156,8 @@ pub(super) fn judge<'a>(
     };
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-            // A create that was read back, and not answered at once, may have been applied at any time since. See
-            // `Record::newborn`.
+            // A create that was read back, because its response was lost or late, may have been applied at any time
+            // since. See `Record::newborn`.
             Some(attempt) if attempt.created => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
@@ -280,11 +280,11 @@ pub(super) fn grant(
             && previous.state == RecordState::Held
             && !previous.newborn
     }) {
-        // Contenders go by the record, so it must last as long as each repetition believes.
+        // Contenders go by the record, so it must last as long as the lease of each repetition.
         let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
         return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
     }
-    // A grant reserves several tokens only if the record says which ones were used before.
+    // A grant reserves several tokens only if the record shows which ones were used before.
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
@@ -328,8 +328,8 @@ pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
 /// Returns the record that grants `claim` over a free record that was not read. The store computes the token.
 pub(super) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
     let upper = store.map(|store| store.hi_us);
-    // Lower than any token: after a lost answer, the claim that has the lock may have been granted after this one (rule
-    // 10).
+    // Lower than any token: after a lost response, the claim that has the lock may have been granted after this one
+    // (rule 10).
     let token = Token::default();
     Record { granted_at_us: upper, renewed_at_us: upper, ..blank(claim, token, nonce) }
 }
@@ -422,8 +422,8 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
 /// Describes a record that is not free, for people.
 pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> HolderInfo {
     let in_cooldown = record.state == RecordState::Cooldown;
-    // The record says when its cooldown began. It may not say when the grant was made, if that was the first request of
-    // a process.
+    // The record contains when its cooldown began. It may not contain when the grant was made, if that was the first
+    // request of a process.
     let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
     HolderInfo {
         holder: (!in_cooldown).then(|| record.holder.clone()),
@@ -471,10 +471,10 @@ pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
 }
 
 /// How much earlier than `sent` the time in `record` is, at least. `sent` was taken when its write was first sent. The
-/// store's clock reads `store` at `now`, after the answer.
+/// store's clock reads `store` at `now`, after the response.
 ///
-/// The time in the record comes from the store's latest answer before the send, and from the time that had passed
-/// since. A machine that was paused with all its clocks does not know how much time passed. The new answer shows it.
+/// The time in the record comes from the store's latest response before the send, and from the time that had passed
+/// since. A machine that was paused with all its clocks does not know how much time passed. The new response shows it.
 /// Contenders count from the time in the record, so the holder counts from it too.
 pub(super) fn written_early(
     record: &Record,
@@ -489,7 +489,7 @@ pub(super) fn written_early(
     Duration::from_micros(early.unwrap_or(0))
 }
 
-/// Whether an answer took so long that a token chosen before the send may no longer be above all others.
+/// Whether a response took so long that a token chosen before the send may no longer be above all others.
 pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
     attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
 }

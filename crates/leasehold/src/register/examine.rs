@@ -135,7 +135,7 @@ impl<'a> Patient<'a> {
         key
     }
 
-    /// Creates a key. Uses another key after each lost answer, since the object may exist.
+    /// Creates a key. Uses another key after each lost response, since the object may exist.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -155,7 +155,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Uses another key for each attempt: an earlier request without an answer may have created an object.
+    /// Uses another key for each attempt: an earlier request without a response may have created an object.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -198,7 +198,7 @@ impl<'a> Patient<'a> {
                 Err(Finding::of_error("create-if-absent", CheckStatus::Failed, &error))
             }
             Err(error) => {
-                // An operation that the store does not know is not a missing permission.
+                // An operation that the store does not support is not a missing permission.
                 let check = if is_denied(&error) { "permission-write" } else { "create-if-absent" };
                 Err(Finding::stopped(check, &error))
             }
@@ -256,7 +256,7 @@ impl<'a> Patient<'a> {
                 self.found.push(Finding::of_error(check, CheckStatus::Failed, &error));
                 false
             }
-            // There is no object of ours to read, so the read of a missing object has to do.
+            // There is no object of ours to read, so a missing object is read.
             None => match (absent, listed) {
                 (Ok(()), _) => {
                     self.pass(CHECK, "reads are permitted");

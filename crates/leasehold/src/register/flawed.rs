@@ -36,10 +36,10 @@ pub(crate) enum Flaw {
     KeepsDeleted,
     DeniesWrites,
     DeniesReads,
-    /// As in clouds: such a store then does not say either that an object does not exist.
+    /// As in clouds, where such a store also does not report that an object does not exist.
     DeniesListing,
     DeniesDeletes,
-    /// Of writes that arrive at once, all but one get no definite answer.
+    /// Of writes that arrive at once, all but one get no definite response.
     RefusesRacers,
     /// Accepts a second create in this many of a hundred races.
     DoublesCreates(u8),
@@ -59,7 +59,7 @@ pub(crate) struct Flawed {
     pub(crate) requests: AtomicUsize,
     /// Whether there was no read since the latest write.
     pub(crate) fresh: AtomicBool,
-    /// Every how many writes the answer is lost after the write was applied. 0 for never.
+    /// Every how many writes the response is lost after the write was applied. 0 for never.
     pub(crate) loses_every: usize,
     /// Likewise, a write is refused as busy.
     pub(crate) busy_every: usize,
@@ -71,7 +71,7 @@ pub(crate) struct Flawed {
     /// The races in which a second request will be accepted: the key, the precondition, and when the first was
     /// accepted.
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
-    /// How long each answer takes.
+    /// How long each response takes.
     pub(crate) latency: Duration,
     pub(crate) place: String,
     pub(crate) env: Env,

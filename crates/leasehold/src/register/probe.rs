@@ -1,13 +1,13 @@
 //! Checks whether a register enforces its preconditions: once per process and prefix, before the first write.
 //!
 //! A store that ignores `If-Match` grants one lock to every client. A store that checks it non-atomically does so in
-//! races. Both behave like correct stores until then. So a store is raced before it is used for locks, and the result
-//! is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
+//! races. Without a race, both behave like correct stores. So a store is raced before it is used for locks, and the
+//! result is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
 //! outdated version of the marker itself.
 //!
-//! If a marker says that this place passed, a process reads it and checks that a write with the outdated version is
+//! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
 //! refused: two requests. If there is no such marker, the process examines the store while others wait. If the marker
-//! says that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
+//! records that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
 //! because a non-atomic store passes any examination that is repeated often enough.
 //!
 //! No verdict depends on what other processes write meanwhile. A precondition counts as ignored only if two of our own
@@ -207,7 +207,7 @@ impl Probe<'_> {
         }
         match self.examine().await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                // If this fails too, the marker still does not say that the store passed.
+                // If this fails too, the marker still does not record that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
                 Err(error)
             }
@@ -215,8 +215,8 @@ impl Probe<'_> {
         }
     }
 
-    /// A marker says that the store passed. Sends one more write that must be refused. If it is accepted, records that
-    /// in the marker.
+    /// A marker records that the store passed. Sends one more write that must be refused. If it is accepted, records
+    /// that in the marker.
     async fn still_refuses(&self, marker: Marker, outdated: &Version) -> Result<(), StoreError> {
         let what = "it accepted a write that expects an outdated version (If-Match)";
         let refused = marker.refused(&self.place(), self.register.store_time(), what);
@@ -320,8 +320,8 @@ impl Probe<'_> {
     }
 }
 
-/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker that says the store
-/// passed.
+/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker which records that the
+/// store passed.
 async fn refuses_outdated_delete(
     register: &dyn Register,
     key: &str,

@@ -88,7 +88,7 @@ pub(crate) struct Request {
     pub(crate) wait: Wait,
     /// Called with the holder of the lock, each time it becomes known.
     pub(crate) on_wait: Option<Arc<OnWait>>,
-    /// How long to keep trying a store that does not answer, if this was set.
+    /// How long to keep trying a store that does not respond, if this was set.
     pub(crate) store_timeout: Option<Duration>,
     /// When the acquisition began.
     pub(crate) began: Moment,
@@ -216,13 +216,13 @@ struct Contender {
     late: u32,
 }
 
-/// What a contender does after an answer of the store.
+/// What a contender does after a response of the store.
 enum Next {
     Granted(Grant),
     /// Wait, then ask again.
     Wait(HolderInfo),
     Again,
-    /// The store did not answer, but may answer later.
+    /// The store did not respond, but may respond later.
     Trouble(Error),
     Over(Error),
 }
@@ -237,7 +237,7 @@ impl Contender {
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
         // Whether the store may continue with this claim after this contender has stopped: the claim has a place in the
-        // queue, or a request was not answered.
+        // queue, or a request got no response.
         let mut pending = false;
         let error = match self.ask_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),

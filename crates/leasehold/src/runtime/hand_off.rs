@@ -1,9 +1,10 @@
 //! The rules of local hand-off: when tasks of one process may pass a lock on among themselves, and for how long, before
 //! other processes get a turn. Rules only: the renewer passes the lock on, and the queue determines the next task.
 //!
-//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, for a limited
-//! time, and then lines up at the end of the queue of processes. On a store that has no such queue, a process *backs off*
-//! after its *cohort period* until another process has had the lock, or all waiters have had time to poll once.
+//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, for a
+//! limited time, and then lines up at the end of the queue of processes. On a store that has no such queue, a process
+//! *backs off* after its *cohort period* until another process has had the lock, or all waiters have had time to poll
+//! once.
 
 use std::time::Duration;
 
@@ -94,7 +95,7 @@ pub(crate) struct CohortPolicy {
     left: Option<Moment>,
     /// How many tokens the next grant can use, judging by the previous one.
     demand: u64,
-    /// When this process asked for the lock last, and since when it has done so again and again without a look at the line
+    /// When this process last requested the lock, and since when it has done so repeatedly without reading the line
     /// of waiters.
     asked: Option<Moment>,
     busy_since: Option<Moment>,
@@ -154,7 +155,7 @@ impl CohortPolicy {
         self.demand = tokens.used() * if tokens.is_used_up() { 2 } else { 1 };
     }
 
-    /// Records that the lock was released at the store. `awaited` says whether more tasks of this process wait for it.
+    /// Records that the lock was released at the store. `awaited`: whether more tasks of this process wait for it.
     pub(crate) fn released(&mut self, now: Moment, store: &Capabilities, ttl: Ttl, awaited: bool) {
         if store.fifo() {
             self.began = None;
@@ -165,9 +166,9 @@ impl CohortPolicy {
         }
     }
 
-    /// Records that a task of this process is about to ask a store with a line of waiters for the lock. Returns whether to
-    /// look at the line first: once in each longest poll pause, if the process takes the lock again and again. Then the
-    /// lock's record changes too often for a distant waiter to mark it.
+    /// Records that a task of this process is about to ask a store with a line of waiters for the lock. Returns whether
+    /// to look at the line first: once in each longest poll pause, if the process takes the lock again and again. Then
+    /// the lock's record changes too often for a distant waiter to mark it.
     pub(crate) fn looks(&mut self, now: Moment, poll_interval: PollInterval) -> bool {
         let is_busy = |asked: &Moment| now.longest_since(*asked) < poll_interval.max;
         let busy_since = self.asked.filter(is_busy).and(self.busy_since).unwrap_or(now);

@@ -15,7 +15,7 @@ pub(crate) struct Opened {
     inner: Arc<dyn LeaseStore>,
     /// The URL that the store was opened with, without passwords.
     pub(crate) url: Option<String>,
-    /// The part of the URL that tells the store from others, for tickets.
+    /// The part of the URL that identifies the store, for tickets.
     pub(crate) identity: Option<String>,
     pub(crate) renewals: Arc<Limiter>,
 }

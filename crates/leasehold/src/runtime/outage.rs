@@ -1,4 +1,4 @@
-//! How long a waiter has had no answer from the store, and when it gives up.
+//! How long a waiter has had no response from the store, and when it gives up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::runtime::opened::Opened;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a waiter keeps trying if the store has answered before.
+/// How long a waiter keeps trying if the store has responded before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
-/// How long to keep trying if the store does not answer: `wanted`, or a default that depends on whether the store has
-/// answered before.
+/// How long to keep trying if the store does not respond: `wanted`, or a default that depends on whether the store has
+/// responded before.
 pub(crate) fn store_timeout(wanted: Option<Duration>, has_answered: bool) -> Duration {
     wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_STORE_TIMEOUT })
 }
 
-/// The time since the store last answered a waiter.
+/// The time since the store last responded to a waiter.
 pub(crate) struct Outage {
     opened: Arc<Opened>,
     /// The name of the lock.
@@ -33,7 +33,7 @@ pub(crate) struct Outage {
 }
 
 impl Outage {
-    /// Counts from now, for the lock `name`. `wanted` is the time to keep trying a store that does not answer.
+    /// Counts from now, for the lock `name`. `wanted` is the time to keep trying a store that does not respond.
     pub(crate) fn new(opened: &Arc<Opened>, name: &str, wanted: Option<Duration>) -> Self {
         Self {
             since: opened.store.env().now(),
@@ -45,7 +45,7 @@ impl Outage {
         }
     }
 
-    /// Records that the store has answered.
+    /// Records that the store has responded.
     pub(crate) fn end(&mut self) {
         (self.since, self.has_answered, self.pause) = (self.now(), true, FIRST_PAUSE);
     }
@@ -102,7 +102,7 @@ mod tests {
     use crate::stores::memory::MemoryRegister;
 
     #[tokio::test(start_paused = true)]
-    async fn losing_to_other_clients_is_no_outage() {
+    async fn losing_to_other_clients_is_not_an_outage() {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         let register = Arc::new(MemoryRegister::new(env.clone()));
         let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };

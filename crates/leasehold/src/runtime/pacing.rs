@@ -1,9 +1,10 @@
 //! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
 //!
 //! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth. So the
-//! release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply the pause
-//! by their place in the line ([`pause`](crate::lease::pause)). The lock is granted to another waiter before it is granted
-//! to them, so they do not begin with short pauses: they [expect](expected) a hold to last for as long as the previous one.
+//! release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply the
+//! pause by their place in the line ([`pause`](crate::lease::pause)). The lock is granted to another waiter before it
+//! is granted to them, so they do not begin with short pauses: they [expect](expected) a hold to last for as long as
+//! the previous one.
 
 use std::time::Duration;
 
@@ -24,25 +25,25 @@ const STEADY: f64 = 0.9;
 /// After polls with errors, pauses are longer by up to two to this power.
 const MOST_STRAIN: i32 = 6;
 
-/// How long a lock has certainly been held, if it was granted at `granted_us` on the store's clock. A time that is not known
-/// counts as none.
+/// How long a lock has certainly been held, if it was granted at `granted_us` on the store's clock. A time that is not
+/// known counts as none.
 pub(crate) fn held_for(granted_us: Option<u64>, now: Option<StoreTime>) -> Duration {
     let held = granted_us.zip(now).map(|(granted_us, now)| now.lo_us.saturating_sub(granted_us));
     Duration::from_micros(held.unwrap_or(0))
 }
 
-/// How long a waiter behind `ahead` others expects a hold to last that has lasted for `age`: those behind the first expect
-/// at least as long as the latest hold of the lock's `history`, on the store's clock. A time that is not known counts as
-/// none.
+/// How long a waiter behind `ahead` others expects a hold to last that has lasted for `age`: those behind the first
+/// expect at least as long as the latest hold of the lock's `history`, on the store's clock. A time that is not known
+/// counts as none.
 pub(crate) fn expected(age: Duration, ahead: usize, history: &[PastGrant]) -> Duration {
     let times = history.first().and_then(|past| past.from_us.zip(past.until_us)).filter(|_| ahead > 0);
     age.max(Duration::from_micros(times.map_or(0, |(from_us, until_us)| until_us.saturating_sub(from_us))))
 }
 
 impl PollInterval {
-    /// The pause of a waiter that finds the lock free, but reserved for another waiter, which will take it soon. It does
-    /// not depend on how long the lock has been free: waiters that pause for longer because the lock is idle would keep
-    /// it idle for longer.
+    /// The pause of a waiter that finds the lock free, but reserved for another waiter, which will take it soon. It
+    /// does not depend on how long the lock has been free: waiters that pause for longer because the lock is idle would
+    /// keep it idle for longer.
     pub(crate) fn shortest(&self, random: &Random) -> Duration {
         random.jittered(self.min, 0.2).min(self.max)
     }
@@ -75,21 +76,22 @@ impl Pacing {
         }
     }
 
-    /// Records an answer of the store. `with_trouble` says that the store had refused requests before, or had not
-    /// answered them. It is then polled less often for a while.
+    /// Records a response of the store. `with_trouble`: it came after refused requests, or after requests without a
+    /// response. The store is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }
 
-    /// Sets how many waiters are before this one in the line of the lock, if it has a place there. Waiters behind the first
-    /// are not synchronized, because each multiplies its pauses by a different number.
+    /// Sets how many waiters are before this one in the line of the lock, if it has a place there. Waiters behind the
+    /// first are not synchronized, because each multiplies its pauses by a different number.
     pub(crate) fn set_place(&mut self, ahead: Option<usize>) {
         self.part = if ahead == Some(0) { PART_OF_NEXT } else { PART };
         self.is_steady = ahead > Some(0);
     }
 
-    /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its lease
-    /// can lapse within `lapse`. Never longer than the poll interval allows, except for the small spread after a lapse, when all waiters poll.
+    /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its
+    /// lease can lapse within `lapse`. Never longer than the poll interval allows, except for the small spread after a
+    /// lapse, when all waiters poll.
     pub(crate) fn pause(
         &mut self,
         now: Moment,

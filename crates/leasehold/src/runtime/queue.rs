@@ -53,7 +53,7 @@ impl<T> Queues<T> {
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     line: Mutex<Line<T>>,
-    /// The holder of the lock, as far as the task that has the turn knows.
+    /// The holder of the lock, as last seen by the task that has the turn.
     seen: watch::Sender<Option<HolderInfo>>,
 }
 
@@ -286,8 +286,8 @@ impl<T> Turn<T> {
         line.waiting.iter().take_while(follows).count()
     }
 
-    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`; also returns when that task
-    /// began to acquire the lock.
+    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`; also returns when that
+    /// task began to acquire the lock.
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<(oneshot::Sender<Served<T>>, Moment)> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {

@@ -5,12 +5,13 @@
 //! guard, and the previous guard has ended by then. The watchdog waits for the deadline and does nothing else, so a
 //! renewal that hangs cannot delay it.
 //!
-//! The answer to a renewal takes this way:
+//! The response to a renewal takes this way:
 //!
-//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew): on records, `renew_with` in `protocol/driver/hold.rs`.
+//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew): on records, `renew_with` in
+//!    `protocol/driver/hold.rs`.
 //! 2. `Renewer::renew`, here, gets the result, and sets when the next renewal is due.
-//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which keep the deadline or the
-//!    loss.
+//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which keep the deadline or
+//!    the loss.
 //! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
 
 mod cohort;
@@ -105,7 +106,7 @@ pub(crate) fn keep(
 }
 
 /// When `grant` is renewed next. This depends on the time that is left and not only on the ttl: the deadline counts
-/// from before the send, and since then the answer may have come late, or the process may have been paused.
+/// from before the send, and since then the response may have come late, or the process may have been paused.
 fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
     let now = env.now();
     let left = grant.deadline.remaining(now).div_duration_f64(grant.ttl.holder_span()).min(1.0);
@@ -124,11 +125,11 @@ struct Renewer {
     /// The lease of the task that has the lock now.
     lease: Arc<Lease>,
     identity: Identity,
-    /// Ended when the grant is settled, before the caller gets its answer, because the caller may try again at once.
+    /// Ended when the grant is settled, before the caller gets its result, because the caller may try again at once.
     cohort: Option<CohortGrant>,
     /// When the store last confirmed the grant without renewing it. Read before the request was sent.
     asked: Option<Moment>,
-    /// `false` once the store did not answer whether the grant is still valid.
+    /// `false` once the store failed to report whether the grant is still valid.
     passes_on: bool,
 }
 
@@ -139,10 +140,10 @@ pub(crate) struct RenewerHandle {
 }
 
 impl RenewerHandle {
-    /// Sends `command` and waits for its answer. Returns `None` if the renewer has ended, or if its runtime has shut
+    /// Sends `command` and waits for its result. Returns `None` if the renewer has ended, or if its runtime has shut
     /// down. If the future is dropped, the renewer still carries out the command.
     pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
-        // If the renewer has ended, this drops the command and the sender of its answer.
+        // If the renewer has ended, this drops the command and the sender of its result.
         drop(self.commands.send(Box::new(Asked { command, caller: Span::current() })));
         answer.await.ok()
     }
@@ -238,7 +239,7 @@ impl Renewer {
     }
 
     /// Whether the store reports that the grant has ended: evicted, or its record deleted. The store is asked only if
-    /// it has confirmed nothing for longer than its shortest poll pause. Without an answer, the lock is not passed on,
+    /// it has confirmed nothing for longer than its shortest poll pause. Without a response, the lock is not passed on,
     /// and a release settles what happened to the grant.
     async fn was_ended_by_others(&mut self) -> bool {
         let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
@@ -355,7 +356,7 @@ impl Renewer {
                 if !expired || self.lease.loss(&self.identity).is_none() {
                     self.lease.lose(loss);
                 }
-                // A command that came in the meantime is dropped here, by which its guard learns of the loss.
+                // A command that came in the meantime is dropped here, which reports the loss to its guard.
                 return Some(if expired { Over::Expired } else { Over::Gone });
             }
             Some(Err(error)) => {
@@ -468,8 +469,8 @@ impl Renewer {
         let ticket = handed
             .map(|()| (Ticket::new(&self.grant, self.opened.identity.clone()), taken))
             .map_err(Error::from);
-        // If the caller does not take the ticket, the lock is released, so that it is free for others at once. An
-        // answer that was sent may still be dropped unread, together with the caller's future. A caller that stops
+        // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A
+        // result that was sent may still be dropped unread, together with the caller's future. A caller that stops
         // polling keeps the lock no longer than its lease.
         let env = self.lease.env.clone();
         let left = self.grant.deadline.remaining(env.now());

@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without an answer, or if its
+/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without a result, or if its
 /// runtime shuts down.
 ///
 /// Dropping the future closes the channel, and the task continues. The task is in the caller's current span.
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_goes_on_when_its_caller_stops_polling() {
+    async fn work_continues_when_its_caller_stops_polling() {
         let (done, is_done) = oneshot::channel();
         let mut frozen = pin!(run(async move {
             yield_now().await;

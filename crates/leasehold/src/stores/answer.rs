@@ -1,23 +1,24 @@
-//! What the answer of an HTTP store (S3, DynamoDB, GCS) says about a request, or a missing answer: the part that is the
-//! same for all of them. Each store's `errors` has the meaning of its own codes.
+//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS), or of a missing response: the part that is the
+//! same for all of them. Each store's `errors` interprets its own codes.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// An answer other than success. Fields that a store does not have keep their defaults.
+/// A response other than success. Fields that a store does not have keep their defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body was not the store's.
+    /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body was not the
+    /// store's.
     pub(super) code: Option<String>,
     /// The store's message, or the text of the body.
     pub(super) message: Option<String>,
     pub(super) retry_after: Option<Duration>,
     /// S3: the region that the bucket is really in.
     pub(super) region: Option<String>,
-    /// Whether the answer's `Date` shows that this machine's wall clock is so far off that signatures are refused.
+    /// Whether the response's `Date` shows that this machine's wall clock is so far off that signatures are refused.
     pub(super) clock_is_off: bool,
     /// Whether the store accepted the same credentials earlier.
     pub(super) signed_before: bool,
@@ -34,11 +35,11 @@ pub(super) enum Trouble {
     NotMade { detail: String },
     /// There was no connection, so nothing was sent.
     NotConnected { detail: String },
-    /// The request may have been sent, and no complete answer arrived.
+    /// The request may have been sent, and no complete response arrived.
     NoAnswer { detail: String },
 }
 
-/// A request, for messages and for what a missing answer means.
+/// A request, for messages and for what a missing response means.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
     /// What the request was to do, like `cannot read s3://bucket/key`.
@@ -60,7 +61,7 @@ pub(super) struct SignIn {
 }
 
 impl Asked<'_> {
-    /// Returns the answer, or the error of a request that has none.
+    /// Returns the response, or the error of a request that has none.
     pub(super) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
         Err(match trouble {
@@ -86,7 +87,7 @@ impl Asked<'_> {
                     .not_applied()
             }
             Trouble::NoAnswer { detail } => {
-                // hyper's error for an answer that does not begin with HTTP/1.1, such as one in TLS.
+                // hyper's error for a response that does not begin with HTTP/1.1, such as one in TLS.
                 let is_no_http = detail.contains("invalid HTTP");
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
                 self.unknown(match endpoint.strip_prefix("http://") {
@@ -141,8 +142,8 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
     }
 }
 
-/// Whether a connection failed because the server's certificate is by an unknown authority, in rustls's words. The second
-/// is that of another authority of the same name.
+/// Whether a connection failed because the server's certificate is by an unknown authority, in rustls's words. The
+/// second is that of another authority of the same name.
 pub(super) fn is_untrusted(detail: &str) -> bool {
     ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }
@@ -151,7 +152,7 @@ pub(super) fn is_untrusted(detail: &str) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// An answer with this status and code.
+    /// A response with this status and code.
     pub(in crate::stores) fn answered(status: u16, code: &str) -> Trouble {
         let code = (!code.is_empty()).then(|| code.to_owned());
         Trouble::Answered(Answer { status, code, ..Answer::default() })
@@ -172,7 +173,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_an_answer_it_matters_whether_the_request_was_sent() {
+    fn without_a_response_a_sent_request_is_in_doubt() {
         let detail = || "x".to_owned();
         for (trouble, read, write) in [
             (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
@@ -219,7 +220,7 @@ pub(super) mod tests {
 
     /// Amazon's message about a signature continues with the request that should have been signed, and its headers.
     #[test]
-    fn a_quoted_answer_is_one_short_line() {
+    fn a_quoted_response_is_one_short_line() {
         let message = format!(
             "The signature does not match.\u{1b}[31m{}\nx-amz-security-token:hunter2\n",
             "x".repeat(999)

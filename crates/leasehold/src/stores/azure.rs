@@ -262,7 +262,7 @@ impl AzureRegister {
                 (401, _) | (403, Some("AuthenticationFailed") | None) => {
                     self.credentials.refused(signed.load)
                 }
-                // The answer to a request that was authenticated.
+                // The response to a request that was authenticated.
                 (400..=499, _) => self.credentials.accepted(signed.load),
                 _ => true,
             };
@@ -311,8 +311,8 @@ impl AzureRegister {
         })
     }
 
-    /// The time for the date of a request: by the store's clock as soon as it is known, since a request that is dated by
-    /// a wrong one is refused.
+    /// The time for the date of a request: by the store's clock as soon as it is known, since a request that is dated
+    /// by a wrong one is refused.
     fn now_us(&self) -> u64 {
         let now = self.env.now();
         self.clock.bounds(now).map_or(now.wall_us(), |bounds| bounds.lo_us)

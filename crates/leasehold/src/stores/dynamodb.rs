@@ -406,7 +406,7 @@ impl DynamoDb {
             pages.next = match output.last_evaluated_key {
                 None => Next::None,
                 Some(last) if Some(&last) != start.as_ref() => Next::After(last),
-                // A repeated start would list the same page for ever.
+                // A repeated start would list the same page forever.
                 Some(_) => return Err(endless_listing()),
             };
             let key_name = self.key_name().await?;

@@ -201,7 +201,7 @@ impl Watch for EtcdStore {
 
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let (name, seen) = (name.clone(), seen.clone());
-        // Without an answer the observer reads again.
+        // Without a response the observer reads again.
         let _ = self.0.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
     }
 

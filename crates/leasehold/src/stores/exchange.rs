@@ -19,8 +19,8 @@ pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 /// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// One exchange with an object store: awaits `answer`, the response to a request of `uploaded` bytes, and reads its body.
-/// Each has a limit by its size. `explain` returns the meaning of a failure.
+/// One exchange with an object store: awaits `answer`, the response to a request of `uploaded` bytes, and reads its
+/// body. Each has a limit by its size. `explain` returns the meaning of a failure.
 pub(super) async fn exchange(
     env: &Env,
     uploaded: usize,
@@ -48,7 +48,7 @@ pub(super) enum Expected<'a> {
         allow(dead_code, reason = "Kubernetes keeps no objects")
     )]
     Contents(Contents, &'a str),
-    /// Something that the store says, of at most this many bytes.
+    /// Another document of the store, of at most this many bytes.
     Answer(usize),
 }
 

@@ -327,7 +327,7 @@ impl GcsRegister {
         Ok((wire::generation(&headers).map(str::to_owned), body))
     }
 
-    /// Sends a request, and records what the head of the response says about the time.
+    /// Sends a request, and records the store's time from the head of the response.
     async fn timed(
         &self,
         request: reqwest::RequestBuilder,
@@ -376,7 +376,7 @@ const MOST_ANSWER_BYTES: usize = 8 << 20;
 const MOST_READS: usize = 8;
 
 /// Checks that the content arrived as it is stored. Otherwise it could be written back decompressed, with metadata that
-/// says gzip, and could not be read any more. An emulator that reports no size passes.
+/// says gzip, and could no longer be read. An emulator that reports no size passes.
 fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> {
     if stored == 0 || stored == came as u64 {
         return Ok(());

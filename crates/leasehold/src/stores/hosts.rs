@@ -47,8 +47,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// How an error names a host that cannot be parsed. If the `@` after a password is missing, the password looks like a part of
-/// the host, so it is not repeated.
+/// How an error names a host that cannot be parsed. If the `@` after a password is missing, the password looks like a
+/// part of the host, so it is not repeated.
 pub(super) fn shown(text: &str) -> String {
     let may_be_login = text
         .rsplit_once(':')
@@ -80,7 +80,7 @@ pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String
     }
 }
 
-/// The error if none of the servers could be used. It is one that no retry changes only if each server gave such a one.
+/// The error if none of the servers could be used. It is permanent only if the error of each server is.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
     let final_kind = failed.iter().all(|error| !error.is_transient());

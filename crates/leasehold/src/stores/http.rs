@@ -1,8 +1,8 @@
 //! A running `leasehold serve`: its locks, without credentials of its store.
 //!
-//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests that were not
-//! answered, counts each lease from before its request, and compares each answer with its request. `docs/stores/http.md`
-//! has the setup and the limits.
+//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests without a
+//! response, counts each lease from before its request, and compares each response with its request.
+//! `docs/stores/http.md` has the setup and the limits.
 
 mod answers;
 mod client;
@@ -42,9 +42,10 @@ const POLL_INTERVAL: PollInterval =
 
 /// Opens `https://host` or `http://host:7420`, and asks the server what its store can do.
 ///
-/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`, which is
-/// read again for each request. `ca` names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy. `http:` beyond this machine needs
-/// `insecure=on`. The common options `store_clock` and `margin` have no effect: the server reads its store's clock.
+/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`, which
+/// is read again for each request. `ca` names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy.
+/// `http:` beyond this machine needs `insecure=on`. The common options `store_clock` and `margin` have no effect: the
+/// server reads its store's clock.
 ///
 /// ```no_run
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -56,8 +57,9 @@ const POLL_INTERVAL: PollInterval =
 /// ```
 ///
 /// # Errors
-/// Invalid for a URL or a token that cannot be used. Unavailable if the server does not answer. Denied if it does not know
-/// the token. Unsupported if it is no `leasehold serve` that this client can use, or if its store keeps no history.
+/// Invalid for a URL or a token that cannot be used. Unavailable if the server does not respond. Denied if it does not
+/// know the token. Unsupported if it is not a `leasehold serve` that this client supports, or if its store keeps no
+/// history.
 pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     url.take_common(&mut options)?;
     let config = Config::from_url(&mut url)?;
@@ -115,7 +117,7 @@ impl LeaseStore for HttpLeases {
         self.released(grant, cooldown).await
     }
 
-    /// The server may grant the lock to a claim that waits and whose answer is lost.
+    /// The server may grant the lock to a claim that waits and whose response is lost.
     fn may_have_place(&self, claim: &Claim) -> bool {
         claim.waits
     }

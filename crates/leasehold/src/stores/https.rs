@@ -1,4 +1,4 @@
-//! Requests of stores on HTTPS: the client, its limits, and what every response says.
+//! Requests of stores on HTTPS: the client, its limits, and what all responses have in common.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::error::{Error, ErrorKind};
 /// A lost SYN is sent again after one second and after three.
 const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just being closed would be
-/// lost.
+/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just
+/// being closed would be lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
@@ -28,7 +28,7 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
 /// A client that sends each request once, to be made by [`built`].
 pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
-        // A retry inside would turn an applied write whose answer was lost into a conflict.
+        // A retry inside would turn an applied write whose response was lost into a conflict.
         .retry(reqwest::retry::never())
         // leasehold must not repeat a redirected write.
         .redirect(redirect::Policy::none())
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
+    fn a_date_is_read_unless_the_response_is_from_a_cache() {
         let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
         assert_eq!(date_us(&headers(&[date, ("age", "0")])), None);

@@ -1,5 +1,5 @@
-//! Kubernetes: one Lease object for each lock, in the fields that client-go's leader election uses, so that both exclude
-//! each other.
+//! Kubernetes: one Lease object for each lock, in the fields that client-go's leader election uses, so that both
+//! exclude each other.
 //!
 //! `docs/stores/kubernetes.md` has the layout, the permissions and the limits.
 
@@ -309,7 +309,7 @@ impl Kubernetes {
             }
         };
         match answer {
-            // It was written, whatever the answer shows.
+            // It was written, whatever the response shows.
             Ok(body) => Lease::of(&body).map(Put::Done).map_err(Fault::maybe_applied),
             Err(Meaning::Conflict) => Ok(Put::Conflict),
             Err(Meaning::Absent) => Ok(Put::Absent),
@@ -341,7 +341,7 @@ impl Kubernetes {
             let (page, next) = retry(&self.env, || self.page(token.as_deref())).await?.into_page();
             pages.next = match next {
                 None => Next::None,
-                // A repeated token would list the same page for ever.
+                // A repeated token would list the same page forever.
                 Some(next) if Some(&next) == token.as_ref() => return Err(endless_listing()),
                 Some(next) => Next::After(next),
             };
@@ -371,7 +371,7 @@ impl Kubernetes {
             let mut answer = wire::refusal(response).await;
             answer.signed_before = match answer.status {
                 401 => self.credentials.refused(load),
-                // The answer to a request that was authenticated.
+                // The response to a request that was authenticated.
                 400..=499 => self.credentials.accepted(load),
                 _ => true,
             };
@@ -407,8 +407,8 @@ impl Kubernetes {
         Ok((builder, signed.load))
     }
 
-    /// Waits until an event of a watch says that the lock may be free, or the watch ends. `None` if there is no watch, for
-    /// example because this user may not.
+    /// Waits until an event of a watch shows that the lock may be free, or the watch ends. `None` if there is no watch,
+    /// for example because this user lacks the permission.
     async fn watched(&self, object: &str) -> Option<()> {
         let (builder, _) = self.signed(wire::watch(&self.place.namespace, object)).await.ok()?;
         let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;
@@ -427,7 +427,8 @@ impl Kubernetes {
         Some(())
     }
 
-    /// Takes the server's time from a response that certainly comes from an API server: an intermediary has another clock.
+    /// Takes the server's time from a response that certainly comes from an API server: an intermediary has another
+    /// clock.
     fn tell_time(&self, response: &Response, sent: Moment) {
         let headers = response.headers();
         if let Some(us) = date_us(headers).filter(|_| headers.contains_key("audit-id")) {

@@ -1,6 +1,6 @@
 //! Credentials that are loaded, and loaded again: before they end, and after a refusal.
 //!
-//! A load that takes time runs in a task of its own, so it continues when the request that started it is given up, which
+//! A load that takes time runs in a separate task, so it continues when the request that started it is given up, which
 //! happens soon to a request of a short lease.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use futures_util::future::{self, BoxFuture, FutureExt, Shared};
 
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
 pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// A proof of who sends a request, and the load that it comes from.
@@ -42,7 +42,7 @@ pub(super) struct Loaded<P> {
 }
 
 impl<P> Loaded<P> {
-    /// What does not end by itself.
+    /// A proof that does not expire.
     pub(super) fn forever(proof: P) -> Self {
         Self { proof, renew_us: u64::MAX, until_us: u64::MAX }
     }
@@ -106,8 +106,8 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
         Self { env, state: Mutex::new(state) }
     }
 
-    /// Returns what the next request carries. `load` starts a load. All requests await one load, and none does while the
-    /// earlier proof is valid. Cancel safe: a load that was begun continues.
+    /// Returns what the next request carries. `load` starts a load. All requests await one load, and none does while
+    /// the earlier proof is valid. Cancel safe: a load that was begun continues.
     pub(super) async fn proof(&self, load: impl Fn() -> Load<P>) -> Result<Signed<P>, NotLoaded> {
         let now_us = self.env.now().wall_us();
         let (signed, load) = self.change(|state| {

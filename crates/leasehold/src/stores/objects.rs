@@ -1,4 +1,5 @@
-//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, and the keys of its objects.
+//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, and the keys of its
+//! objects.
 
 mod keys;
 mod listing;
@@ -63,7 +64,7 @@ impl Operation {
     }
 }
 
-/// The meaning of an answer of an object store other than success.
+/// The meaning of a response of an object store other than success.
 #[derive(Debug)]
 pub(super) enum Meaning {
     /// There is no object at that key.
@@ -73,7 +74,7 @@ pub(super) enum Meaning {
     Failed(StoreError),
 }
 
-/// The error of a request whose answer cannot mean anything else.
+/// The error of a request whose response cannot mean anything else.
 pub(super) fn failed(meaning: Meaning) -> StoreError {
     match meaning {
         Meaning::Failed(error) => error,

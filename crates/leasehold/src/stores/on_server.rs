@@ -1,7 +1,7 @@
 //! Stores whose server decides each step of a lock by its own clock, in one statement or script: PostgreSQL and Redis.
 //!
-//! Such a store implements [`ServerLeases`]: one request for each step. Retries, lost answers, waiting and what an answer
-//! means are here.
+//! Such a store implements [`ServerLeases`]: one request for each step. Retries, lost responses, waiting and what a
+//! response means are here.
 
 mod acquire;
 pub(super) mod calls;
@@ -38,7 +38,7 @@ use crate::types::LockName;
 /// The time limit of operations that have no limit from their caller.
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The answer to a claim.
+/// The response to a claim.
 pub(super) enum Contended {
     Granted {
         record: Record,
@@ -54,14 +54,14 @@ pub(super) enum Contended {
     Again,
 }
 
-/// The answer to a request that changes a lock under a condition.
+/// The response to a request that changes a lock under a condition.
 pub(super) enum Changed {
     Done,
     /// Nothing was changed: what is there instead.
     Found(Option<Record>),
 }
 
-/// The answer to an eviction.
+/// The response to an eviction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EvictionAnswer {
     pub(super) is_changed: bool,
@@ -76,18 +76,20 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
 
     fn capabilities(&self) -> Capabilities;
 
-    /// Asks for the lock. It is not granted after `limit`, when the caller no longer waits for the answer, if the store
-    /// can prevent that.
+    /// Asks for the lock. It is not granted after `limit`, when the caller no longer waits for the response, if the
+    /// store can prevent that.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant, for the ttl of the record: a ticket of a repeated acquisition may have a longer one. Also returns the
-    /// deadline that the renewal gives. It counts from before the request was sent.
+    /// Renews the grant, for the ttl of the record: a ticket of a repeated acquisition may have a longer one. Also
+    /// returns the deadline that the renewal gives. It counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
-    /// Ends the grant, with a cooldown unless that is zero. The token of a claim that is withdrawn is 0 and does not count.
+    /// Ends the grant, with a cooldown unless that is zero. The token of a claim that is withdrawn is 0 and does not
+    /// count.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
-    /// Makes sure that an earlier write to `name`, whose answer was lost, is as durable as one whose answer arrived.
+    /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
+    /// arrived.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let _ = name;
         Ok(())
@@ -147,7 +149,7 @@ impl<L: ServerLeases> ServerStore<L> {
     }
 }
 
-/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+/// In a grant's memo: its release was requested, and may have been done although no response arrived.
 #[derive(Clone, Copy, Debug)]
 struct ReleaseAsked;
 
@@ -185,7 +187,7 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
             .run_on(grant, copy(grant), move |leases, mut grant| async move {
                 let released = hold::end(&*leases, &mut grant, cooldown).await;
                 if grant.token.get() == 0 {
-                    // The claim was withdrawn, and does not wait any more.
+                    // The claim was withdrawn, and no longer waits.
                     wait::leave(&*leases, &grant.name, grant.id).await;
                 }
                 (grant, released)

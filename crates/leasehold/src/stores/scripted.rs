@@ -1,4 +1,4 @@
-//! A server on loopback that responds as its script says. For tests of requests.
+//! A server on loopback that responds according to its script. For tests of requests.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +37,7 @@ pub(super) enum Reply {
     Silence,
 }
 
-/// A server that responds as its script says.
+/// A server that responds according to its script.
 pub(super) struct Server {
     pub(super) url: String,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -102,7 +102,7 @@ impl Server {
         Self { url, seen }
     }
 
-    /// One that answers every request only when it is sent again, and the first time with `refusal`.
+    /// A server that refuses every request with `refusal` the first time, and accepts it when it is sent again.
     pub(super) async fn unsteady(
         refusal: String,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,

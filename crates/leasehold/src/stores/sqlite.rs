@@ -108,7 +108,7 @@ struct SqliteLeases {
     env: Env,
 }
 
-/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+/// In a grant's memo: its release was requested, and may have been done although no response arrived.
 #[derive(Debug)]
 struct ReleaseAsked;
 
@@ -147,7 +147,7 @@ impl SqliteLeases {
         self.database.run(&self.env, STORE_TIMEOUT, purpose, work).await
     }
 
-    /// Changes one lock. `step` returns the answer and, if the row changes, the new row.
+    /// Changes one lock. `step` returns the result and, if the row changes, the new row.
     async fn change<T, F>(
         &self,
         name: &LockName,
@@ -273,7 +273,7 @@ impl LeaseStore for SqliteLeases {
             };
         let prolonged = deadline(ttl, at);
         let now = self.env.now();
-        // An answer that arrives after the end of the lease does not prolong it.
+        // A response that arrives after the end of the lease does not prolong it.
         if grant.deadline.passed(now) || prolonged.passed(now) {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
@@ -283,7 +283,7 @@ impl LeaseStore for SqliteLeases {
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         if grant.token == Token::default() {
-            // The claim was withdrawn, and does not wait any more.
+            // The claim was withdrawn, and no longer waits.
             self.leave(grant.id).await?;
         }
         let id = grant.id;

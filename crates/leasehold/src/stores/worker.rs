@@ -1,7 +1,7 @@
 //! The thread of a store. Everything that several locks share runs on it: connections, keep-alives and watches.
 //!
 //! A caller may keep a future without polling it, and its runtime may end or stop being driven. Neither may delay other
-//! locks. So a caller's future only awaits the answer of a task on this thread.
+//! locks. So a caller's future only awaits the result of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use crate::lease::Grant;
 /// The time limit of the last requests of a store after it was dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
-/// The leases of a store whose work runs on a thread of its own.
+/// The leases of a store whose work runs on its own thread.
 #[derive(Debug)]
 pub(super) struct OnWorker<L> {
     pub(super) leases: Arc<L>,
@@ -110,7 +110,7 @@ impl Worker {
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 
-    /// Begins `work` there. It is given up when the answer is no longer waited for.
+    /// Begins `work` there. It is given up when its caller no longer waits.
     fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
         Job(self.runtime.spawn(work))
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn work_goes_on_while_its_answer_is_not_polled() {
+    fn work_continues_while_its_result_is_not_polled() {
         let worker = Worker::start("test").unwrap();
         let (go, may_go) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn work_ends_when_its_answer_is_no_longer_awaited() {
+    fn work_ends_when_its_result_is_no_longer_awaited() {
         let worker = Worker::start("test").unwrap();
         let (held, ended) = oneshot::channel::<()>();
         drop(worker.run(async move {

@@ -114,13 +114,13 @@ pub fn printable(text: &str, most: usize) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// The holder; `None` if it is unknown (a foreign object, a lock in a cooldown, a lock that another task of this process
-    /// is acquiring).
+    /// The holder; `None` if it is unknown (a foreign object, a lock in a cooldown, a lock that another task of this
+    /// process is acquiring).
     pub holder: Option<Holder>,
     /// The fencing token.
     pub token: Option<Token>,
-    /// How long the lock has been held, on the store's clock. For a [reserved](Self::reserved) lock, how long it has been
-    /// free.
+    /// How long the lock has been held, on the store's clock. For a [reserved](Self::reserved) lock, how long it has
+    /// been free.
     pub held_for: Option<Duration>,
     /// How long the lease can still last unless it is renewed.
     pub lapses_within: Option<Duration>,
@@ -128,17 +128,17 @@ pub struct HolderInfo {
     /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with a cooldown).
     pub in_cooldown: bool,
     /// For a lock in a cooldown: the previous holder. [`held_for`](Self::held_for) then counts from its grant or, if
-    /// the store does not know that, from the release.
+    /// the store does not record that, from the release.
     pub last_holder: Option<Holder>,
     /// What was found instead of a record of leasehold.
     pub foreign: Option<String>,
     /// Whether the lock is free, but reserved for `holder`, who is the first in the line of waiters.
     pub reserved: bool,
-    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none. On
-    /// etcd also `None` if there are any, because it would take a request to count them.
+    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none.
+    /// On etcd also `None` if there are any, because it would take a request to count them.
     pub ahead: Option<usize>,
-    /// The waiter directly before this one in the line, without its [`value`](Holder::value); `None` for the first in line,
-    /// or if it is unknown. It may have died or given up since the line was read.
+    /// The waiter directly before this one in the line, without its [`value`](Holder::value); `None` for the first in
+    /// line, or if it is unknown. It may have died or given up since the line was read.
     pub behind: Option<Holder>,
 }
 

@@ -189,12 +189,12 @@ impl Ttl {
         self.0.as_millis() as u64
     }
 
-    /// How long a holder may believe in its lease, from before the first send: ttl (1 - rho) - delta.
+    /// How long a holder may rely on its lease, from before the first send: ttl (1 - rho) - delta.
     pub fn holder_span(self) -> Duration {
         self.0.mul_f64(1.0 - RATE_ERROR).saturating_sub(self.slack())
     }
 
-    /// How long a contender must see no sign of life, from after an answer: ttl (1 + rho) + delta.
+    /// How long a contender must see no sign of life, from after a response: ttl (1 + rho) + delta.
     pub fn contender_span(self) -> Duration {
         self.0.mul_f64(1.0 + RATE_ERROR) + self.slack()
     }
@@ -211,8 +211,8 @@ impl Default for Ttl {
     }
 }
 
-/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two more
-/// renewals can fail before the lease is in danger.
+/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two
+/// more renewals can fail before the lease is in danger.
 pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
 /// Renewals of many locks taken at once spread out.
 pub(crate) const RENEW_SPREAD: f64 = 0.1;

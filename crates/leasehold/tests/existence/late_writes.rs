@@ -73,7 +73,7 @@ async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     assert_eq!(world.object().await, None, "the late object remains");
 }
 
-/// The same without a grant: the store did not answer, and the acquisition was given up.
+/// The same without a grant: the store did not respond, and the acquisition was given up.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     let world = World::by_existence();
@@ -111,7 +111,7 @@ async fn looking_for_a_late_create_harms_no_grant() {
 /// The object was deleted by hand, and then a late create of the same claim arrives. It does not restore the holder's
 /// lock.
 #[tokio::test(start_paused = true)]
-async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
+async fn a_holders_own_late_create_is_not_its_lock() {
     let world = World::by_existence();
     let (one, two) = (world.observer(1), world.observer(2));
     one.network.next_write(Outcome::HeldBack);
@@ -126,7 +126,7 @@ async fn a_holder_does_not_take_a_late_create_of_its_own_for_its_lock() {
 
 /// The same for a ticket: the record has the ticket's claim id, but it is not the ticket's grant.
 #[tokio::test(start_paused = true)]
-async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
+async fn a_ticket_is_not_valid_for_a_late_create_of_its_claim() {
     for dates_only in [false, true] {
         let world = World::by_existence();
         let one = if dates_only { without_generations(&world, 1) } else { world.observer(1) };
@@ -143,7 +143,7 @@ async fn a_ticket_is_not_for_a_late_create_of_its_claim() {
     }
 }
 
-/// A release reports whether the lock was held until then. It deletes the late object in any case.
+/// A release reports whether the lock was still held. It deletes the late object in any case.
 #[tokio::test(start_paused = true)]
 async fn a_late_create_does_not_make_a_lost_lock_look_released() {
     for dates_only in [false, true] {

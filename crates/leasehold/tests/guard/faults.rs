@@ -62,7 +62,7 @@ async fn fault_12_a_restored_snapshot_finds_its_lock_lost() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    client.clock.step_wall(3_600); // Its boot clock goes on as if nothing had happened.
+    client.clock.step_wall(3_600); // Its boot clock continues as if nothing had happened.
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
 }
 
@@ -93,11 +93,11 @@ async fn fault_13_a_wall_clock_step_makes_no_takeover_early_or_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
+async fn fault_16_a_renewal_confirmed_too_late_extends_nothing() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
-    // Writes are applied, but no answer arrives.
+    // Writes are applied, but no response arrives.
     client.network.every(Kind::Write, Outcome::AnswerStalled);
     client.network.every(Kind::Read, Outcome::Stalled);
     let loss = guard.lost().await;
@@ -110,13 +110,13 @@ async fn fault_16_a_renewal_answered_too_late_extends_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
+async fn fault_16_a_response_after_a_suspend_past_the_lease_is_a_loss() {
     use leasehold::lease::LeaseStore;
     let world = World::new();
     let client = world.observer(1);
     let mut earlier = client.granted().await;
     client.leases.release(&mut earlier, None).await.unwrap();
-    // The answer to an acquisition arrives when the machine wakes.
+    // The response to an acquisition arrives when the machine wakes.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let acquisition = {
@@ -135,7 +135,7 @@ async fn fault_16_an_answer_after_a_suspend_past_the_lease_is_a_loss() {
     assert!(client.is_free().await, "what came too late is released");
     let mut grant = client.granted().await;
     assert!(grant.deadline.remaining(client.clock.now()) > TTL / 2, "a fresh grant");
-    // The same for the answer to a renewal.
+    // The same for the response to a renewal.
     client.network.reset_counts();
     client.network.next_write(Outcome::AnswerStalled);
     let (leases, network, clock) = (client.leases.clone(), client.network.clone(), client.clock.clone());
@@ -160,7 +160,7 @@ async fn fault_34_a_loss_names_credentials_withdrawn_while_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fault_2_a_renewal_whose_answer_is_lost_is_found_by_its_nonce() {
+async fn fault_2_a_renewal_with_a_lost_response_is_found_by_its_nonce() {
     let world = World::new();
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();

@@ -10,7 +10,7 @@ fn place(told: &HolderInfo) -> (Option<usize>, Option<&str>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_waiter_is_told_who_is_directly_before_it() {
+async fn each_waiter_learns_who_is_directly_before_it() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -31,7 +31,7 @@ async fn each_waiter_is_told_who_is_directly_before_it() {
     assert_eq!(place(&third.refused().await), (Some(1), Some("waiter-3")));
 }
 
-/// A waiter that polls finds the lock held by the one before it. It learns that without another request.
+/// A waiter that polls finds the lock held by the one before it. It notices this without another request.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_learns_that_the_one_before_it_has_the_lock() {
     let world = World::new();

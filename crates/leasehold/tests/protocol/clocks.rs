@@ -26,7 +26,7 @@ async fn by_the_stores_clock_a_try_takes_over_from_a_dead_holder() {
     holder.env.sleep(contender_span() + SECOND * 2).await;
     contender.held().await; // Within the margin.
     holder.env.sleep(SECOND * 6).await;
-    blind.held().await; // By observation alone, nothing is known yet.
+    blind.held().await; // By observation alone, the lease has not lapsed yet.
     contender.granted().await;
 }
 
@@ -88,7 +88,7 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     holder.clock.resume();
     holder.network.reset_counts();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    // The answer shows that the time in the record is too early. Others count from that time, and so does the holder.
+    // The response shows that the time in the record is too early. Others count from that time, and so does the holder.
     let left = grant.deadline.remaining(holder.clock.now());
     assert!(left > SECOND * 5 && left < SECOND * 10, "all but what half the margin of 5 s covers: {left:?}");
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
@@ -151,7 +151,7 @@ async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
     }
 }
 
-/// If the clocks stand still between the send and the answer, the answer shows that too.
+/// If the clocks stand still between the send and the response, the response shows that too.
 #[tokio::test(start_paused = true)]
 async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
     for created in [false, true] {

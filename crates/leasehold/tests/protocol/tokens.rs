@@ -59,7 +59,7 @@ async fn tokens_rise_across_a_deletion_within_one_store_clock_tick() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
+async fn responses_to_others_do_not_delay_a_first_grant() {
     let world = World::new();
     let client = world.dated(1);
     let busy = {
@@ -67,7 +67,7 @@ async fn answers_to_others_do_not_keep_a_first_grant_waiting() {
         let other = leasehold::LockName::new("y").unwrap();
         tokio::spawn(async move {
             loop {
-                // Each answer's `Date` is another reading, up to a second less exact than the one before.
+                // Each response's `Date` is another reading, up to a second less exact than the one before.
                 leases.inspect(&other).await.unwrap();
                 env.sleep(Duration::from_millis(90)).await;
             }

@@ -30,7 +30,7 @@ class Guard(BaseGuard):
     _cancelled_by_loss = False
 
     async def confirm(self) -> None:
-        """Renews the lease now, and waits for the answer. Right even after a pause in which both clocks stood still."""
+        """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped."""
         self._hold.check()
         request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
         expect(await request.next(), "renewed")

@@ -226,7 +226,7 @@ fn a_time_or_a_note_out_of_bounds_reserves_nothing() {
 }
 
 #[test]
-fn a_reservation_that_was_lost_is_said_to_be_lost() {
+fn a_lost_reservation_is_shown_as_lost() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
     let cookies = reserve(&server, "deploy", &sign_in(&server));

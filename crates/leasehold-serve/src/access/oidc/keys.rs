@@ -1,7 +1,7 @@
 //! The keys of an issuer: known ones, and fetching them again.
 //!
-//! One task fetches the keys, so there is one fetch at a time, and a client that closes its connection ends none. A request
-//! whose key is known never waits for it.
+//! One task fetches the keys, so there is one fetch at a time, and a client that closes its connection ends none. A
+//! request whose key is known never waits for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::source::{Set, Source};
 
 /// The limit of one fetch.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
-/// The limit of a request's wait for a fetch: longer, because the keeping task says how the fetch has ended.
+/// The limit of a request's wait for a fetch: longer, because the fetching task reports how the fetch has ended.
 const WAIT_LIMIT: Duration = Duration::from_secs(11);
-/// An unknown key causes a fetch only so long after the last one.
+/// How long after the last fetch an unknown key may cause another.
 pub(super) const PAUSE: Duration = Duration::from_secs(10);
-/// After this time, keys are fetched again: those that the issuer has withdrawn end.
+/// After this time, keys are fetched again, and those that the issuer has withdrawn are no longer accepted.
 pub(super) const AGE: Duration = Duration::from_secs(15 * 60);
 /// After this time, a fetch that failed is repeated.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -70,7 +70,7 @@ impl Keys {
     /// The key `id`. If it is unknown, waits for a fetch for a limited time, unless the last one was a moment ago.
     pub(super) async fn find(&self, id: &str, env: &Env) -> Result<Arc<Key>, NoKey> {
         let mut fetched = self.fetched.subscribe();
-        // Both of the same state.
+        // Both come from the same state.
         let (found, was_just_fetched) = {
             let fetched = fetched.borrow_and_update();
             (fetched.find(id), fetched.is_recent(env.now()))
@@ -85,7 +85,7 @@ impl Keys {
         }
     }
 
-    /// Fetches the keys at once, whenever an unknown one is wanted, and now and then. Runs until it is dropped.
+    /// Fetches the keys at once, when an unknown one is requested, and at intervals. Runs until it is dropped.
     pub(super) async fn keep(&self, issuer: &str, env: &Env) {
         loop {
             let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;

@@ -28,7 +28,7 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct KeyFile {
     path: PathBuf,
-    /// The read that has not ended. One on a network that is down can take for ever, and each takes a thread.
+    /// The read that has not ended. One on a network that is down may never end, and each occupies a thread.
     reading: Mutex<Option<Reading>>,
 }
 
@@ -78,7 +78,7 @@ impl Source {
         Self::File(KeyFile { path: path.into(), reading: Mutex::default() })
     }
 
-    /// Fetches the keys. The caller limits its time. Cancel safe: the next call goes on with the read of a file.
+    /// Fetches the keys. The caller limits its time. Cancel safe: the next call continues the read of a file.
     pub(super) async fn fetch(&self) -> Result<Set, String> {
         match self {
             Self::File(file) => {
@@ -137,7 +137,7 @@ impl Endpoint {
     }
 }
 
-/// An absolute URL that nobody on the way can answer in its place: with `https`; or, if `plain` is allowed, with `http` on
+/// An absolute URL whose responses cannot be forged on the way: with `https`; or, if `plain` is allowed, with `http` on
 /// this machine.
 fn checked(url: &str, plain: bool) -> Result<Url, String> {
     let flaw = |flaw: &str| format!("the URL `{}` {flaw}", shown(url));

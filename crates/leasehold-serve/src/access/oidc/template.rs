@@ -4,7 +4,8 @@ use leasehold::LockName;
 use leasehold::lease::printable;
 use serde_json::Value;
 
-/// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may be.
+/// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may
+/// be.
 const MOST_TEXT: usize = 160;
 
 /// A text with claims in braces: `ci/{repository:2}/`.
@@ -66,7 +67,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// A template for principals. A text is between two claims, so that one can tell where the first one ends.
+    /// A template for principals. A text is between two claims, so that the end of the first one is certain.
     pub(super) fn principal(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for pair in template.0.windows(2) {
@@ -80,8 +81,8 @@ impl Template {
         Ok(template)
     }
 
-    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it. So
-    /// all its prefixes have the same number of segments, and none lies inside another one.
+    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it.
+    /// So all its prefixes have the same number of segments, and none lies inside another one.
     pub(super) fn prefix(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for (at, part) in template.0.iter().enumerate() {
@@ -105,7 +106,7 @@ impl Template {
     /// The principal with the values of `claims`. Different values make different principals.
     ///
     /// # Errors
-    /// Names a claim that is missing, no text, or not printable, or whose end could not be told. Repeats no value.
+    /// Names a claim that is missing, not text, not printable, or whose end is ambiguous. Repeats no value.
     pub(super) fn principal_of(&self, claims: &Value) -> Result<String, String> {
         let mut principal = String::new();
         for (at, part) in self.0.iter().enumerate() {
@@ -141,8 +142,8 @@ impl Template {
         Ok(principal)
     }
 
-    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment, or as
-    /// many as the template says.
+    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment,
+    /// or as many as the template requires.
     pub(super) fn prefix_of(&self, claims: &Value) -> Option<String> {
         let mut prefix = String::new();
         for part in &self.0 {
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_printable_text_makes_no_text() {
+    fn a_value_that_is_not_printable_text_makes_no_text() {
         let template = Template::principal("{a}").unwrap();
         for value in [
             json!(null),
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_leaves_its_place_makes_no_prefix() {
+    fn a_value_with_other_segments_makes_no_prefix() {
         let prefix = |value| Template::prefix("ci/{a:2}/").unwrap().prefix_of(&json!({ "a": value }));
         assert_eq!(prefix(json!("org/app")).unwrap(), "ci/org/app/");
         for bad in ["", "/", "a/..", "./a", "../prod", "/org", "org/", "a/b\nb", "a/b\0b", "a/a\u{200b}b"] {

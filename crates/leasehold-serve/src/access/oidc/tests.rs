@@ -55,7 +55,7 @@ impl TestKey {
     }
 }
 
-/// What the issuer's server answers.
+/// The responses of the issuer's server.
 #[derive(Clone)]
 struct Answers {
     status: StatusCode,
@@ -82,9 +82,9 @@ impl Answers {
 struct TestIssuer {
     url: String,
     answers: Mutex<Answers>,
-    /// How often its keys were asked for.
+    /// How often its keys were requested.
     fetches: watch::Sender<usize>,
-    /// Whether it answers.
+    /// Whether it responds.
     is_open: watch::Sender<bool>,
 }
 
@@ -195,7 +195,7 @@ impl Server {
         self.access.caller(&headers, None, &self.env).await
     }
 
-    /// Expects a refusal with this status that says `wanted`, and does not repeat the token.
+    /// Expects a refusal with this status that contains `wanted` and does not repeat the token.
     #[track_caller]
     fn refused(asked: Result<Caller, Problem>, token: &str, status: u16, wanted: &str) {
         let problem = asked.unwrap_err();
@@ -269,7 +269,7 @@ async fn a_token_with_a_flaw_is_refused() {
         ("a longer audience", with("aud", json!("locks2")), "`aud`"),
         ("other audiences", with("aud", json!(["others"])), "`aud`"),
         ("no audience", without("aud"), "`aud`"),
-        ("an audience that is no text", with("aud", json!(7)), "`aud`"),
+        ("an audience that is not text", with("aud", json!(7)), "`aud`"),
         ("another issuer", with("iss", json!("https://other.example")), "`iss`"),
         ("a longer issuer", with("iss", json!(format!("{}/", issuer.url))), "`iss`"),
         ("a list of issuers", with("iss", json!([issuer.url])), "`iss`"),
@@ -277,9 +277,9 @@ async fn a_token_with_a_flaw_is_refused() {
         ("expired", with("exp", json!(now - leeway - 1.0)), "expired"),
         ("an end at the epoch", with("exp", json!(0)), "expired"),
         ("no end", without("exp"), "`exp`"),
-        ("an end that is no number", with("exp", json!("never")), "`exp`"),
+        ("an end that is not a number", with("exp", json!("never")), "`exp`"),
         ("not yet valid", with("nbf", json!(now + leeway + 60.0)), "`nbf`"),
-        ("a begin that is no number", with("nbf", json!("soon")), "`nbf`"),
+        ("a beginning that is not a number", with("nbf", json!("soon")), "`nbf`"),
         ("no key", header(Header { kid: None, ..key.header() }), "`kid`"),
         ("an extension", header(Header { crit: Some(vec!["b64".into()]), ..key.header() }), "`crit`"),
         ("too long", with("more", json!("x".repeat(MOST_TOKEN))), "longer"),
@@ -392,9 +392,9 @@ async fn a_known_key_does_not_wait_for_a_fetch() {
     server.clock.suspend(PAUSE);
     let mut waiting = Box::pin(server.ask(&other));
     assert!(waiting.as_mut().now_or_never().is_none());
-    // The configuration comes first, and the issuer does not answer.
+    // The configuration comes first, and the issuer does not respond.
     assert!(server.ask(&good).now_or_never().expect("it waits").is_ok());
-    // Its client goes, and the fetch goes on.
+    // Its client disconnects, and the fetch continues.
     drop(waiting);
     issuer.publish(&[&key, &new]);
     issuer.is_open.send_replace(true);
@@ -461,7 +461,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     let key = TestKey::ed25519("a");
     let (stuck, good) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
     let folder = tempfile::tempdir().unwrap();
-    // Nobody writes to it.
+    // Without a writer, a read of it never ends.
     let fifo = folder.path().join("keys.json");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let jwks = format!("jwks = \"{}\"\n[[rule]]", fifo.display());
@@ -475,7 +475,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     assert!(waiting.as_mut().now_or_never().is_none());
     server.clock.suspend(LIMIT);
     Server::refused(waiting.await, &token, 503, "`stuck`");
-    // The same read goes on.
+    // The same read continues.
     std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
     server.clock.suspend(PAUSE);
     assert!(server.ask(&token).await.is_ok());
@@ -611,7 +611,7 @@ fn the_access_files_of_the_documentation_are_valid() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve.md")).unwrap();
     let (_, section) = text.split_once("### OIDC").unwrap();
     let blocks = section.split("```toml").skip(1).map(|block| block.split_once("```").unwrap().0);
-    // That file is in pods alone.
+    // That file exists only in pods.
     let file: String = blocks
         .flat_map(str::lines)
         .filter(|line| !line.starts_with("ca ="))

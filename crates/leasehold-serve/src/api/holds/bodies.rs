@@ -1,4 +1,4 @@
-//! The bodies of requests about holds, and of their answers.
+//! The bodies of requests about holds, and of their responses.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -25,8 +25,8 @@ pub(crate) struct AcquireRequest {
     /// Acquire the lock as a reader: at most eight at a time.
     #[serde(default)]
     pub(super) shared: bool,
-    /// The id of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. A secret: anyone who knows
-    /// it can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
+    /// The id of this acquisition, in place of `Idempotency-Key`: 32 random hexadecimal digits. A secret: anyone who
+    /// knows it can end the hold. Any server of the store recognises it. Not with `permits` or `shared`.
     #[schema(min_length = 32, max_length = 32, pattern = "^[0-9a-f]{32}$")]
     pub(super) claim: Option<String>,
     /// Who holds the lock, for others to see. The server itself if it is missing.
@@ -122,13 +122,13 @@ pub(crate) struct RenewRequest {
     pub(super) tickets: Option<Vec<String>>,
 }
 
-/// The answers for several tickets, in their order.
+/// The responses for several tickets, in their order.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RenewedAll {
     pub(super) results: Vec<RenewedOne>,
 }
 
-/// The answer for one of several tickets.
+/// The response for one of several tickets.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum RenewedOne {
@@ -136,7 +136,7 @@ pub(crate) enum RenewedOne {
     Failed(Problem),
 }
 
-/// The answer to a renewal: of one ticket, or of several.
+/// The response to a renewal: of one ticket, or of several.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum RenewAnswer {

@@ -151,7 +151,7 @@ async function refresh() {
 const tell = document.getElementById("tell");
 const title = document.title;
 
-/** Tells who asked for it that the lock is free. Screen readers hear of each change anyway. */
+/** Notifies a user who asked for it that the lock is free. Screen readers announce each change anyway. */
 function tellIfFree() {
   const isFree = document.querySelector("section[data-lock] .state.free") !== null;
   if (!isFree) document.title = title;
@@ -205,7 +205,7 @@ function connected() {
   setText(LIVE, "Live");
 }
 
-/** Says that what is shown may be wrong by now. */
+/** Shows that the page may be outdated. */
 function lost(why) {
   document.body.classList.add("stale");
   LIVE.dataset.live = "off";
@@ -235,7 +235,7 @@ function open() {
   });
   source.onerror = () => {
     lost();
-    // The browser connects again by itself, except after an answer with an error.
+    // The browser connects again by itself, except after a response with an error.
     if (source?.readyState === EventSource.CLOSED) retry = setTimeout(open, 5000);
   };
 }
@@ -250,7 +250,7 @@ function close() {
   setText(LIVE, "Paused");
 }
 
-/** Streams while somebody can see the page or wants to be told, so that other hidden tabs cost the store nothing. */
+/** Streams while the page is visible or its user wants a notification: hidden tabs cause no requests to the store. */
 function follow() {
   if (document.hidden && !tell?.checked) close();
   else if (!source) open();

@@ -65,7 +65,7 @@ impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = HashMap::new();
         while let Some(argument) = arguments.next() {
-            let name = argument.strip_prefix("--").with_context(|| format!("{argument:?} is no option"))?;
+            let name = argument.strip_prefix("--").with_context(|| format!("{argument:?} is not an option"))?;
             let value = arguments.next().with_context(|| format!("--{name} has no value"))?;
             options.insert(name.to_owned(), value);
         }
@@ -79,7 +79,7 @@ impl Options {
 
     fn number(&self, name: &str) -> Result<u64> {
         let text = self.text(name)?;
-        text.parse().with_context(|| format!("--{name} {text:?} is no number"))
+        text.parse().with_context(|| format!("--{name} {text:?} is not a number"))
     }
 
     fn seconds(&self) -> Result<Duration> {

@@ -23,7 +23,7 @@ fn verdict(checker: &Checker) -> Option<&'static str> {
 }
 
 #[test]
-fn i1_a_holder_that_believes_after_its_successor_is_found() {
+fn i1_a_valid_guard_after_a_successors_grant_is_found() {
     let checker = two_grants();
     checker.believed("x", 5, "a", 3 * SECOND);
     checker.believed("x", 7, "b", 3 * SECOND);
@@ -158,7 +158,7 @@ fn i4_a_write_that_has_its_effect_twice_is_found() {
 }
 
 #[test]
-fn i5_a_belief_that_outlives_the_deadline_is_found() {
+fn i5_a_guard_that_is_valid_past_its_deadline_is_found() {
     let checker = two_grants();
     // 10 s, less 0.5 %, less 100 ms, on a clock that is 0.5 % slow, after the commit at 2 s.
     checker.believed("x", 7, "b", Duration::from_millis(11_899));
@@ -182,7 +182,7 @@ fn i6_a_renewal_that_is_sent_after_the_loss_is_found() {
 }
 
 #[test]
-fn i8_a_cancelled_acquisition_that_goes_on_is_found() {
+fn i8_a_cancelled_acquisition_that_continues_is_found() {
     let checker = two_grants();
     checker.cancelled(Some("b"), 4 * SECOND);
     checker.sends("x", &grant(7, "b"), 4 * SECOND);

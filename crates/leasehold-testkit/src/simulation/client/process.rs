@@ -16,7 +16,7 @@ pub(in crate::simulation) struct Shared {
     latest: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
 }
 
-/// Runs the process of `first` with its tasks, and for ever the processes that replace it.
+/// Runs the process of `first` with its tasks, then each process that replaces the one before. Never ends.
 pub(in crate::simulation) async fn run(mut first: Client) {
     loop {
         let world = first.world.clone();

@@ -147,7 +147,7 @@ impl Cluster {
         &self.members[n].clients
     }
 
-    /// The current leader, according to the members that answer. Waits until there is one.
+    /// The current leader, according to the members that respond. Waits until there is one.
     ///
     /// # Panics
     /// When there is no leader for a minute.
@@ -163,7 +163,7 @@ impl Cluster {
         panic!("the cluster has no leader");
     }
 
-    /// Waits until member `n` answers clients and knows the leader.
+    /// Waits until member `n` responds to clients and has a leader.
     async fn until_it_serves(&mut self, n: usize) {
         for _ in 0..TRIES {
             if self.leader_by(n).await.is_some() {
@@ -179,7 +179,7 @@ impl Cluster {
         panic!("member {n} of the cluster does not serve");
     }
 
-    /// Whether member `n` is the leader, by its own account; `None` if it knows no leader or does not answer.
+    /// Whether member `n` is the leader, by its own account; `None` if it has no leader or does not respond.
     async fn leader_by(&self, n: usize) -> Option<bool> {
         let asked = try_etcdctl(
             &self.members[n].clients,
@@ -201,7 +201,7 @@ impl Cluster {
         self.run(n);
     }
 
-    /// Stops a member: it keeps its connections but answers no requests.
+    /// Stops a member: it keeps its connections but responds to no requests.
     pub fn stop(&self, n: usize) {
         self.signal(n, Signal::STOP);
     }

@@ -93,7 +93,7 @@ impl Servers for Wired {
         SystemClock.sleep(LAG + duration).await;
         server.kill().await?;
         standby.promote().await?;
-        // Half of the workers learn of it later: a holder among them cannot learn of its loss by a renewal.
+        // Half of the workers notice it later: a holder among them cannot notice its loss by a renewal.
         let lead = |from: usize| {
             self.wires.iter().skip(from).step_by(2).for_each(|wire| wire.lead_to(standby.address()))
         };

@@ -36,7 +36,7 @@ impl PostgresServer {
     /// When it does not start.
     ///
     /// # Panics
-    /// When `./test` has not said where its programs are.
+    /// When `./test` has not set where its programs are.
     pub async fn start_below(folder: &Path) -> io::Result<Self> {
         Self::start_with(folder, &[]).await
     }
@@ -73,7 +73,7 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` says otherwise, with its data
+    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` names it, with its data
     /// below `folder`.
     ///
     /// # Errors
@@ -97,10 +97,10 @@ impl PostgresServer {
         Ok(standby)
     }
 
-    /// Lets it copy nothing more. What the primary does from now on, it does not know.
+    /// Stops it from copying. It does not receive what the primary does from now on.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When it does not respond.
     pub async fn stop_copying(&self) -> io::Result<()> {
         psql(&self.url_by(&self.address), "ALTER SYSTEM SET primary_conninfo = ''").await;
         psql(&self.url_by(&self.address), "SELECT pg_reload_conf()").await;
@@ -116,7 +116,7 @@ impl PostgresServer {
         self.until("SELECT pg_is_in_recovery()", "f").await
     }
 
-    /// Waits until it answers `sql` with `answer`.
+    /// Waits until the result of `sql` is `answer`.
     async fn until(&self, sql: &str, answer: &str) -> io::Result<()> {
         let start = SystemClock.now();
         loop {
@@ -155,7 +155,7 @@ impl PostgresServer {
         fs::write(&file, before + &lines.concat())
     }
 
-    /// Starts it. It may not answer yet.
+    /// Starts it. It may not respond yet.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -193,7 +193,7 @@ impl PostgresServer {
         self.signal_all(Signal::STOP);
     }
 
-    /// Lets them go on.
+    /// Resumes them.
     pub fn go_on(&self) {
         self.signal_all(Signal::CONT);
     }
@@ -212,7 +212,7 @@ impl PostgresServer {
         }
     }
 
-    /// Each of its processes has a session of its own, so they are found as children of the first.
+    /// Each of its processes has its own session, so they are found as children of the first.
     fn signal_all(&self, signal: Signal) {
         let Some(first) = self.process.as_ref().and_then(Child::id) else { return };
         let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();

@@ -79,7 +79,7 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
     })
 }
 
-/// Waits until the server at `url` answers as it should.
+/// Waits until the server at `url` responds as it should.
 async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
     within("a server of Redis", async {
         while !is_right(&redis_cli(url, command).await) {
@@ -90,7 +90,7 @@ async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
 }
 
 impl Watched {
-    /// The address of the primary, as a Sentinel says.
+    /// The address of the primary, according to a Sentinel.
     async fn primary(&self) -> String {
         let url = format!("redis://{}", self.addresses[0]);
         redis_cli(&url, &["SENTINEL", "get-master-addr-by-name", "chaos"]).await.replace('\n', ":")
@@ -125,5 +125,5 @@ impl Servers for Watched {
     }
 }
 
-/// Longer than the Sentinels take to promote another server, as a rule.
+/// Longer than the Sentinels usually take to promote another server.
 const FAILOVER: Duration = Duration::from_secs(2);

@@ -148,7 +148,7 @@ impl Told {
 /// The leader if the lock's state is `state`.
 pub(super) fn leader_of(state: State, capabilities: &Capabilities) -> Option<Leader> {
     let State::Held(held) = state else { return None };
-    // First in the queue, but it does not know yet that it is its turn.
+    // First in the queue, but it has not seen yet that it is its turn.
     let waits = capabilities.tokens && held.token.is_none() && held.foreign.is_none();
     if held.in_cooldown || waits {
         return None;

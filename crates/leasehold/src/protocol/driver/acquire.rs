@@ -16,7 +16,7 @@ use crate::register::Version;
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
-/// A `Date` is accurate to a second, and its answer took some time.
+/// A `Date` is accurate to a second, and its response took some time.
 const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);
 const FLOOR_TRIES: usize = 5;
 
@@ -56,7 +56,7 @@ impl RegisterLeases {
                     Box::new(self.look(&claim.name, &mut budget).await?)
                 }
             };
-            // A waiter continues as long as other clients write in between, because then the store answers.
+            // A waiter continues as long as other clients write in between, because then the store responds.
             if let Some(Observation { record, .. }) = sight.observation.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
@@ -86,7 +86,7 @@ impl RegisterLeases {
                                 next = Next::Look;
                                 continue;
                             }
-                            // A write whose answer was lost may still be applied. Then the lock is not free.
+                            // A write whose response was lost may still be applied. Then the lock is not free.
                             Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
                                 Front::of(record)
                             }
@@ -153,8 +153,8 @@ impl RegisterLeases {
                 let free =
                     rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
                         == Availability::Grantable;
-                // The token over an unconfirmed record comes from the store's clock, which is known best after an
-                // answer.
+                // The token over an unconfirmed record comes from the store's clock, which is known best after a
+                // response.
                 if (free || has_polled) && observation.record.grant != claim.id && !observation.record.newborn
                 {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
@@ -163,7 +163,7 @@ impl RegisterLeases {
                 }
                 Ok(Next::Look)
             }
-            // Only the record says whether the grant of a repeated claim has ended.
+            // Only the record shows whether the grant of a repeated claim has ended.
             None if self.records.claims() && !claim.repeatable => {
                 self.examined(self.records.trust(), budget).await?;
                 let sent = self.now();
@@ -175,8 +175,8 @@ impl RegisterLeases {
         }
     }
 
-    /// Stamps a lease that does not say when it was renewed. Processes that only try can then see it lapse by the
-    /// store's clock.
+    /// Stamps a lease whose record does not contain when it was renewed. Processes that only try can then see it lapse
+    /// by the store's clock.
     async fn stamp(&self, name: &LockName, observation: Option<&Observation>, budget: &RetryBudget<'_>) {
         let Some((observation, store)) = observation.zip(self.store_time()) else { return };
         if !self.rules.store_clock || observation.record.renewed_at_us.is_some() {
@@ -211,7 +211,7 @@ impl RegisterLeases {
         self.granted(claim, attempt, record, version).await
     }
 
-    /// Returns the grant that `attempt` committed as `record`. If the record says too early a time, the grant is
+    /// Returns the grant that `attempt` committed as `record`. If the record contains too early a time, the grant is
     /// renewed before it is reported.
     async fn granted(
         &self,
@@ -247,7 +247,7 @@ impl RegisterLeases {
         self.in_time(grant).await
     }
 
-    /// Returns `grant`, unless its deadline passed while its answer was under way. Then the grant is released.
+    /// Returns `grant`, unless its deadline passed while its response was under way. Then the grant is released.
     async fn in_time(&self, mut grant: Grant) -> Result<Next, StoreError> {
         if !grant.deadline.passed(self.now()) {
             return Ok(Next::Done(grant));
@@ -262,7 +262,7 @@ impl RegisterLeases {
         }
     }
 
-    /// The lower bound of a token if no record says which tokens were granted before.
+    /// The lower bound of a token if no record shows which tokens were granted before.
     async fn floor(
         &self,
         name: &LockName,
@@ -297,8 +297,8 @@ impl RegisterLeases {
                 self.pass(wait, budget).await;
                 return Ok(Some(floor_us));
             }
-            // This is more than a `Date` explains: the answer is old, or a clock was set. A new answer gives the time
-            // anew.
+            // This is more than a `Date` explains: the response is old, or a clock was set. A new response gives the
+            // current time.
             budget.request(self.records.read(name)).await?;
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;

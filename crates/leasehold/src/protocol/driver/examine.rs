@@ -1,4 +1,4 @@
-//! The doctor's check of the store's clock, by its answers.
+//! The doctor's check of the store's clock, by its responses.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::retry::retry;
 use crate::types::LockName;
 
-/// The number of answers that are compared.
+/// The number of responses that are compared.
 const ANSWERS: usize = 12;
 
 /// The difference from which on people should check this machine's clock.
@@ -17,7 +17,7 @@ const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
 
 const CHECK: &str = "store-clock";
 
-/// Checks whether the store's clock can be trusted: its answers must agree within the margin.
+/// Checks whether the store's clock can be trusted: its responses must agree within the margin.
 pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &LockName) -> Finding {
     match readings(records, name).await {
         Err(error) => Finding::stopped(CHECK, &error),
@@ -26,14 +26,14 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
                 .with_help("only a waiting process can take over from a dead holder: `--try` never does")
         }
         Ok(readings) => {
-            // Earlier answers may have contradicted each other too. This process then uses observation only.
+            // Earlier responses may have contradicted each other too. This process then uses observation only.
             let earlier = records.store_time().map_or(Duration::ZERO, |time| time.apart);
             judge(&readings, earlier, rules)
         }
     }
 }
 
-/// A reading of the store's clock from one answer, in microseconds, less the time that has passed since the first
+/// A reading of the store's clock from one response, in microseconds, less the time that has passed since the first
 /// reading.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {

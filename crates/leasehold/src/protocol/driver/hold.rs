@@ -16,11 +16,11 @@ use crate::retry::RetryBudget;
 pub(super) struct Memo {
     version: Version,
     pub(super) record: Record,
-    /// Whether the grant of `record` was answered in time, so that its token is certain.
+    /// Whether the response to the grant of `record` arrived in time, so that its token is certain.
     confirmed: bool,
     /// Renewals and releases that were sent after `record` and may still be applied.
     attempts: Vec<Attempt>,
-    /// The nonces of creates that were never answered and may still succeed once the record is deleted.
+    /// The nonces of creates that got no response and may still succeed once the record is deleted.
     pub(super) late_creates: Vec<Id>,
     /// Whether other processes may renew it too, because the grant comes from a ticket.
     shared: bool,
@@ -155,7 +155,7 @@ impl RegisterLeases {
                 // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
                     .sooner(self.beyond_half_margin(self.written_early(&memo.record, attempt)));
-                // An answer that arrives after the lease that it would prolong prolongs nothing (fault 16).
+                // A response that arrives after the lease that it would prolong prolongs nothing (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
                 }
@@ -165,8 +165,8 @@ impl RegisterLeases {
         }
     }
 
-    /// `early` less half the margin, for which contenders wait before they go by the store's clock. Front ends of the store
-    /// that disagree may use up the other half.
+    /// `early` less half the margin, for which contenders wait before they go by the store's clock. Front ends of the
+    /// store that disagree may use up the other half.
     pub(super) fn beyond_half_margin(&self, early: Duration) -> Duration {
         early.saturating_sub(self.rules.margin / 2)
     }

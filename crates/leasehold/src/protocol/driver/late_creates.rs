@@ -1,6 +1,6 @@
 //! Deletes what late creates leave. On a store where a release deletes, a late create finds no object, as it expects,
 //! and leaves a lock that no process acts on. leasehold's own contenders wait for it to lapse. Other clients would wait
-//! for ever. So the sender of such a create looks for the object and deletes it.
+//! forever. So the sender of such a create looks for the object and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 6;
 
 impl RegisterLeases {
-    /// Handles the writes in `attempts` that were not answered, after an acquisition. They may be applied when the lock
+    /// Handles the writes in `attempts` that got no response, after an acquisition. They may be applied when the lock
     /// is next free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search
     /// starts at once.
     pub(super) fn follow_late_creates(

@@ -29,7 +29,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// What `record` says already.
+    /// What `record` shows already.
     pub(super) fn of(record: &Record) -> Self {
         Self { served: record.served, awaited: record.awaited }
     }
@@ -41,7 +41,8 @@ impl RegisterLeases {
         self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
-    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was read.
+    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was
+    /// read.
     pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
         if claim.place.is_taken(claim.id, served) {
@@ -50,7 +51,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line lets `claim` take the lock. `record` says that it may be granted, and has been seen
+    /// Decides whether the line lets `claim` take the lock. `record` shows that it may be granted, and has been seen
     /// unchanged for `unchanged_for`. Otherwise the lock is reserved.
     pub(super) async fn front(
         &self,
@@ -102,7 +103,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` says that it may be granted.
+    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` shows that it may be granted.
     async fn front_of_line(
         &self,
         claim: &Claim,
@@ -192,7 +193,7 @@ impl RegisterLeases {
             Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),
             None => (None, None),
         };
-        // An earlier request to join may have been applied without an answer.
+        // An earlier request to join may have been applied without a response.
         if line.as_ref().is_some_and(|line| note(claim, line, record).number.is_some()) {
             return Ok(());
         }
@@ -295,7 +296,7 @@ impl RegisterLeases {
     }
 }
 
-/// Records in `claim` what `line` says of it.
+/// Records the state of `claim` in `line`.
 fn note(claim: &Claim, line: &Line, record: &Record) -> Standing {
     let standing = line.standing(claim.id, record);
     claim.place.found(claim.id, standing.clone());

@@ -26,9 +26,9 @@ impl RegisterLeases {
         }
     }
 
-    /// Stores the content of an answer that has just arrived.
+    /// Stores the content of a response that has just arrived.
     pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
-        let at = self.now(); // After the answer: rule 1.
+        let at = self.now(); // After the response: rule 1.
         let Some(Found { content, version }) = found else {
             self.known.forget(name);
             return Sight { found: None, observation: None, at };
@@ -72,12 +72,12 @@ impl RegisterLeases {
     ) -> Result<Sent, StoreError> {
         let nonce = record.nonce;
         // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any, because
-        // after a lost answer the claim that has the lock may have been granted after this one (rule 10). The token of
-        // a late create is not in doubt there either.
+        // after a lost response the claim that has the lock may have been granted after this one (rule 10). The token
+        // of a late create is not in doubt there either.
         let counts = self.records.counts_tokens();
         let token = if counts { record.token } else { Token::default() };
         let created = counts && matches!(how, Send::Over(None));
-        // Listed before the send, and unknown until the answer arrives: this future may be dropped at any await.
+        // Listed before the send, and unknown until the response arrives: this future may be dropped at any await.
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
         let answer = match how {
             Send::Over(there) => {
@@ -123,7 +123,7 @@ impl RegisterLeases {
     }
 }
 
-/// Marks the latest attempt as answered.
+/// Records that the latest attempt got a response.
 fn known_fate(attempts: &mut [Attempt]) {
     if let Some(attempt) = attempts.last_mut() {
         attempt.unknown = false;

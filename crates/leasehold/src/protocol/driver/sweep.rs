@@ -26,7 +26,7 @@ impl RegisterLeases {
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         self.examined(self.records.trust(), &mut budget).await?;
-        // Whether a delete was sent and not answered.
+        // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {
             let Sight { found, observation, .. } = self.look(name, &mut budget).await?;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn age_counts_from_the_release_and_from_the_end_of_a_rest() {
+    fn age_counts_from_the_release_or_the_end_of_a_cooldown() {
         let now = 2_000_000_000_000_000;
         let free_for = |record: &Record, now| free_for(record, Some(StoreTime::between(now, u64::MAX)));
         let mut record = golden_record("1-free.json");

@@ -38,7 +38,7 @@ async fn a_discard_removes_a_free_record_and_no_other() {
 }
 
 #[test]
-fn a_delete_without_an_answer_may_have_been_made() {
+fn a_delete_without_a_response_may_have_been_applied() {
     let register = || Arc::new(MemoryRegister::new(Env::system()));
     let deletes = RegisterLeases::by_existence(register(), StoreOptions::default());
     let never_deletes = leases();
@@ -82,7 +82,7 @@ async fn waiters_learn_how_long_the_lock_has_been_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_says_since_when_nothing_has_changed() {
+async fn a_read_shows_since_when_nothing_has_changed() {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 1);
     let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());

@@ -105,12 +105,12 @@ impl Watch for RegisterLeases {
     }
 }
 
-/// Waits until the store says that a lock is free.
+/// Waits until the store reports that a lock is free.
 type Freed<'a> = BoxFuture<'a, ()>;
 
 impl RegisterLeases {
-    /// Waits for `pause`, or until `freed` ends. It is then started again only after a whole pause: if the store's word is
-    /// outdated, polls do not follow each other at once.
+    /// Waits for `pause`, or until `freed` ends. It is then started again only after a whole pause: if the store's word
+    /// is outdated, polls do not follow each other at once.
     async fn pause<'a>(&'a self, name: &'a LockName, pause: Duration, freed: &mut Option<Freed<'a>>) {
         let env = self.records.env();
         let Some(waiting) = freed.as_mut() else {
@@ -128,9 +128,9 @@ impl RegisterLeases {
         }
     }
 
-    /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the store
-    /// failed, and whether the claim has just joined. Runs in a task: a caller that stops polling must not keep its place
-    /// in the limiter.
+    /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
+    /// store failed, and whether the claim has just joined. Runs in a task: a caller that stops polling must not keep
+    /// its place in the limiter.
     async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {

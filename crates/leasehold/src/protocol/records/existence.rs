@@ -67,7 +67,7 @@ impl ExistenceRecords {
     }
 
     /// A number that identifies a grant on a store without tokens. It is random because nothing else distinguishes two
-    /// grants: a `Date` is accurate to a second, and a create is sent microseconds after the answer before it. The
+    /// grants: a `Date` is accurate to a second, and a create is sent microseconds after the response before it. The
     /// number is above all times and leaves room for takeovers, which count on from it.
     fn number(&self) -> Token {
         let bits = self.register.env().random.bits() as u64;

@@ -62,7 +62,7 @@ impl Row {
     }
 }
 
-/// A client of the table. Like a client of a real table, it knows the store's time only after an answer.
+/// A client of the table. Like a client of a real table, it knows the store's time only after a response.
 #[derive(Debug)]
 struct Client {
     table: Arc<Table>,
@@ -313,7 +313,7 @@ async fn a_refusal_returns_the_stored_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_4_an_unseen_grant_whose_answer_is_lost_is_read_back() {
+async fn rule_4_an_unseen_grant_with_a_lost_response_is_read_back() {
     let (world, before) = World::with_free_record().await;
     let client = world.client();
     world.harm(Harm::AnswerLost);
@@ -339,7 +339,7 @@ async fn rule_10_an_unseen_grant_that_was_taken_over_is_a_loss() {
     let (world, _) = World::with_free_record().await;
     let (client, other) = (world.client(), world.client());
     let taker = Arc::new(other);
-    // Our claim is applied and its answer is lost. Before we read, it is evicted and another client gets the lock.
+    // Our claim is applied and its response is lost. Before we read, it is evicted and another client gets the lock.
     world.harm(Harm::AnswerLost);
     let meddled = {
         let (world, taker) = (&world, taker.clone());

@@ -43,7 +43,7 @@ fn a_write_is_early_by_the_stores_time_when_it_was_sent() {
     let second = 1_000_000_000;
     let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());
     let record = held_record();
-    // The store reads 10 s more than the record says. Two of them have passed since the send, on a clock that may be
+    // The store reads 10 s more than the record shows. Two of them have passed since the send, on a clock that may be
     // slow.
     let now = StoreTime::between(NOW_US + 10_000_000, u64::MAX);
     let early = written_early(&record, sent, Some(now), answered);
@@ -70,7 +70,7 @@ fn only_a_create_is_too_slow_and_only_after_a_second() {
 }
 
 #[test]
-fn a_freed_record_says_when_and_keeps_no_value() {
+fn a_freed_record_has_its_time_and_no_value() {
     let later = StoreTime::between(NOW_US, NOW_US + 5);
     let free = freed(&held_record(), End::Released, None, Some(later), id(3));
     assert_eq!((free.state, free.renewed_at_us), (RecordState::Free, Some(NOW_US + 5)));
@@ -81,7 +81,7 @@ fn a_freed_record_says_when_and_keeps_no_value() {
 }
 
 #[test]
-fn a_release_landed_if_the_record_or_its_history_says_so() {
+fn a_release_landed_if_the_record_or_its_history_shows_it() {
     let attempt = Attempt {
         nonce: id(3),
         sent: Moment::from_raw(0, 0),

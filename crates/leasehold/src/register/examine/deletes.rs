@@ -19,7 +19,7 @@ impl Patient<'_> {
         let mut unknown = false;
         let deleted = loop {
             match budget.request(register.delete(&key, stale)).await {
-                // The request without an answer may have deleted it.
+                // The request without a response may have deleted it.
                 Ok(Deleted::Conflict) if unknown => {
                     match retry(register.env(), || register.read(&key)).await {
                         Ok(None) => break Ok(Deleted::Deleted),

@@ -115,12 +115,12 @@ async fn objects_that_cannot_be_deleted_are_named() {
 
 /// A busy store is not unsafe, but a check that could not be made does not pass either.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_too_busy_to_be_asked_does_not_pass() {
+async fn a_store_that_is_too_busy_to_be_examined_does_not_pass() {
     let busy = Flawed { busy_every: 1, ..store(Flaw::None) };
     assert_eq!(verdicts_of_busy(&busy).await, ["unanswered"]);
 }
 
-/// Lost answers, throttled requests, and both: all requests are retried, and each flaw is still found.
+/// Lost responses, throttled requests, and both: all requests are retried, and each flaw is still found.
 #[tokio::test(start_paused = true)]
 async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     for (loses_every, busy_every) in
@@ -142,9 +142,9 @@ async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
     }
 }
 
-/// A race in which hardly any request was answered shows nothing.
+/// A race in which hardly any request got a response shows nothing.
 #[tokio::test(start_paused = true)]
-async fn races_without_answers_do_not_pass() {
+async fn races_without_responses_do_not_pass() {
     assert_eq!(
         verdicts(&store(Flaw::RefusesRacers), false, CheckStatus::Warning).await,
         BTreeSet::from(["create-race", "atomic-race"])
@@ -226,7 +226,7 @@ impl Front {
         Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
     }
 
-    /// A front end whose name has one more address, which does not answer.
+    /// A front end whose name has one more address, which does not respond.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
         let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
@@ -294,7 +294,7 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
         .map(|found| found.check)
         .collect();
     assert_eq!(failed, ["create-race", "atomic-race"]);
-    // Neither front end is used any more.
+    // Neither front end is used again.
     for front in [front.clone(), front.through("b").unwrap()] {
         assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
     }
@@ -329,7 +329,7 @@ async fn unexamined(front: Arc<dyn Register>, endpoints: &[&str]) -> Vec<Finding
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_that_do_not_answer_are_named_in_a_warning() {
+async fn addresses_that_do_not_respond_are_named_in_a_warning() {
     let front = Front::beside_a_silent_one(Arc::new(store(Flaw::None)), "name");
     let [warning] = &unexamined(front, &[]).await[..] else { panic!() };
     assert_eq!(warning.verdict, CheckStatus::Warning);
@@ -341,7 +341,7 @@ async fn addresses_that_do_not_answer_are_named_in_a_warning() {
 
 /// At the first use there is no doctor to report them.
 #[tokio::test(start_paused = true)]
-async fn addresses_that_do_not_answer_are_logged_at_the_first_use() {
+async fn unresponsive_addresses_are_logged_at_the_first_use() {
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     let front = Front::beside_a_silent_one(Arc::new(store(Flaw::None)), "name");
@@ -412,7 +412,7 @@ impl tracing::Subscriber for Log {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_without_endpoints_says_so() {
+async fn a_store_without_endpoints_is_reported() {
     let examination = Examination { endpoints: vec!["http://b".to_owned()], ..Examination::default() };
     let register: Arc<dyn Register> = Arc::new(store(Flaw::None));
     let examined = examine_all(&register, false, &examination).await;

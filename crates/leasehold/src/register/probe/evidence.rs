@@ -106,7 +106,7 @@ struct Verdict {
     refused: Option<String>,
 }
 
-/// What a marker says about a place.
+/// What a marker records about a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// No valid verdict: the place must be examined.
@@ -139,7 +139,7 @@ impl Marker {
         }
     }
 
-    /// Parses a marker. Returns a blank one if the bytes are no marker, or one of an older examination.
+    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older examination.
     pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
         match serde_json::from_slice(bytes) {
             Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
@@ -149,11 +149,11 @@ impl Marker {
 
     /// The bytes that are written.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        // Strings and numbers always serialize. If they did not, an empty marker would only be examined anew.
+        // Strings and numbers always serialize. If they did not, an empty marker would only cause another examination.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
-    /// Returns what the marker says about `place`. The marker has the version `current`, and the store's clock reads
+    /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
     /// `now`. Without a clock the age of the examination is unknown.
     pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
         let unknown = Standing::Unknown { examiner: self.examiner };

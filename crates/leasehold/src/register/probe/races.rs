@@ -2,8 +2,8 @@
 //!
 //! Each round uses a separate key that no other client knows. First creates race on it, then writes over the winner's
 //! version. If deletes are examined, writes and deletes of the next version race too. A race proves a flaw only if the
-//! store accepted two requests. It counts as good only if the store accepted one request and gave a definite answer to
-//! at least half of all.
+//! store accepted two requests. It counts as good only if the store accepted one request and gave a definite response
+//! to at least half of all.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub(crate) struct Plan<'a> {
 #[derive(Debug)]
 pub(crate) struct Raced {
     pub(crate) kind: Kind,
-    /// The number of races with one winner and a definite answer to at least half of the requests.
+    /// The number of races with one winner and a definite response to at least half of the requests.
     pub(crate) counted: usize,
     /// What the store did wrong.
     pub(crate) unsafe_: Option<StoreError>,
@@ -176,7 +176,7 @@ impl Lane<'_> {
             }
             current = match version {
                 Some(version) => Some(version),
-                // The winner's answer was lost, or there were several winners.
+                // The winner's response was lost, or there were several winners.
                 None => self.register.read(key).await.ok().flatten().map(|cell| cell.version),
             };
             if current.is_none() && raced.kind != Kind::Deletes {
@@ -217,7 +217,7 @@ impl Lane<'_> {
         self.judged(Kind::Deletes, writes.into_iter().map(accepted).chain(deletes).collect())
     }
 
-    /// Evaluates the answers. Returns the result, and the version of the winner if there is exactly one.
+    /// Evaluates the responses. Returns the result, and the version of the winner if there is exactly one.
     fn judged(&self, kind: Kind, answers: Vec<Answer>) -> (Seen, Option<Version>) {
         let racers = answers.len();
         let (mut winners, mut refused, mut trouble) = (Vec::new(), 0, None);

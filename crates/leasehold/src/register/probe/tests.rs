@@ -163,21 +163,21 @@ async fn a_refusal_stays_until_the_doctor_lifts_it() {
 
 /// Buckets are mirrored together with their markers.
 #[tokio::test(start_paused = true)]
-async fn a_marker_of_another_place_is_examined_anew() {
+async fn a_marker_of_another_place_causes_an_examination() {
     let here = store(Flaw::None);
     probe(&here).await.unwrap();
     let copied = here.cells.lock().unwrap().clone();
     let mirror = Flawed { place: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
     *mirror.cells.lock().unwrap() = copied;
     assert!(probe(&mirror).await.unwrap_err().to_string().contains("atomically"));
-    // The verdict on the mirror says nothing about the original.
+    // The verdict on the mirror does not apply to the original.
     let copied = mirror.cells.lock().unwrap().clone();
     *here.cells.lock().unwrap() = copied;
     probe(&here).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_marker_that_is_too_old_is_examined_anew() {
+async fn a_marker_that_is_too_old_causes_an_examination() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     tokio::time::advance(evidence::LONGEST_AGE - Duration::from_secs(60)).await;

@@ -147,7 +147,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Counts its runs, and ends when the test says so.
+    /// Counts its runs, and ends on the test's signal.
     #[derive(Clone, Default)]
     struct Examination {
         started: Arc<AtomicUsize>,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_examination_has_a_limit_of_its_own() {
+    async fn an_examination_has_its_own_time_limit() {
         let (trust, env) = (Trust::default(), Env::seeded(Arc::new(crate::clock::TestClock::default()), 1));
         let error = trust.settle(&env, LIMIT, || std::future::pending().boxed()).await.unwrap_err();
         assert!(error.is_transient() && error.to_string().contains("within 60s"), "{error:?}");

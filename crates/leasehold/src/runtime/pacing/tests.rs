@@ -57,7 +57,7 @@ fn a_late_waiter_at_a_long_hold_skips_the_short_pauses() {
 }
 
 #[test]
-fn the_next_look_is_just_after_the_lapse_and_spread_out() {
+fn the_next_poll_is_just_after_the_lapse_with_jitter() {
     let lapse = 300 * MILLISECOND;
     let looks: Vec<_> = (0..1_000)
         .map(|seed| {
@@ -74,7 +74,7 @@ fn the_next_look_is_just_after_the_lapse_and_spread_out() {
 }
 
 #[test]
-fn a_store_in_trouble_is_asked_less_often_and_then_as_before() {
+fn a_failing_store_is_polled_less_often_until_it_recovers() {
     let random = Random::seeded(1);
     let mut pacing = Pacing::new(POLL_INTERVAL, at(Duration::ZERO));
     let pause = |pacing: &mut Pacing| pacing.pause(at(Duration::ZERO), None, Duration::ZERO, None, &random);
@@ -101,7 +101,7 @@ fn a_time_that_is_not_known_counts_as_none() {
 }
 
 #[test]
-fn any_pace_will_do() {
+fn any_poll_interval_is_valid() {
     for (first, most) in [(0, 0), (0, 10), (10, 10), (20, 10)] {
         let poll_interval =
             PollInterval { min: Duration::from_millis(first), max: Duration::from_millis(most) };

@@ -181,7 +181,7 @@ impl Lease {
         self.over.cancel();
     }
 
-    /// Lost is final: a renewal that is answered after the loss changes nothing (rule 9). Returns what was left of the
+    /// Lost is final: a renewal that is confirmed after the loss changes nothing (rule 9). Returns what was left of the
     /// lease; `None` if it was over.
     pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();

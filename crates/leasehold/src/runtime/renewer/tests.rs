@@ -207,7 +207,7 @@ async fn a_renewal_on_request_reports_a_loss() {
     let guard = acquired(&locker, "x", SECOND * 600).await;
     clock.sleep(SECOND).await;
     locker.evict(guard.name(), guard.token().unwrap()).await.unwrap();
-    assert!(guard.check().is_ok(), "nobody knows yet");
+    assert!(guard.check().is_ok(), "not noticed yet");
     assert_eq!(guard.renew().await.unwrap_err().kind(), crate::ErrorKind::Lost);
     assert!(guard.check().is_err() && guard.deadline().is_err());
 

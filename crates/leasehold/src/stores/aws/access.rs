@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_names_the_store_and_its_options() {
         let access = read("x1://x?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000&profile=ci").unwrap();
         assert_eq!(access.region.as_deref(), Some("eu-west-1"));
         assert_eq!(access.endpoint.as_deref(), Some("http://127.0.0.1:9000"));

@@ -100,7 +100,7 @@ pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
         .build();
     let mut builder = sdk
         .to_builder()
-        // A retry inside would turn an applied write whose answer was lost into a conflict.
+        // A retry inside would turn an applied write whose response was lost into a conflict.
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
         // Bodies are small and have their own time limit.

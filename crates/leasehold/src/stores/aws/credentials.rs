@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, Shared};
 use crate::clock;
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing. Above the
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time. Above the
 /// time that the metadata service's client needs to give up (four attempts of a second each, with pauses).
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(slow.loads.load(Ordering::SeqCst), 1, "one load served four requests");
         slow.go.notify_one();
         credentials.credentials().await.unwrap();
-        assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "what was taken is not handed out for ever");
+        assert_eq!(slow.loads.load(Ordering::SeqCst), 2, "a load that was taken is not handed out forever");
     }
 
     #[tokio::test(start_paused = true)]

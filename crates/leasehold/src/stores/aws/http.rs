@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sdks_own_client_will_do_without_options() {
+    fn without_options_the_sdks_own_client_is_used() {
         assert!(client(None, None).unwrap().is_none());
         assert!(client(None, Some("http://proxy:3128")).unwrap().is_some());
     }

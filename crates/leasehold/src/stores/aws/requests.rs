@@ -126,13 +126,13 @@ where
 /// Returns why the credentials could not be loaded. `None` if they are not the cause.
 fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
     let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
-    // The error's own text only says that they were not enabled or not loaded. Its source has the details.
+    // The error's own text is only that they were not enabled or not loaded. Its source has the details.
     let below =
         causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
     Some(chain(below.unwrap_or(blamed)))
 }
 
-/// An error and its causes in one line. The SDK's own texts say little without them.
+/// An error and its causes in one line. The SDK's own texts are vague without them.
 pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
     texts.join(": ").chars().take(400).collect()

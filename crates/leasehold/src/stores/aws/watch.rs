@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_show_the_origin_of_an_answer() {
+    fn headers_show_the_origin_of_a_response() {
         for (pair, origin) in [
             (("x-amz-request-id", "4A"), From::Store),
             (("x-amzn-RequestId", "4A"), From::Store),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_read_unless_the_answer_is_from_a_cache() {
+    fn a_date_is_read_unless_the_response_is_from_a_cache() {
         let date = ("Date", "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(date_us(&headers(&[date])), Some(784_111_777_000_000));
         assert_eq!(date_us(&headers(&[date, ("Age", "0")])), None);

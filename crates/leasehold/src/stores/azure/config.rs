@@ -128,7 +128,8 @@ impl Location {
 }
 
 impl Access {
-    /// Takes out of `url` where requests go, how, and with which credentials. Also returns the path below the container.
+    /// Takes out of `url` where requests go, how, and with which credentials. Also returns the path below the
+    /// container.
     fn take(
         url: &mut StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
@@ -161,8 +162,8 @@ impl Access {
     }
 }
 
-/// The URL below which the containers are. At an address, the account is part of the path, as in Azurite; at a name, the
-/// name contains the account, as at Azure.
+/// The URL below which the containers are. At an address, the account is part of the path, as in Azurite; at a name,
+/// the name contains the account, as at Azure.
 fn base_at(endpoint: &str, account: &str) -> String {
     let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
     let is_address = host.starts_with('[')
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_names_the_store_and_its_options() {
         let location = read("azblob://acct1/locks/team/x/?key_file=/k&proxy=env&ca=/ca.pem").unwrap();
         let Access { place, transport, source } = location.access;
         assert_eq!((place.account.as_str(), place.container.as_str()), ("acct1", "locks"));

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::env::Env;
 use crate::stores::loads::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
 
-/// A token is replaced so long before its end.
+/// How long before its end a token is replaced.
 const BEFORE_END: Duration = Duration::from_secs(300);
 
 const SCOPE: &str = "https://storage.azure.com/.default";

@@ -131,7 +131,7 @@ impl Case<'_> {
             (409, "ContainerBeingDeleted" | "ContainerDisabled" | "AccountBeingCreated") => {
                 self.refused(self.busy(answer))
             }
-            // After a timeout Azure does not say whether the operation went on.
+            // After a timeout Azure does not report whether the operation continued.
             (408 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
             (401 | 403, _) if answer.clock_is_off => self.refused(self.clock_is_off(answer)),
             (401 | 403, "AuthenticationFailed" | "InvalidAuthenticationInfo") if answer.signed_before => {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_meaning_for_every_operation() {
+    fn every_response_has_a_meaning_for_every_operation() {
         let same = |meaning: &'static str| [meaning; 6];
         let maybe = ["not unavailable", "not unavailable", "maybe unavailable", "maybe unavailable"];
         let maybe = [maybe[0], maybe[1], maybe[2], maybe[3], "maybe unavailable", "not unavailable"];
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_meaning_for_leases() {
+    fn every_response_has_a_meaning_for_leases() {
         let head = Requested::Object(Operation::Head);
         for (requested, status, code, expected) in [
             (Requested::Lease, 404, "BlobNotFound", "absent"),
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
         assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");
         assert_eq!(of("AuthenticationFailed", |answer| answer.clock_is_off = true), "not unavailable");
-        // A permission that is missing does not come back by itself.
+        // A retry does not restore a missing permission.
         let denied = of("AuthorizationPermissionMismatch", |answer| answer.signed_before = true);
         assert_eq!(denied, "not denied");
     }

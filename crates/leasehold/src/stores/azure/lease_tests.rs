@@ -1,4 +1,4 @@
-//! Leases against a scripted server: the requests that are sent, and what each answer means.
+//! Leases against a scripted server: the requests that are sent, and what each response means.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ fn leased(id: &str) -> String {
     answer("201 Created", &format!("{HEADERS}x-ms-lease-id: {id}\r\n"), "")
 }
 
-/// The answer to a HEAD request. The length is that of the blob.
+/// The response to a HEAD request. The length is that of the blob.
 fn blob(state: &str, more: &str) -> String {
     answer("200 OK", &format!("{HEADERS}x-ms-lease-state: {state}\r\n{more}"), "")
 }
@@ -77,7 +77,7 @@ fn signed_by(id: &str, name: &str) -> String {
     format!("x-ms-meta-leasehold_holder: {json}\r\n")
 }
 
-/// Answers as Azure does for a blob that has no lease but ours.
+/// Responds as Azure does for a blob that has no lease but ours.
 fn ours(seen: &Seen) -> Reply {
     Reply::Answer(match step(seen) {
         "acquire" | "renew" => leased(GUID),
@@ -146,9 +146,9 @@ async fn azure_has_leases_of_15_to_60_seconds_only() {
     }
 }
 
-/// A server that ignores the parameters of a lease would answer every client with success.
+/// A server that ignores the parameters of a lease would report success to every client.
 #[tokio::test]
-async fn an_answer_without_the_id_of_the_lease_grants_nothing() {
+async fn a_response_without_the_id_of_the_lease_grants_nothing() {
     for headers in [HEADERS.to_owned(), format!("{HEADERS}x-ms-lease-id: {}\r\n", GUID.replace('0', "f"))] {
         let server = Server::always(answer("201 Created", &headers, "")).await;
         let (store, _) = store(&server);
@@ -259,9 +259,9 @@ async fn a_lease_that_another_client_has_by_now_was_taken_over() {
     assert_eq!(by.holder.unwrap().name, "bob");
 }
 
-/// Azure renews a lease that has expired, if no other client has taken it since. Its guard was told that it is lost.
+/// Azure renews a lease that has expired, if no other client has taken it since. Its guard has reported the loss.
 #[tokio::test]
-async fn only_the_local_deadline_says_how_long_a_grant_is_valid() {
+async fn only_the_local_deadline_limits_a_grant() {
     let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
     let server = Server::start({
         let moved = moved.clone();
@@ -281,7 +281,7 @@ async fn only_the_local_deadline_says_how_long_a_grant_is_valid() {
     let mut late = grant(&store);
     moved.set(clock).unwrap();
     let Renewal::Lost(loss) = store.renew(&mut late).await.unwrap() else {
-        panic!("the answer came too late")
+        panic!("the response came too late")
     };
     assert_eq!(loss.reason, LossReason::Expired { last_error: None });
     assert_eq!(steps(&server), ["renew"]);
@@ -290,7 +290,7 @@ async fn only_the_local_deadline_says_how_long_a_grant_is_valid() {
 /// Azure knows a lease by its id alone. A release that arrives later would end a lease that was acquired again under
 /// this id, so the claim is over.
 #[tokio::test]
-async fn a_late_grant_is_lost_whatever_the_answer_to_its_release() {
+async fn a_late_grant_is_lost_whatever_its_release_returns() {
     for released in [Some("200 OK"), Some("409 LeaseNotPresentWithLeaseOperation"), Some("403 Denied"), None]
     {
         let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
@@ -327,7 +327,7 @@ async fn a_late_grant_is_lost_whatever_the_answer_to_its_release() {
 
 /// The second request is granted too, under the same id.
 #[tokio::test]
-async fn a_lost_answer_is_resolved_by_asking_again() {
+async fn a_lost_response_is_resolved_by_a_second_request() {
     let turns = AtomicUsize::new(0);
     let server = Server::start(move |seen| match turns.fetch_add(1, Ordering::Relaxed) {
         0 => Reply::Hang,
@@ -339,9 +339,9 @@ async fn a_lost_answer_is_resolved_by_asking_again() {
     assert_eq!(steps(&server), ["acquire", "acquire", "verify", "sign"]);
 }
 
-/// The release was applied, and its answer was lost.
+/// The release was applied, and its response was lost.
 #[tokio::test]
-async fn a_release_whose_answer_was_lost_is_a_release() {
+async fn a_release_with_a_lost_response_is_a_release() {
     let turns = AtomicUsize::new(0);
     let server = Server::start(move |_| match turns.fetch_add(1, Ordering::Relaxed) {
         0 => Reply::Hang,
@@ -423,7 +423,7 @@ async fn a_waiter_returns_when_the_lease_is_gone_or_changes_hands() {
 }
 
 #[tokio::test]
-async fn a_blob_whose_name_is_no_lock_name_does_not_break_a_listing() {
+async fn a_blob_without_a_lock_name_does_not_break_a_listing() {
     let names = ["pre/fix/a", "pre/fix/", "pre/fix/b//c", "pre/fix/\u{202e}", "pre/fix/d%5Ce"];
     let blobs: String = names.iter().map(|name| format!("<Blob><Name>{name}</Name></Blob>")).collect();
     let listing = format!("<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker/></EnumerationResults>");

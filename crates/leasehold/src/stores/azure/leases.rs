@@ -1,14 +1,14 @@
 //! Locks that are Azure's own leases of blobs (`?protocol=lease`), as other programs take them.
 //!
-//! A lease is known by its id alone, which its client proposes: here the id of the claim. So a request to acquire may be
-//! repeated. Three rules follow:
+//! A lease is known by its id alone, which its client proposes: here the id of the claim. So a request to acquire may
+//! be repeated. Three rules follow:
 //!
-//! - **Only the local deadline says how long a grant is valid.** Azure also renews a lease that has expired, if no other
-//!   client has taken it since.
-//! - **An id whose lease was given back is not used again**, whatever the answer to that release: the release may arrive
-//!   later, and would end a lease that was acquired again under the same id.
-//! - **A lease without our id is never ended**, and a blob is never deleted or overwritten: it may be the state of another
-//!   program.
+//! - **Only the local deadline limits a grant.** Azure also renews a lease that has expired, if no
+//!   other client has taken it since.
+//! - **An id whose lease was released is not used again**, whatever the response to that release: the release may
+//!   arrive later, and would end a lease that was acquired again under the same id.
+//! - **A lease without our id is never ended**, and a blob is never deleted or overwritten: it may be the state of
+//!   another program.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub(super) struct AzureLeases {
     blobs: AzureRegister,
 }
 
-/// The answer to a request for a lease.
+/// The response to a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Done,
@@ -131,7 +131,7 @@ impl AzureLeases {
     async fn state(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<State, StoreError> {
         let seen = repeated(budget, || self.look(name, None)).await?;
         let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
-        // Only Azure knows whether the signature belongs to the lease.
+        // Only Azure can decide whether the signature belongs to the lease.
         if let Some(signature) = &seen.signature
             && let Some(ours) = repeated(budget, || self.look(name, Some(signature.id))).await?
             && let Some(ours) = ours.signature.filter(|ours| ours.id == signature.id)
@@ -151,8 +151,8 @@ impl AzureLeases {
         }
     }
 
-    /// Writes the holder into the metadata of its leased blob. Leaves a blob alone that has contents. Returns whether the
-    /// lease still stands.
+    /// Writes the holder into the metadata of its leased blob. Leaves a blob alone that has contents. Returns whether
+    /// the lease still stands.
     async fn sign(&self, claim: &Claim) -> Result<bool, StoreError> {
         let Some(seen) = self.look(&claim.name, Some(claim.id)).await? else { return Ok(false) };
         if !seen.is_empty {
@@ -170,7 +170,7 @@ impl AzureLeases {
         }
     }
 
-    /// Returns the grant, unless its lease has ended, or its deadline has passed. Then it is given back.
+    /// Returns the grant, unless its lease has ended, or its deadline has passed. Then it is released.
     async fn granted(&self, claim: &Claim, mut grant: Grant) -> AcquireOutcome {
         let mut budget = self.budget(attempt_limit(claim.ttl), claim.ttl);
         match repeated(&mut budget, || self.sign(claim)).await {
@@ -186,7 +186,7 @@ impl AzureLeases {
         if let Err(error) = self.end(&mut grant).await {
             tracing::debug!(lock = %claim.name, %error, "a late grant could not be released; it will lapse");
         }
-        // Whatever the answer: a release that arrives later must not meet another grant of the same claim.
+        // Whatever the response: a release that arrives later must not meet another grant of the same claim.
         AcquireOutcome::Lost(loss)
     }
 
@@ -196,7 +196,7 @@ impl AzureLeases {
         loop {
             match budget.request(self.lease(&grant.name, Lease::Release, grant.id)).await {
                 Ok(Answer::Done) => return Ok(Released::Released),
-                // By an earlier request, whose answer was lost.
+                // By an earlier request, whose response was lost.
                 Ok(_) if grant.memo.is_some() => return Ok(Released::Released),
                 Ok(_) => return Ok(Released::AlreadyLost),
                 Err(error) => {
@@ -312,7 +312,8 @@ impl LeaseStore for AzureLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Ends before the deadline: the renewal task must learn of errors in time. It repeats the renewal at its own pace.
+        // Ends before the deadline: the renewal task must learn of errors in time. It repeats the renewal at its own
+        // pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         loop {
             let sent = env.now();
@@ -377,7 +378,7 @@ impl LeaseStore for AzureLeases {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        // Other programs have blobs whose names are no lock names.
+        // Other programs have blobs whose names are not lock names.
         let names = self.blobs.list(&key(prefix)).filter_map(async |key| match key {
             Ok(key) => LockName::new(key.replace(BACKSLASH, "\\")).ok().map(Ok),
             Err(error) => Some(Err(error)),

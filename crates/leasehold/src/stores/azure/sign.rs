@@ -13,7 +13,7 @@ use super::wire::Request;
 pub(super) struct Key(Vec<u8>);
 
 impl Key {
-    /// Parses the text of a key. `None` if it is none.
+    /// Parses the text of a key. `None` if it is not a key.
     pub(super) fn parse(text: &str) -> Option<Self> {
         STANDARD.decode(text.trim()).ok().filter(|key| !key.is_empty()).map(Self)
     }

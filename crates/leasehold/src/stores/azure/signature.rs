@@ -56,13 +56,13 @@ impl Signature {
         number(self.id)
     }
 
-    /// What to show of the holder.
+    /// The description of the holder.
     pub(super) fn shown(self) -> HolderInfo {
         HolderInfo { token: Some(self.number()), holder: Some(self.holder), ..HolderInfo::default() }
     }
 }
 
-/// The id of the lease that the claim `id` gets: a GUID, as Azure wants it.
+/// The id of the lease that the claim `id` gets: a GUID, as Azure requires.
 pub(super) fn lease_id(id: Id) -> HeaderValue {
     let hex = id.to_string();
     let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];

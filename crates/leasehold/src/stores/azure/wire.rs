@@ -85,7 +85,7 @@ pub(super) fn head(place: &Place, blob: &str) -> Request {
     Request::of(Method::HEAD, blob_path(place, blob))
 }
 
-/// Writes `body` as a block blob, if the blob is as `expect` says.
+/// Writes `body` as a block blob, if the blob meets `expect`.
 pub(super) fn write(
     place: &Place,
     blob: &str,
@@ -194,7 +194,8 @@ pub(super) fn service() -> Request {
     Request::of(Method::GET, "/".to_owned()).with("restype", "service").with("comp", "properties")
 }
 
-/// Returns an entity tag as the value of a precondition. Only one tag of a stored state is one: `*` matches every state.
+/// Returns an entity tag as the value of a precondition. Only one tag of a stored state is one: `*` matches every
+/// state.
 fn etag_value(version: &str) -> Result<HeaderValue, Fault> {
     let value = is_etag(version).then(|| HeaderValue::from_str(version).ok()).flatten();
     value.ok_or_else(|| {
@@ -328,7 +329,7 @@ struct Blob {
 }
 
 impl Listing {
-    /// Parses the body of a response. `None` if it is no listing.
+    /// Parses the body of a response. `None` if it is not a listing.
     pub(super) fn of(body: &[u8]) -> Option<Self> {
         quick_xml::de::from_str(xml(body)?).ok()
     }

@@ -72,7 +72,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     }
     assert_eq!(create.body, value());
 
-    // Azure refuses a write that does not tell its length.
+    // Azure refuses a write without its length.
     register.write("x.lock", Precondition::Absent, Bytes::new().into()).await.unwrap();
     let [empty] = &server.requests()[..] else { panic!() };
     assert!(empty.has("content-length: 0"), "{empty:?}");
@@ -118,12 +118,12 @@ async fn lost_races_are_conflicts_and_a_missing_blob_is_absent() {
 }
 
 #[tokio::test]
-async fn a_write_is_sent_once_and_a_lost_answer_is_unknown() {
+async fn a_write_is_sent_once_and_a_lost_response_is_unknown() {
     let server = Server::start(|_| Reply::Hang).await;
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
     assert_eq!(server.requests().len(), 1);
-    // The blob was written, and nobody knows its version.
+    // The blob was written, and its version is unknown.
     let server = Server::always(answer("201 Created", "x-ms-request-id: r\r\n", "")).await;
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
@@ -164,7 +164,7 @@ async fn requests_are_dated_by_azures_clock() {
     assert!(server.requests().iter().all(|seen| seen.head.contains("authorization: sharedkey acct1:")));
 }
 
-/// A signature and a key are read again when Azure does not accept them any more.
+/// A signature and a key are read again when Azure no longer accepts them.
 #[tokio::test]
 async fn replaced_secrets_are_read_again() {
     let folder = tempfile::tempdir().unwrap();

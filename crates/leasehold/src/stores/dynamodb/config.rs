@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_names_the_store_and_its_options() {
         let mut options = StoreOptions::default();
         let url = "dynamodb://My_Locks.x-1/team/locks/?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000\
                    &profile=ci&create=true&dialect=go&store_clock=off&margin=9s&partition_key=LockID\

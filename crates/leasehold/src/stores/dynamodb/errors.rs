@@ -250,7 +250,7 @@ mod tests {
         meaning(operation, "p/x", &place(), trouble)
     }
 
-    /// The part before the first space says whether the request was applied, the rest is the kind of the fault.
+    /// The part before the first space is whether the request was applied, the rest is the kind of the fault.
     fn short(meaning: &Meaning) -> String {
         match meaning {
             Meaning::Conflict => "conflict".into(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_its_meaning_for_every_operation() {
+    fn every_response_has_a_meaning_for_every_operation() {
         use Operation::{CreateTable, DescribeTable, List, Read, Write};
         const UNKNOWN: [&str; 5] = [
             "not unavailable",

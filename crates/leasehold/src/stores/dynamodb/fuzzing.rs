@@ -17,8 +17,8 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 
-/// A record of leasehold is written back as it was read. Another client's item is free only if that client says so. No
-/// other item is free.
+/// A record of leasehold is written back as it was read. Another client's item is free only if that client marked it as
+/// released. No other item is free.
 ///
 /// The bytes are an item in DynamoDB's JSON, `{"key":{"S":"a"},...}`.
 pub fn dynamodb_item(data: &[u8]) {

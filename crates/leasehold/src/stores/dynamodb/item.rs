@@ -38,7 +38,7 @@ pub(super) const SEEN: &str = "lastSeen";
 pub(super) const AWAITED: &str = "awaited";
 /// See [`Record::served`].
 pub(super) const SERVED: &str = "served";
-/// The line of waiters, in JSON, in an item of its own.
+/// The line of waiters, in JSON, in a separate item.
 pub(super) const LINE: &str = "line";
 
 /// The end of the key of that item, after the lock's name. No lock's name contains `//`.
@@ -69,8 +69,8 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
 }
 
 /// What the next write over `record` expects: its `recordVersionNumber`, its token, and whether it is awaited. A
-/// duplicated request can restore an earlier `recordVersionNumber`, but not the token, which has been incremented since. A
-/// waiter that marks the record as awaited does not change the `recordVersionNumber`.
+/// duplicated request can restore an earlier `recordVersionNumber`, but not the token, which has been incremented
+/// since. A waiter that marks the record as awaited does not change the `recordVersionNumber`.
 pub(super) fn version_of(record: &Record) -> Version {
     let mark = if record.awaited { MARKED } else { "" };
     Version::new(format!("{} {}{mark}", uuid(record.nonce), record.token))
@@ -199,7 +199,8 @@ fn seen(item: &Item, version: &str) -> Option<u64> {
 /// The attributes of `record`, theirs and ours, except the token and the history.
 pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
-        // Other clients wait until they have seen no change for the leaseDuration, and know neither delays nor cooldowns.
+        // Other clients wait until they have seen no change for the leaseDuration, and support neither delays nor
+        // cooldowns.
         RecordState::Cooldown => record.rest_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
     };
@@ -283,14 +284,15 @@ pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
     (!history.is_empty()).then_some(AttributeValue::L(history))
 }
 
-/// The number up to which waiters were served. `None` if it is damaged. A larger one would overflow when it is incremented.
+/// The number up to which waiters were served. `None` if it is damaged. A larger one would overflow when it is
+/// incremented.
 fn served(item: &Item) -> Option<u64> {
     let served = optional_number(item, SERVED).ok()?.unwrap_or(0);
     (served < Token::LIMIT).then_some(served)
 }
 
-/// The attributes of an item with a `line` of waiters. It looks like a released lock to AWS's clients, which can list all
-/// items of a table.
+/// The attributes of an item with a `line` of waiters. It looks like a released lock to AWS's clients, which can list
+/// all items of a table.
 pub(super) fn line(line: String, version: Id, dialect: Dialect) -> Attributes {
     vec![
         (OWNER, s("leasehold: waiters")),

@@ -4,9 +4,9 @@
 //! it. A server that checks and writes in two steps grants one lock twice if two clients contend at the same moment,
 //! and otherwise responds like a good one. So writes race for separate items whose keys no other client knows.
 //!
-//! The result is recorded in an item, the [`Marker`]. If it says that the server passed at this endpoint, a process
-//! only makes sure that a condition that cannot hold is refused. If it says that the server was refused, the table is
-//! not used until it passes the doctor's examination.
+//! The result is recorded in an item, the [`Marker`]. If it records that the server passed at this endpoint, a process
+//! only makes sure that a condition that cannot hold is refused. If it records that the server was refused, the table
+//! is not used until it passes the doctor's examination.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ pub(super) const LIMIT: Duration = Duration::from_secs(120);
 /// steps for longer than its threads take to switch (moto: 5 ms).
 pub(super) const RACERS: usize = 16;
 
-/// The minimum number of racers, on a server that does not answer more in time. Such a server takes longer for both
-/// steps.
+/// The minimum number of racers, on a server that does not respond to more of them in time. Such a server takes longer
+/// for both steps.
 const LEAST_RACERS: usize = 4;
 
 /// The number of rounds before the first use of a table by a process. Each round is a race of creates and a race of
@@ -40,7 +40,7 @@ pub(super) const ROUNDS: usize = 6;
 pub(super) const ROUNDS_DOCTOR: usize = 10;
 pub(super) const ROUNDS_THOROUGH: usize = 40;
 
-/// How often a round is tried whose answers are lost or delayed, and the pause before the second try.
+/// How often a round is tried whose responses are lost or delayed, and the pause before the second try.
 const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -160,13 +160,13 @@ impl DynamoDb {
             }
         }
         match (&winners[..], trouble) {
-            // Writes that were not answered do not count as racers.
+            // Writes that got no response do not count as racers.
             ([_], Some(error)) if answered < LEAST_RACERS => Err(error),
             ([winner], _) => Ok(*winner),
-            // A write whose answer was lost may have won.
+            // A write whose response was lost may have won.
             ([], Some(error)) => Err(error),
             ([], None) => {
-                // In a race of replaces: a second create was accepted over the first, and its answer was lost.
+                // In a race of replaces: a second create was accepted over the first, and its response was lost.
                 let (what, kind) = match seen {
                     Some(_) => ("does not keep the writes that it has accepted", "replace it"),
                     None => ("refuses writes whose condition holds", "create one item"),

@@ -236,8 +236,8 @@ async fn a_conflict_returns_the_stored_item() {
     // A create follows, which is refused if this was wrong.
     let result = nothing.store().claim(&x(), &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
-    // A server that returns no item with a refusal does not prove that there is none. Otherwise a holder would get the
-    // answer that its record was deleted, although the item that hindered a create exists.
+    // A server that returns no item with a refusal does not prove that there is none. Otherwise a holder's request
+    // would report a deleted record, although the item that prevented a create exists.
     let result = write(&nothing.store()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     let result = nothing.store().write(&x(), Precondition::Absent, None, &record()).await;
@@ -246,7 +246,7 @@ async fn a_conflict_returns_the_stored_item() {
 }
 
 #[tokio::test]
-async fn no_trouble_is_retried_inside() {
+async fn no_error_is_retried_inside_the_client() {
     type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
     let rows: [Row; 8] = [
         ("400 X", "", "ProvisionedThroughputExceededException", false, ErrorKind::Unavailable, None),
@@ -297,7 +297,7 @@ async fn a_silent_store_is_given_up() {
 }
 
 #[tokio::test]
-async fn only_an_answer_of_the_store_tells_its_time() {
+async fn only_responses_of_the_store_show_its_time() {
     let id = "x-amzn-RequestId: U4QDJ0MSNLR4LGHIHNVQKKHSK3VV4KQNSO5AEMVJF66Q9ASUAAJG\r\n";
     let dated = |body: String| body.replacen("\r\n", &format!("\r\n{DATE}{id}"), 1);
     let page = |status: &str, headers: &str| {
@@ -346,7 +346,7 @@ async fn signatures_follow_the_stores_clock_once_it_has_refused_ours() {
 }
 
 #[tokio::test]
-async fn answers_not_from_dynamodb_are_not_taken_for_an_absent_lock() {
+async fn responses_not_from_dynamodb_do_not_mean_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),

@@ -80,7 +80,7 @@ impl EtcdLeases {
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) if held.in_cooldown => {
-                    // The first in the queue now. It may be another claim, which is just as good.
+                    // The first in the queue now. It may be another claim, which serves as well.
                     let first = self.first(&claim.name, &mut budget).await.ok().and_then(|(first, _)| first);
                     return Ok(AcquireOutcome::Held(match first {
                         Some(first) => self.shown(&first, &budget).await,
@@ -96,7 +96,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Repeats the request until it is answered.
+    /// Repeats the request until it gets a response.
     async fn contend(
         &self,
         contender: &mut Contender<'_>,
@@ -136,7 +136,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Contends for a lock whose keys lie among the keys of other locks. No condition on the whole range can then say
+    /// Contends for a lock whose keys lie among the keys of other locks. Then no condition on the whole range shows
     /// that no claim is before this one. But once its own key exists, the keys before it only become fewer. When none
     /// is left, none will come.
     async fn contend_in_crowd(
@@ -198,8 +198,8 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one request. Returns `None` if it was not answered and must be built anew. The next answer then shows its
-    /// effect.
+    /// Sends one request. Returns `None` if it got no response and must be built again. The next response then shows
+    /// its effect.
     async fn write(
         &self,
         request: &TxnRequest,
@@ -228,8 +228,8 @@ impl EtcdLeases {
         loop {
             let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
             let session = known.unwrap_or_else(|| self.session_like(claim));
-            // Added before the heartbeat, so that the heartbeat reads this claim's key, which any user with access to the lock
-            // may read.
+            // Added before the heartbeat, so that the heartbeat reads this claim's key, which any user with access to
+            // the lock may read.
             session.expect(claim.id, key, self.env.now());
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, budget).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
@@ -248,7 +248,7 @@ impl EtcdLeases {
 
     /// Returns the lease for this claim: a separate one, or the one that claims like it share.
     ///
-    /// A lease that was not kept alive for a while is left to expire. Near its end, etcd may still answer a keep-alive
+    /// A lease that was not kept alive for a while is left to expire. Near its end, etcd may still confirm a keep-alive
     /// after the end was decided.
     fn session_like(&self, claim: &Claim) -> Arc<Session> {
         let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
@@ -278,8 +278,8 @@ impl EtcdLeases {
         i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1)
     }
 
-    /// Requests a lease with an id that leasehold chooses. If the answer is lost, the repeated request shows whether it
-    /// exists.
+    /// Requests a lease with an id that leasehold chooses. If the response is lost, the repeated request shows whether
+    /// it exists.
     pub(super) async fn grant_lease(
         &self,
         seconds: i64,

@@ -51,7 +51,7 @@ pub(super) struct Member {
     address: Arc<str>,
     channel: Channel,
     tls: bool,
-    /// Whether the member has ever answered as etcd does.
+    /// Whether the member has ever responded as etcd does.
     proven: Arc<AtomicBool>,
 }
 
@@ -105,8 +105,8 @@ impl Client {
     }
 
     /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was given up, or leads to
-    /// a member that is no longer asked. If the answer does not arrive in time, the future must be dropped. Its stream
-    /// is then closed.
+    /// a member that is no longer asked. If the response does not arrive in time, the future must be dropped. Its
+    /// stream is then closed.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
         let (turn, _) = self.member();
         if let Some(open) = self.keep_alives.take(turn) {
@@ -129,7 +129,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Opens a stream of watches. `asked` must have its first message ready, because etcd answers nothing before that.
+    /// Opens a stream of watches. `asked` must have its first message ready, because etcd sends nothing before that.
     /// It is called again for each member that is tried.
     pub(super) async fn watch<S>(
         &self,
@@ -189,7 +189,7 @@ impl Client {
     }
 
     /// Asks the current member, and another one only if it is certain that the first one did nothing. A member that
-    /// does not answer is not asked first the next time, also if the caller timed out and dropped this future.
+    /// does not respond is not asked first the next time, also if the caller timed out and dropped this future.
     async fn on_some_member<A, F>(
         &self,
         effect: Effect,
@@ -342,7 +342,7 @@ fn members(way: &Way, files: &Files) -> Result<Vec<Member>, Error> {
         .collect())
 }
 
-/// Switches to the next member when dropped, unless this one has answered.
+/// Switches to the next member when dropped, unless this one has responded.
 struct NextMember<'a> {
     client: &'a Client,
     turn: usize,

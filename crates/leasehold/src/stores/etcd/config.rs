@@ -48,7 +48,7 @@ impl Location {
             Some(false) | None => (members(&authority)?, None),
         };
         if let (Some(tls), Some(domain)) = (&mut tls, &discovery) {
-            // DNS answers are not authenticated, so the members must have a certificate for the domain itself.
+            // DNS responses are not authenticated, so the members must have a certificate for the domain itself.
             tls.server_name.get_or_insert_with(|| domain.clone());
         }
         let prefix = prefix(url.path())?;

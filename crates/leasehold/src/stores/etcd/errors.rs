@@ -2,7 +2,7 @@
 //!
 //! etcd distinguishes its errors by text only: gRPC has 16 codes, and `Unavailable` alone stands for ten errors. The
 //! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0. An unknown text is judged by
-//! its code, which never says "not applied" of a write that may have been applied.
+//! its code, which never counts as "not applied" for a write that may have been applied.
 
 use tonic::{Code, Status};
 
@@ -74,11 +74,11 @@ enum Verdict {
 /// The state of the connection to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Without TLS. The member has never answered.
+    /// Without TLS. The member has never responded.
     Plain,
-    /// With TLS. The member has never answered.
+    /// With TLS. The member has never responded.
     Tls,
-    /// The member has answered before.
+    /// The member has responded before.
     Proven,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         );
     }
     let fault = |kind, help: Option<&str>| {
-        // The error that broke the connection says more than that it broke.
+        // The error that broke the connection is more precise than that it broke.
         let said = why.as_ref().map_or_else(|| words(status), |(why, _)| why.clone());
         let fault = Fault::new(kind, format!("etcd at {member}: {said}"));
         match help.or_else(|| tls_help(&why.as_ref()?.0, link)) {
@@ -154,7 +154,7 @@ fn by_text(text: &str) -> Option<Verdict> {
         "corrupt cluster" | "corrupt alarm" => {
             Verdict::Maybe(Corrupt, Some("etcd has found that the data of its members differs: restore it"))
         }
-        // A proposal that was not answered in time may still be executed.
+        // A proposal that timed out may still be executed.
         "request timed out"
         | "request timed out, possibly due to previous leader failure"
         | "request timed out, possibly due to connection lost"
@@ -222,7 +222,7 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
             "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
         }
-        // The alert that says so may be lost with the connection.
+        // The TLS alert may be lost with the connection.
         Link::Tls if says(&["connection closed", "roken pipe"]) => {
             "the member closed the connection: if the members ask clients for a certificate, name it with cert=FILE&key=FILE"
         }
@@ -367,7 +367,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_answer_means_what_it_should() {
+    fn every_response_has_its_meaning() {
         for (code, text, read, write) in ANSWERS {
             let status = Status::new(*code, *text);
             assert_eq!(short(&trouble("h:1", Link::Plain, Effect::None, &status)), *read, "{code:?} {text}");
@@ -379,7 +379,7 @@ mod tests {
         }
         for code in 0..=16 {
             let known = ANSWERS.iter().any(|(known, ..)| *known == Code::from_i32(code));
-            assert!(known, "no answer with {:?} is in the table", Code::from_i32(code));
+            assert!(known, "no response with {:?} is in the table", Code::from_i32(code));
         }
     }
 

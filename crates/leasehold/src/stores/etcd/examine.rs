@@ -1,4 +1,4 @@
-//! The doctor's checks of a cluster: which members answer, what the user may do, and how short a lease can be.
+//! The doctor's checks of a cluster: which members respond, what the user may do, and how short a lease can be.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ impl EtcdLeases {
     async fn may_write(&self, left: &mut Vec<String>) -> Result<(), StoreError> {
         let key = self.keys.mark(Id::random(&self.env.random));
         let written = self.asked_to(&requests::rewrite(&key, 0, b"leasehold doctor", 0)).await;
-        // Also after a failure: a write that was not answered may have been applied.
+        // Also after a failure: a write that got no response may have been applied.
         let removed = self.asked_to(&requests::remove(&key)).await;
         let untouched = matches!(&written, Err(StoreError::NotApplied(_)));
         if removed.is_err() && !untouched {

@@ -26,7 +26,7 @@ pub(super) struct Memo {
     value: Arc<Value>,
     /// The result of its release.
     over: Option<Released>,
-    /// Whether a release was sent that was not answered.
+    /// Whether a release was sent that got no response.
     unsure: bool,
     /// Watches for the deletion of its key. One watch lasts from the grant to its end, instead of one for each pause
     /// between two renewals.
@@ -82,7 +82,7 @@ impl EtcdLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+        // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,
@@ -200,7 +200,7 @@ impl EtcdLeases {
         let session = memo.as_ref().map(|memo| memo.session.clone());
         let session = session.or_else(|| self.claims().get(&grant.id).cloned());
         let place = session.as_ref().and_then(|session| session.place(grant.id));
-        // Uses what this process knows. Of a ticket it knows nothing.
+        // Uses what this process has read. For a ticket, that is nothing.
         let mut revision = place.map(|place| place.revision);
         let mut mark = None;
         let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
@@ -211,7 +211,7 @@ impl EtcdLeases {
                 if value.state == Standing::Cooldown {
                     return Ok(gone(unsure));
                 }
-                // The process that holds this grant, or waits for it, learns of its end only from the mark.
+                // The process that holds this grant, or waits for it, finds its end only by the mark.
                 mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
                 revision = Some(kv.mod_revision);
                 continue;
@@ -344,7 +344,7 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one write of one key. Returns `None` if it was not answered, or must be tried again: read the key first.
+    /// Sends one write of one key. Returns `None` if it got no response, or must be tried again: read the key first.
     async fn write_once(
         &self,
         request: &TxnRequest,
@@ -375,7 +375,7 @@ fn gone(unsure: bool) -> Released {
     if unsure { Released::Released } else { Released::AlreadyLost }
 }
 
-/// An answer that arrives after the end of the lease does not prolong it.
+/// A response that arrives after the end of the lease does not prolong it.
 fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
     let prolonged = deadline(grant.ttl, kept);
     if grant.deadline.passed(now) || prolonged.passed(now) {

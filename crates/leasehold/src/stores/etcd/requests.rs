@@ -53,14 +53,14 @@ pub(super) fn stand(own: Own<'_>) -> TxnRequest {
 
 /// Grants the lock if the own key, created in `create`, is still as it was written in `revision`, and no earlier key
 /// exists. The claim's lease may have expired while it waited: then the key does not exist, and this fails. Otherwise
-/// returns the same as [`ask`], with the key just before the own key in place of the last.
+/// returns the same as [`ask`], with the key just before the own key instead of the last.
 pub(super) fn confirm(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     let mut request = confirm_alone(line, own, create, revision);
     request.compare.push(compare_range(line, CompareResult::Greater, create - 1));
     request
 }
 
-/// Like [`confirm`], for a claim before which there can be no other claim any more.
+/// Like [`confirm`], for a claim before which there can no longer be another claim.
 pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(own.key, revision)],
@@ -144,7 +144,7 @@ pub(super) fn exactly(key: &[u8]) -> RangeRequest {
 
 /// Reads the first key, the own key, and the last key that was created up to `create` (0: of all).
 fn look(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
-    // With its value, which says who waits directly before us.
+    // With its value, which shows who waits directly before us.
     let last = RangeRequest { max_create_revision: create, ..sorted(line, SortOrder::Descend) };
     vec![op(Op::Range(first(line))), get(own), op(Op::Range(last))]
 }
@@ -173,7 +173,7 @@ fn put(key: &[u8], value: &[u8], lease: i64) -> RequestOp {
     op(Op::Put(PutRequest { key: key.to_vec(), value: value.to_vec(), lease }))
 }
 
-/// Compares the mod revision and not the create revision: a later write was made by a client that knew more.
+/// Compares the mod revision and not the create revision: a later write was made with later information.
 fn unchanged(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),

@@ -1,4 +1,4 @@
-//! The rules: from an answer of etcd to its meaning for a claim. No input or output.
+//! The rules: from a response of etcd to its meaning for a claim. No input or output.
 
 use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
@@ -18,7 +18,7 @@ pub(super) struct Place {
     pub(super) before: Option<(Vec<u8>, i64)>,
 }
 
-/// The meaning of an answer to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
+/// The meaning of a response to [`ask`](super::requests::ask) or [`confirm`](super::requests::confirm).
 #[derive(Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub(super) enum Step {
@@ -34,7 +34,7 @@ pub(super) enum Step {
     Again,
 }
 
-/// Determines the meaning of the answer to a claim's request.
+/// Determines the meaning of the response to a claim's request.
 pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<Step, StoreError> {
     let revision = answer.header.unwrap_or_default().revision;
     if answer.succeeded {
@@ -133,7 +133,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     Loss::new(name.clone(), token, reason)
 }
 
-/// The key in the next answer, which is to a range of at most one key.
+/// The key in the next response, which is to a range of at most one key.
 pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option<KeyValue> {
     match answers.next()?.answer? {
         Answer::Range(range) => range.kvs.into_iter().next(),
@@ -183,7 +183,7 @@ mod tests {
         ResponseOp { answer: Some(Answer::Range(range)) }
     }
 
-    /// The answer to a request whose condition did not hold.
+    /// The response to a request whose condition did not hold.
     fn refused(first: Option<KeyValue>, own: Option<KeyValue>, last: Option<KeyValue>, stood: bool) -> Step {
         let nested = TxnResponse { succeeded: stood, ..TxnResponse::default() };
         let answer = TxnResponse {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_is_told_who_is_directly_before_it() {
+    fn a_waiter_learns_who_is_directly_before_it() {
         let bob = Holder { name: "bob".into(), ..Holder::default() };
         let waits = Claim { holder: bob.clone(), ..another() };
         let last = key("p/a/7", 9, Value::of(&waits, Standing::Waiting).to_bytes().unwrap());
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overwritten_key_is_no_grant() {
+    fn an_overwritten_key_is_not_a_grant() {
         for value in [Vec::new(), b"x".to_vec(), Value::of(&another(), Standing::Granted).to_bytes().unwrap()]
         {
             let kv = KeyValue { value, ..own(5, Standing::Granted) };
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_says_why() {
+    fn a_loss_reports_its_reason() {
         let told = |mark: Option<KeyValue>, first: Option<KeyValue>| {
             let answer = TxnResponse { responses: vec![range(mark), range(first)], ..TxnResponse::default() };
             loss(&keys(), &claim().name, token_of(5).unwrap(), answer).reason

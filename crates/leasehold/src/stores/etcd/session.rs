@@ -1,9 +1,10 @@
 //! An etcd lease, kept alive once for all the claims that use it.
 //!
-//! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims' keys.
-//! The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must also be
-//! answered in the same raft term, which shows that the leader that answered the keep-alive was really the leader. A
-//! leader that was replaced and does not know it continues to prolong leases, while its successor lets them expire.
+//! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims'
+//! keys. The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must
+//! also be executed in the same raft term, which shows that the leader that confirmed the keep-alive was really the
+//! leader. A leader that was replaced without noticing it continues to prolong leases, while its successor lets them
+//! expire.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,7 +77,7 @@ struct Entry {
     key: Vec<u8>,
     /// `None` while the key is not known to exist. It should not exist, but a late request may still write it.
     place: Option<Place>,
-    /// Whether a request was sent that was not answered. It may be executed at any time when the queue is empty.
+    /// Whether a request was sent that got no response. It may be executed at any time when the queue is empty.
     doubtful: bool,
     /// When the claim was last used. Never before the keep-alive was sent that its deadline counts from.
     touched: Moment,
@@ -99,7 +100,7 @@ impl Session {
         Self::new(lease, seconds, ttl, false, State { kept: Some((0, kept)), ..State::default() })
     }
 
-    /// Creates a lease that another process was granted. Nothing is known of it yet.
+    /// Creates a lease that another process was granted. Nothing is known about it yet.
     pub(super) fn found(lease: i64, seconds: i64, ttl: Ttl) -> Self {
         Self::new(lease, seconds, ttl, false, State::default())
     }
@@ -199,8 +200,8 @@ impl Session {
         self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
-    /// Returns a confirmed heartbeat that was sent after `known` and is no older than `most`, or that began after this call.
-    /// Concurrent callers share one heartbeat, and its failure. Waits for as long as `budget` has left.
+    /// Returns a confirmed heartbeat that was sent after `known` and is no older than `most`, or that began after this
+    /// call. Concurrent callers share one heartbeat, and its failure. Waits for as long as `budget` has left.
     ///
     /// Cancel safe: the heartbeat runs in a separate task.
     pub(super) async fn keep(
@@ -357,7 +358,7 @@ impl Session {
         for seen in batch {
             let found = next_key(&mut answers);
             let Some(entry) = state.places.get_mut(&seen.id) else { continue };
-            // This process wrote the key again after the read was put together, so it knows more than this answer.
+            // This process wrote the key again after the read was put together, so this response is outdated.
             if entry.place.as_ref().map_or(0, |place| place.revision) != seen.revision {
                 continue;
             }
@@ -370,7 +371,7 @@ impl Session {
     }
 
     /// Deletes the keys of claims that were not used for as long as a lease lasts. The other claims would otherwise
-    /// keep these keys alive for ever.
+    /// keep these keys alive forever.
     async fn sweep(&self, client: &Client, env: &Env) {
         let budget = &self.budget(env);
         for (id, key, revision) in self.stale(env.now()) {
@@ -399,8 +400,8 @@ impl Session {
     }
 }
 
-/// Checks the term. A read that is answered in another term than the keep-alive confirms nothing: the leader that
-/// answered the keep-alive may have been replaced by then.
+/// Checks the term. A read in another term than the keep-alive confirms nothing: the leader that confirmed the
+/// keep-alive may have been replaced by then.
 fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     if answer.header.unwrap_or_default().raft_term == term {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Discovers the members of a cluster by DNS: by its SRV records, as etcd's own clients do.
 //!
-//! Hand-written, because a resolver crate brings 17 others. Sends one question to the servers of `/etc/resolv.conf`,
-//! over UDP, and over TCP if the answer does not fit. Blocks.
+//! Hand-written, because a resolver crate brings 17 others. Sends one query to the servers of `/etc/resolv.conf`,
+//! over UDP, and over TCP if the response does not fit. Blocks.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use crate::clock::{Clock as _, Deadline, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::random::Random;
 
-/// The time limit of one answer of one server, and how often each server is asked.
+/// The time limit of one response of one server, and how often each server is asked.
 const LIMIT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 
@@ -31,7 +31,7 @@ struct Record {
 /// Returns `host:port` of each member of the cluster of `domain`, in the order of its records.
 ///
 /// # Errors
-/// Invalid if the domain has no such records, unavailable if no server answers.
+/// Invalid if the domain has no such records, unavailable if no server responds.
 pub(super) fn members(domain: &str, tls: bool) -> Result<Vec<String>, Error> {
     let servers = servers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
     members_by(&servers, domain, tls)
@@ -145,10 +145,10 @@ fn is_truncated(message: &[u8]) -> bool {
     message.get(2).is_some_and(|flags| flags & 2 != 0)
 }
 
-/// Parses the records in the answer to `question`. There are none if the name does not exist.
+/// Parses the records in the response to `question`. There are none if the name does not exist.
 fn records(message: &[u8], id: u16, question: &[u8]) -> io::Result<Vec<Record>> {
     let is_answer = message.get(2).is_some_and(|flags| flags & 0x80 != 0);
-    // The answer repeats the question after a header of the same length.
+    // The response repeats the question after a header of the same length.
     let asked =
         message.get(12..question.len()).is_some_and(|asked| asked.eq_ignore_ascii_case(&question[12..]));
     match message.get(3).map(|flags| flags & 0xf) {
@@ -235,7 +235,7 @@ mod tests {
         record
     }
 
-    /// An answer to `question` with these records.
+    /// A response to `question` with these records.
     fn answer(question: &[u8], flags: [u8; 2], records: &[Vec<u8>]) -> Vec<u8> {
         let mut message = question.to_vec();
         message[2..4].copy_from_slice(&flags);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_another_question_is_not_believed() {
+    fn a_response_to_another_question_is_rejected() {
         let asked = question(7, "_etcd-client._tcp.a.b").unwrap();
         let records_of = |message: &[u8]| records(message, 7, &asked);
         let good = answer(&asked, FINE, &[record(0, 0, 1, b"\x01a\x00")]);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_a_byte_at_a_time_has_one_deadline() {
+    fn a_response_sent_byte_by_byte_has_one_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -370,7 +370,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_arbitrary_answer_is_read_or_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn an_arbitrary_response_causes_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             let asked = question(7, "_etcd-client._tcp.a.b").unwrap();
             let _ = records(&bytes, 7, &asked);
             let mut odd = answer(&asked, FINE, &[bytes]);

@@ -193,7 +193,7 @@ mod tests {
     use crate::golden::{assert_written, golden, golden_record};
     use crate::types::LockName;
 
-    /// The golden value of format 1. Keys with it must stay readable for ever.
+    /// The golden value of format 1. Keys with it must stay readable forever.
     const GOLDEN: &str = r#"{"leasehold":1,"state":"granted","claim":"000102030405060708090a0b0c0d0e0f","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}}"#;
 
     fn kv(value: &str) -> KeyValue {

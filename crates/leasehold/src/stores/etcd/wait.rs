@@ -196,9 +196,9 @@ mod tests {
     use crate::stores::etcd::value::Value;
 
     /// An inspection shows how much of a cooldown is left, and the key does not. An observer would otherwise read again
-    /// at once, for ever.
+    /// at once, forever.
     #[test]
-    fn a_cooldown_that_goes_on_is_no_change() {
+    fn a_continuing_cooldown_is_not_a_change() {
         let env = crate::env::Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);
         let claim = Claim::new(&env, LockName::new("a").unwrap(), Ttl::DEFAULT, Holder::this_process());
         let granted = Value::of(&claim, value::Standing::Granted);

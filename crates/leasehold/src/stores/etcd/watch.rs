@@ -91,7 +91,7 @@ impl Watcher {
             filters: unwanted.into_iter().collect(),
             watch_id: id,
         };
-        // If the task has ended, no answer is ever sent, and the watch is lost.
+        // If the task has ended, no response is ever sent, and the watch is lost.
         let _ = self.commands.send(Command::Watch { create, fired });
         Watch { commands: self.commands.clone(), id, answer }
     }

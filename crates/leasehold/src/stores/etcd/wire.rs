@@ -11,7 +11,7 @@ pub(super) struct ResponseHeader {
     /// The store's revision when the request was executed. For a write, the revision that it created.
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
-    /// The term of the leader that the answering member followed.
+    /// The term of the leader that the responding member followed.
     #[prost(uint64, tag = "4")]
     pub(super) raft_term: u64,
 }

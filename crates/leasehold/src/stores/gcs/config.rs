@@ -217,7 +217,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_names_the_store_and_its_options() {
         let mut options = StoreOptions::default();
         let url = "gs://my_bucket.example.com/team/locks/?endpoint=https%3A%2F%2F127.0.0.1:4443%2F\
                    &credentials=/etc/key.json&protocol=existence&store_clock=off&margin=9s";

@@ -1,7 +1,7 @@
 //! The credentials for GCS. Google's library finds and refreshes them. This file handles the library's failures.
 //!
 //! The library loads and refreshes tokens in a separate task, so a load continues when the request that started it is
-//! given up, which happens soon to a request of a short lease. But that task ends for ever after an error that the
+//! given up, which happens soon to a request of a short lease. But that task ends forever after an error that the
 //! library considers permanent, and when its runtime ends. And it measures the age of a token on a clock that stops
 //! during a suspend. So the library is restarted after every failure.
 
@@ -23,7 +23,7 @@ use super::config::Source;
 use crate::clock::{self, Moment};
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error can say what is missing.
+/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// Enough for objects. The roles decide what is allowed within it.

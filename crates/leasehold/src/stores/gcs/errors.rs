@@ -127,8 +127,8 @@ impl Case<'_> {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             _ if is_throttled(answer) => self.refused(self.busy(answer)),
-            // GCS asks clients to retry these, and does not say that nothing was done: a front end may give up waiting
-            // for a back end that continues. That includes 503, and 409, which is not documented for objects.
+            // GCS asks clients to retry these, and does not promise that nothing was done: a front end may give up
+            // waiting for a back end that continues. That includes 503, and 409, which is not documented for objects.
             (408 | 409 | 499 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
             (501, _) => self.refused(self.not_implemented(answer)),
             (401, _) if answer.signed_before => self.refused(self.expired(answer)),

@@ -232,7 +232,7 @@ pub(super) fn generation(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-goog-generation")?.to_str().ok()
 }
 
-/// What the head of a response says about the time.
+/// The store's time in the head of a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dated {
     pub(super) us: u64,
@@ -245,7 +245,7 @@ pub(super) struct Dated {
 }
 
 impl Dated {
-    /// `None` if the response does not tell the time.
+    /// `None` if the response does not contain the time.
     pub(super) fn of(response: &Response, sent: Moment, received: Moment) -> Option<Self> {
         let headers = response.headers();
         let is_gcs = |name: &str| name.starts_with("x-goog-") || name == "x-guploader-uploadid";

@@ -120,7 +120,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
 }
 
 #[tokio::test]
-async fn no_trouble_is_retried_inside() {
+async fn no_error_is_retried_inside_the_client() {
     type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
     let rows: [Row; 6] = [
         ("429 X", "Retry-After: 7\r\n", "rateLimitExceeded", false, ErrorKind::Unavailable, Some(7)),
@@ -206,7 +206,7 @@ async fn connections_are_used_again_and_may_be_closed() {
 }
 
 #[tokio::test]
-async fn only_an_answer_of_the_store_tells_its_time() {
+async fn only_responses_of_the_store_show_its_time() {
     let ok = |headers: &str| answer("200 OK", &format!("{GENERATION}{headers}"), "");
     let page = |status: &str, headers: &str| {
         answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
@@ -265,7 +265,7 @@ async fn a_huge_or_broken_body_is_an_error() {
 }
 
 #[tokio::test]
-async fn answers_not_from_gcs_are_not_taken_for_an_absent_lock() {
+async fn responses_not_from_gcs_do_not_mean_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("404 Not Found", "", "The specified bucket does not exist."), ErrorKind::Invalid),

@@ -10,7 +10,7 @@ use crate::lease::{
 };
 use crate::types::LockName;
 
-/// What the server says about its store and the caller.
+/// The server's description of its store, and the caller's rights.
 #[derive(Debug, Deserialize)]
 pub(super) struct Described {
     pub(super) version: String,
@@ -141,7 +141,7 @@ enum Word {
 }
 
 impl Shown {
-    /// The status of the lock `name`. `None` if the answer is about another lock.
+    /// The status of the lock `name`. `None` if the response is about another lock.
     pub(super) fn status(self, name: &LockName) -> Option<Status> {
         if self.lock != name.as_str() {
             return None;
@@ -307,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_makes_the_parsers_panic(at in 0usize..500, byte in 32u8..127, text in ".{0,80}") {
+        fn no_response_makes_the_parsers_panic(at in 0usize..500, byte in 32u8..127, text in ".{0,80}") {
             let mut bytes = HELD.as_bytes().to_vec();
             let at = at % bytes.len();
             bytes[at] = byte;

@@ -1,4 +1,4 @@
-//! Requests to the server, and what each answer means.
+//! Requests to the server, and what each response means.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::types::{LockName, printable};
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'/');
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'.');
 
-/// The longest answer: a page of a listing, with the waiters of each lock.
+/// The longest response: a page of a listing, with the waiters of each lock.
 const MOST_ANSWER: usize = 16 << 20;
 
 /// The longest pause that the server can ask for.
@@ -66,7 +66,7 @@ impl Request {
     }
 }
 
-/// An answer that is not an error.
+/// A response that is not an error.
 pub(super) enum Answer {
     /// Success, with a body.
     Done(HeaderMap, Vec<u8>),
@@ -170,7 +170,7 @@ impl Client {
         Ok((status, tag))
     }
 
-    /// The error of an answer that does not fit its request.
+    /// The error of a response that does not fit its request.
     pub(super) fn incomprehensible(&self, request: &Request, why: &str) -> StoreError {
         let message =
             format!("{}: the response of {} cannot be trusted: {why}", request.what, self.config.base);
@@ -179,12 +179,12 @@ impl Client {
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
     }
 
-    /// The error of an answer of a kind that the request does not have.
+    /// The error of a response of a kind that the request does not have.
     pub(super) fn unexpected(&self, request: &Request) -> StoreError {
         self.incomprehensible(request, "the response does not match the request")
     }
 
-    /// The error of a request without an answer.
+    /// The error of a request without a response.
     fn unanswered(&self, request: &Request, trouble: Trouble) -> StoreError {
         let (what, base) = (&request.what, &self.config.base);
         match trouble {
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// The error of an answer that refuses a request.
+    /// The error of a response that refuses a request.
     fn refusal(
         &self,
         request: &Request,

@@ -111,7 +111,7 @@ fn token_in_file(path: &str) -> Result<BearerToken, Error> {
             .with_help(help)
     };
     let token = checked(&read(path).map_err(unreadable)?, "the file of `token_file`")?;
-    // A pipe has its text once.
+    // A pipe can be read only once.
     let is_regular = std::fs::metadata(path).map_err(unreadable)?.is_file();
     Ok(BearerToken { file: is_regular.then(|| path.to_owned()), ..token })
 }
@@ -151,8 +151,8 @@ impl BearerToken {
         checked(token, "the test").unwrap()
     }
 
-    /// The value of the header `Authorization` for the next request. Reads the file again: another program may replace a
-    /// token that soon expires. While the file has no token, as in the middle of that, or does not respond, it is the
+    /// The value of the header `Authorization` for the next request. Reads the file again: another program may replace
+    /// a token that soon expires. While the file has no token, as in the middle of that, or does not respond, it is the
     /// previous one.
     pub(super) async fn header(&self, clock: &dyn Clock) -> HeaderValue {
         let mut found = None;

@@ -1,4 +1,4 @@
-//! What the doctor asks the server.
+//! The doctor's checks of the server.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::retry::retry;
 use crate::stores::https::date_us;
 
-/// By how much the clocks of both machines may differ before people are confused by it.
+/// By how much the clocks of both machines may differ without a warning.
 const APART: Duration = Duration::from_secs(60);
 
 impl HttpLeases {
@@ -44,7 +44,8 @@ impl HttpLeases {
             .with_help("use the same version on both sides")
     }
 
-    /// Whether the server says that its store answers, and what its clock shows. Leases do not depend on that clock.
+    /// Whether the server reports that its store responds, and what its clock shows. Leases do not depend on that
+    /// clock.
     async fn readiness(&self) -> Result<Finding, StoreError> {
         let request = Request::get("/readyz".to_owned(), "the server is not ready".to_owned());
         let headers = retry(&self.client.env, || self.client.done(&request)).await?;

@@ -26,11 +26,11 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// Of how many locks the latest tokens are remembered.
 const MOST_TOKENS: usize = 1_000;
 
-/// In a grant's memo: its release was requested, and may have been done although no answer arrived.
+/// In a grant's memo: its release was requested, and may have been done although no response arrived.
 #[derive(Debug)]
 struct ReleaseAsked;
 
-/// The answer to an acquisition.
+/// The response to an acquisition.
 pub(super) enum Acquired {
     Granted(Grant),
     Held(HolderInfo),
@@ -68,7 +68,7 @@ impl HttpLeases {
         }
     }
 
-    /// Sends one request for the lock, which the server answers after `wait` at the latest.
+    /// Sends one request for the lock, to which the server responds after `wait` at the latest.
     pub(super) async fn acquire(&self, claim: &Claim, wait: Duration) -> Result<Acquired, StoreError> {
         let holder = &claim.holder;
         let body = json!({
@@ -104,8 +104,8 @@ impl HttpLeases {
         Ok(Acquired::Granted(Grant { deadline, ..granted }))
     }
 
-    /// Until when a lease lasts that the server says is valid for `valid_ms`. The request for it was sent at `sent`, and
-    /// its answer arrived now. Never longer than a lease that begins now.
+    /// The deadline of a lease that the server reports as valid for `valid_ms`. The request for it was sent at `sent`,
+    /// and its response arrived now. Never longer than a lease that begins now.
     fn deadline(&self, ttl: Ttl, sent: Moment, valid_ms: u64) -> Deadline {
         let valid = Deadline::new(sent, Duration::from_millis(valid_ms));
         valid.earliest(deadline(ttl, self.client.env.now()))
@@ -123,8 +123,8 @@ impl HttpLeases {
         rises
     }
 
-    /// The grant, unless its deadline passed before it arrived. Then it is given back, and counts as lost whether or not
-    /// the server answers that: the claim is not used again, and the lease lapses.
+    /// The grant, unless its deadline passed before it arrived. Then it is released, and counts as lost whether or not
+    /// that succeeds: the claim is not used again, and the lease lapses.
     async fn in_time(&self, claim: &Claim, grant: Grant) -> AcquireOutcome {
         if !grant.deadline.passed(self.client.env.now()) {
             return AcquireOutcome::Granted(grant);
@@ -159,7 +159,7 @@ impl HttpLeases {
             match budget.request(self.renew_once(grant)).await {
                 Ok(Ok(prolonged)) => {
                     let now = env.now();
-                    // An answer that arrives after the end of the lease does not prolong it.
+                    // A response that arrives after the end of the lease does not prolong it.
                     if grant.deadline.passed(now) || prolonged.passed(now) {
                         return Ok(expired(grant, None));
                     }
@@ -284,7 +284,7 @@ impl HttpLeases {
         }
     }
 
-    /// Whether an eviction whose answer was lost was done.
+    /// Whether an eviction whose response was lost was done.
     async fn was_evicted(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
         let (status, _) =

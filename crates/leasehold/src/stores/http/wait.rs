@@ -17,7 +17,7 @@ use crate::types::LockName;
 /// How long the server waits at most. Less than the minute after which many proxies give up.
 const WAIT: Duration = Duration::from_secs(50);
 
-/// How much later than it was asked to the server may answer.
+/// How much later than requested the server may respond.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// The shortest time between two requests that should have waited.
@@ -25,8 +25,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(500);
 
 #[async_trait]
 impl Watch for HttpLeases {
-    /// Waits in the server's line. If the lock is granted meanwhile, the next try returns that grant, because the server
-    /// knows its claim.
+    /// Waits in the server's line. If the lock is granted meanwhile, the next try returns that grant, because the
+    /// server knows its claim.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         if !claim.waits {
             return self.changed(&claim.name, seen).await;
@@ -75,7 +75,7 @@ impl HttpLeases {
         tag: String,
         lapses_within: Option<Duration>,
     ) -> Result<(), StoreError> {
-        // The store may not tell that a lease has lapsed.
+        // The store may not report that a lease has lapsed.
         let wait = lapses_within.map_or(WAIT, |left| left.min(WAIT));
         let target = format!("{}?wait={}", lock_path(name), duration(wait));
         let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
@@ -98,7 +98,7 @@ impl HttpLeases {
         }
     }
 
-    /// After `error`: waits for as long as the server asked for. Fails if it did not answer.
+    /// After `error`: waits for as long as the server asked for. Fails if it did not respond.
     async fn asked_to_pause(&self, sent: Moment, error: StoreError) -> Result<(), StoreError> {
         let asked = error.fault().retry_after.filter(|_| error.is_transient());
         self.pace(sent, asked.unwrap_or(LEAST_PAUSE)).await;

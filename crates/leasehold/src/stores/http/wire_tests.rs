@@ -1,4 +1,4 @@
-//! The client against a scripted server: the requests that it sends, and its results for every kind of answer.
+//! The client against a scripted server: the requests that it sends, and its results for every kind of response.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -161,7 +161,7 @@ async fn every_operation_is_one_request() {
     assert!(seen[4].has("if-match: \"7\"") && body(&seen[4])["reason"] == "it hangs");
 }
 
-/// Fails closed: no answer that does not fit its request counts as a grant.
+/// Fails closed: no response that does not fit its request counts as a grant.
 #[tokio::test]
 async fn a_grant_that_does_not_fit_the_request_is_refused() {
     type Spoil = fn(&mut Value, &Seen);
@@ -209,7 +209,7 @@ async fn a_token_that_falls_is_refused() {
 }
 
 #[tokio::test]
-async fn a_lease_is_no_longer_than_the_server_says_or_its_ttl() {
+async fn a_lease_lasts_at_most_its_ttl_and_the_servers_limit() {
     for (valid_ms, most) in [(12_345, 12_345), (29_550, 29_550), (86_400_000, 29_550), (0, 0)] {
         let server = Server::start(move |seen| {
             if seen.line != "POST /v1/holds" {
@@ -236,7 +236,7 @@ async fn a_lease_is_no_longer_than_the_server_says_or_its_ttl() {
     }
 }
 
-/// It counts as lost whatever the server answers: the claim is not used again.
+/// It counts as lost whatever the server responds: the claim is not used again.
 #[tokio::test]
 async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
     let (_, outcome) = acquired(|seen| match seen.line.as_str() {
@@ -252,7 +252,7 @@ async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
 }
 
 #[tokio::test]
-async fn a_refusal_says_who_has_the_lock_and_a_spent_claim_is_lost() {
+async fn a_refusal_names_the_holder_and_a_spent_claim_is_lost() {
     let by = json!({ "held": { "holder": { "name": "bob", "host": "h", "pid": 4 }, "token": 9, "held_ms": 1,
         "lapses_within_ms": 2, "in_cooldown": false, "reserved": true } });
     let (_, outcome) = acquired(move |_| Reply::Answer(refused("423 Locked", "held", &by))).await;
@@ -265,7 +265,7 @@ async fn a_refusal_says_who_has_the_lock_and_a_spent_claim_is_lost() {
 }
 
 #[tokio::test]
-async fn an_error_says_whether_the_request_may_have_had_its_effect() {
+async fn an_error_reports_whether_the_request_may_be_applied() {
     for (status, word, expected) in [
         ("400 Bad Request", "invalid", "not invalid"),
         ("401 Unauthorized", "unauthorized", "not denied"),
@@ -315,14 +315,14 @@ async fn each_request_has_the_token_that_is_in_the_file_now() {
 
 /// The same claim, so that the server recognises it.
 #[tokio::test]
-async fn a_request_without_an_answer_is_repeated_with_the_same_claim() {
+async fn a_request_without_a_response_is_repeated_with_its_claim() {
     let server = Server::unsteady(refused("503 Unavailable", "unavailable", &json!({})), |seen| {
         ok(&match seen.line.as_str() {
             "POST /v1/holds" => hold(seen, 7),
             "POST /v1/holds/renew" => {
                 json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 })
             }
-            // An earlier request had released it: the one that was not answered.
+            // An earlier request had released it: the one that got no response.
             _ => json!({ "lock": name(), "released": true, "before": true }),
         })
     })
@@ -338,7 +338,7 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_claim() {
 }
 
 #[tokio::test]
-async fn an_eviction_whose_answer_was_lost_is_found_in_the_history() {
+async fn an_eviction_with_a_lost_response_is_found_in_the_history() {
     for (end, expected) in [("evicted", Evicted::Evicted), ("released", Evicted::Changed)] {
         let evictions = AtomicUsize::new(0);
         let server = Server::start(move |seen| match seen.line.as_str() {
@@ -365,7 +365,7 @@ async fn a_release_by_another_is_a_loss_unless_it_is_a_repetition() {
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
-/// Dropped after it was sent: the next call knows that the release was perhaps its own.
+/// Dropped after it was sent: the next call counts the release as perhaps its own.
 #[tokio::test]
 async fn a_release_that_was_dropped_is_remembered() {
     let releases = AtomicUsize::new(0);

@@ -64,7 +64,7 @@ pub(super) struct Plugin {
     pub(super) env: Vec<(String, String)>,
     /// The value of the variable `KUBERNETES_EXEC_INFO`.
     pub(super) info: String,
-    /// What the file says about a command that is missing.
+    /// The file's hint for a missing command.
     pub(super) hint: Option<String>,
 }
 

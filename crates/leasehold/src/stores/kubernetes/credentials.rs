@@ -14,17 +14,17 @@ use crate::env::Env;
 use crate::lease::printable;
 use crate::stores::loads::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
 
-/// A token in a file is read again after this time. Kubernetes replaces a pod's token when a fifth of its time is left, at
-/// least two minutes.
+/// A token in a file is read again after this time. Kubernetes replaces a pod's token when a fifth of its time is left,
+/// at least two minutes.
 const READ_AGAIN: Duration = Duration::from_secs(60);
 
-/// A token in a file that has vanished is used for so long. It ends earlier by a refusal.
+/// How long a token is used whose file has vanished, unless the server refuses it earlier.
 const FILE_LIMIT: Duration = Duration::from_secs(600);
 
-/// A program's token is replaced so long before its end.
+/// How long before its end a program's token is replaced.
 const BEFORE_END: Duration = Duration::from_secs(60);
 
-/// What a program may print.
+/// The longest output of a program.
 const MOST_PRINTED: usize = 1 << 20;
 
 /// The value of the header `Authorization`, if there is one.

@@ -1,5 +1,5 @@
-//! The meaning of a response of a Kubernetes API server, or of a missing one. A pure function, so that every row of it is
-//! tested.
+//! The meaning of a response of a Kubernetes API server, or of a missing one. A pure function, so that every row of it
+//! is tested.
 
 use std::fmt;
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_has_a_meaning_for_every_operation() {
+    fn every_response_has_a_meaning_for_every_operation() {
         let same = |meaning: &'static str| [meaning; 5];
         let maybe = ["not unavailable", "maybe unavailable", "maybe unavailable", "maybe unavailable"];
         let maybe = [maybe[0], maybe[1], maybe[2], maybe[3], "not unavailable"];

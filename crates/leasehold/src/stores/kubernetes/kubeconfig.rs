@@ -1,4 +1,4 @@
-//! The files of kubectl that say where clusters are and how to sign in.
+//! The files of kubectl, which describe clusters and logins.
 
 use std::path::{Path, PathBuf};
 
@@ -116,8 +116,8 @@ impl<T> Entry<T> {
     }
 }
 
-/// Returns the access that the kubeconfig in `files` describes: in `context`, or in its current one. Of two entries with
-/// one name the first counts, as for kubectl.
+/// Returns the access that the kubeconfig in `files` describes: in `context`, or in its current one. Of two entries
+/// with one name the first counts, as for kubectl.
 pub(super) fn access(
     files: &[PathBuf],
     context: Option<&str>,
@@ -327,7 +327,7 @@ contexts:
     }
 
     #[test]
-    fn a_context_says_where_and_how() {
+    fn a_context_names_the_server_and_the_login() {
         let access = in_files(&[FILE], None).unwrap();
         assert_eq!(access.server, "https://h:6443");
         assert_eq!(access.authorities.as_deref(), Some(&b"ca"[..]));

@@ -1,8 +1,8 @@
 //! The Lease object of a lock, and its conversion to and from a record.
 //!
-//! The fields of `spec` are those of Kubernetes, and say to its clients who holds the lock. The record itself is in an
-//! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that the
-//! record belongs to. The record counts only while that mark fits. Otherwise the lock belongs to another client.
+//! The fields of `spec` are those of Kubernetes, and show its clients who holds the lock. The record itself is in an
+//! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that
+//! the record belongs to. The record counts only while that mark matches. Otherwise the lock belongs to another client.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,11 @@ pub(super) const RECORD: &str = "leasehold/record";
 pub(super) const MARK: &str = "leasehold/record-of";
 /// The name of the lock, if the object has another name.
 pub(super) const NAME: &str = "leasehold/name";
-/// The line of waiters, in an object of its own.
+/// The line of waiters, in a separate object.
 pub(super) const LINE: &str = "leasehold/line";
 
-/// Other clients wait for this much longer than the record says. They compare times in whole seconds, so the latest of
-/// several renewals can look like one of up to two seconds before, with the resolution of the server's clock.
+/// Other clients wait for this much longer than the record states. They compare times in whole seconds, so the latest
+/// of several renewals can look like one of up to two seconds before, with the resolution of the server's clock.
 const UNSEEN: Duration = Duration::from_secs(2);
 
 /// By how many seconds a renewal may be shown too late, so that each shows a new second.
@@ -65,7 +65,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Tells this state of the lock from all others: the text of the annotation [`MARK`].
+    /// Distinguishes this state of the lock from all others: the text of the annotation [`MARK`].
     fn mark(&self) -> String {
         let time = self.renew_time.as_deref().unwrap_or("-");
         format!("{} {time} {}", self.lease_transitions.unwrap_or(0), self.holder())
@@ -76,7 +76,7 @@ impl Spec {
     }
 }
 
-/// The version of a Lease: what the next write over it has to know.
+/// The version of a Lease: what the next write over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) resource_version: String,
@@ -138,7 +138,7 @@ impl Lease {
         self.spec.as_ref().is_some_and(|spec| !spec.holder().is_empty())
     }
 
-    /// What it says about its lock. Never guesses: a Lease that is not certainly understood is foreign or an error.
+    /// The state of its lock. Never guesses: a Lease that is not certainly understood is foreign or an error.
     pub(super) fn found(&self) -> Result<Found, Fault> {
         Ok(Found { content: self.content()?, version: self.version() })
     }
@@ -148,7 +148,7 @@ impl Lease {
         let spec = self.spec.as_ref().unwrap_or(&nothing);
         if let Some(strategy) = &spec.strategy {
             let strategy = printable(strategy, 32);
-            // The server chooses the holder by rules of its own.
+            // The server chooses the holder by its own rules.
             let what = format!("a Lease of Kubernetes' coordinated leader election (strategy {strategy})");
             return Ok(Content::Foreign(what));
         }
@@ -161,8 +161,8 @@ impl Lease {
 
 /// The lock of another client, which wrote `spec` over the record `earlier`, if there was one.
 ///
-/// It counts as newborn, because that record may be missing or outdated. The next grant takes its token from the server's
-/// clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
+/// It counts as newborn, because that record may be missing or outdated. The next grant takes its token from the
+/// server's clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
 fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     let holder = spec.holder();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);
@@ -253,7 +253,7 @@ fn next_shown(renewed_us: u64, shown_s: u64) -> u64 {
     if next_s > renewed_s { next_s * 1_000_000 } else { renewed_us }
 }
 
-/// The holder, for Kubernetes' tools. No other client has this name for itself.
+/// The holder, for Kubernetes' tools. No other client uses this identity.
 fn identity(record: &Record) -> String {
     let Holder { name, host, pid, .. } = &record.holder;
     let grant = record.grant.to_string();

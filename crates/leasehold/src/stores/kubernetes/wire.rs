@@ -55,7 +55,7 @@ fn leases(namespace: &str) -> String {
     format!("/apis/{GROUP}/v1/namespaces/{namespace}/leases")
 }
 
-/// Reads the Lease `name`. Without a resourceVersion, so that the answer is not older than the request.
+/// Reads the Lease `name`. Without a resourceVersion, so that the response is not older than the request.
 pub(super) fn read(namespace: &str, name: &str) -> Request {
     Request::of(Method::GET, format!("{}/{name}", leases(namespace)))
 }
@@ -73,8 +73,8 @@ pub(super) fn create(namespace: &str, name: &str, annotations: Value, spec: Valu
 
 /// Changes the annotations, and `spec` unless it is `None`, of the Lease `name` if it is still at `resource_version`.
 ///
-/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease anew after it was
-/// deleted.
+/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease again after
+/// it was deleted.
 pub(super) fn patch(
     namespace: &str,
     name: &str,
@@ -152,7 +152,7 @@ pub(super) fn may(namespace: &str, verb: &str) -> Request {
     Request::of(Method::POST, target).with(JSON, &review)
 }
 
-/// The answer to [`may`]. `None` if it is none.
+/// The response to [`may`]. `None` if it has another form.
 pub(super) fn is_allowed(body: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     answer.pointer("/status/allowed")?.as_bool()
@@ -189,8 +189,8 @@ impl Listing {
     }
 }
 
-/// Parses a response other than success, including its body. The code is the reason that Kubernetes gives; for an object
-/// that is missing, with its kind.
+/// Parses a response other than success, including its body. The code is the reason that Kubernetes gives; for an
+/// object that is missing, with its kind.
 pub(super) async fn refusal(response: Response) -> Answer {
     #[derive(Deserialize, Default)]
     #[serde(default)]

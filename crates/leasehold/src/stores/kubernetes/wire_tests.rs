@@ -108,7 +108,7 @@ async fn a_change_of_a_deleted_lease_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_or_garbled_leaves_the_outcome_unknown() {
+async fn a_lost_or_garbled_response_leaves_the_outcome_unknown() {
     for script in [
         (|_: &Seen| Reply::Hang) as fn(&Seen) -> Reply,
         |_| Reply::Answer(answer("200 OK", HEADERS, "{}")),

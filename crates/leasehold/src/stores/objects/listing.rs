@@ -71,7 +71,7 @@ where
         let Page { objects, next } = retry(env, || fetch(pages.prefix.clone(), token.clone())).await?;
         pages.next = match next {
             None => Next::None,
-            // A repeated token would list the same page for ever.
+            // A repeated token would list the same page forever.
             Some(next) if Some(&next) == token.as_ref() => return Err(endless()),
             Some(next) => Next::After(next),
         };

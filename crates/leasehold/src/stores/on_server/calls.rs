@@ -1,6 +1,6 @@
 //! Calls: when a lock is released, its server calls the first waiter, so that it asks at once and not at its next poll.
 //!
-//! A call that is lost costs this delay and nothing else, because waiters poll all the same.
+//! A lost call only delays the waiter until its next poll.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,7 +85,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Completes when the claim was called, also if that was before.
+    /// Completes when the claim is called, or at once if it was called before.
     pub(super) async fn called(&self) {
         self.called.notified().await;
     }

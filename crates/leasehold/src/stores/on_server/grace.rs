@@ -10,7 +10,7 @@ use crate::url::StoreUrl;
 /// The longest grace.
 const LONGEST: Duration = Duration::from_secs(48 * 60 * 60);
 
-/// What a suggested grace has beyond the lease: for replicas that lag, and a reserve.
+/// How much longer than the lease a suggested grace is: for replicas that lag, and as a reserve.
 const RESERVE: Duration = Duration::from_secs(15);
 
 /// Takes the option from a store URL.
@@ -40,7 +40,7 @@ pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) ->
     Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
 }
 
-/// What is said of a lock that may be held by a grant which the server has lost.
+/// The holder to report for a lock that may be held by a grant that the server has lost.
 pub(in super::super) fn withheld(server: &str, left: Duration) -> HolderInfo {
     let what = format!(
         "{server} was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over"

@@ -18,13 +18,13 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     if left.is_zero() {
         return Ok(lost(grant, LossReason::Expired { last_error: None }));
     }
-    // Not until the deadline: the renewal task must learn of errors before that, and continues at its own pace.
+    // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
     loop {
         match budget.request(leases.renew(grant)).await {
             Ok((Changed::Done, prolonged)) => {
                 let now = env.now();
-                // An answer that arrives after the end of the lease does not prolong it.
+                // A response that arrives after the end of the lease does not prolong it.
                 if grant.deadline.passed(now) || prolonged.passed(now) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
                 }
@@ -62,7 +62,7 @@ pub(super) async fn end<L: ServerLeases>(
     cooldown: Option<Duration>,
 ) -> Result<Released, StoreError> {
     let mut budget = budget(leases, STORE_TIMEOUT, grant.ttl);
-    // A claim that is withdrawn does not know its token.
+    // The token of a claim that is withdrawn is unknown.
     let token = Some(grant.token).filter(|token| token.get() > 0);
     let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
     let mut in_doubt = false;
@@ -106,7 +106,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
     loop {
         match budget.request(leases.evict(name, token)).await {
             Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
-            // By an earlier request, whose answer was lost.
+            // By an earlier request, whose response was lost.
             Ok(answer) if answer.is_over && unknown => {
                 settle(leases, name, &mut budget).await?;
                 return Ok(Evicted::Evicted);

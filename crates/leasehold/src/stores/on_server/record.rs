@@ -1,13 +1,13 @@
-//! What a server says of a lock.
+//! The record of a lock, as its server returns it.
 
 use std::time::Duration;
 
 use crate::lease::{Holder, Id, PastGrant, Token};
 
-/// What the server says of a lock, at the time of its answer.
+/// The server's state of a lock, at the time of its response.
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) struct Record {
-    /// What the server's clock read, in microseconds since the Unix epoch.
+    /// The reading of the server's clock, in microseconds since the Unix epoch.
     pub(in super::super) now_us: u64,
     /// Whether the lock is held or in a cooldown.
     pub(in super::super) is_live: bool,
@@ -29,7 +29,7 @@ pub(in super::super) struct Record {
 /// A process that waits for the lock, as the record has it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in super::super) struct Waiter {
-    /// `None` if it cannot be read. It delays the others all the same.
+    /// `None` if it cannot be read. It still delays the others.
     pub(in super::super) claim: Option<Id>,
     pub(in super::super) holder: Holder,
     /// When it joined.

@@ -1,5 +1,5 @@
-//! What a record means for a caller. Pure: a record and a question in, an answer out. The server has decided already who is
-//! granted what.
+//! What a record means for a caller. Pure: a record and a question in, a result out. The server has decided already
+//! who is granted what.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
     if record.grant() == Some(claim.id) {
         return match record.token {
-            // Granted by an earlier request, whose answer was lost, since the server looked.
+            // Granted by an earlier request, whose response was lost, since the server looked.
             _ if record.is_live => Refusal::Again,
             Some(token) => Refusal::Lost(loss(&claim.name, claim.id, token, Some(record))),
             None => Refusal::Again,
@@ -67,7 +67,7 @@ pub(in super::super) fn grace_before(claim: &Claim, record: &Record) -> Duration
     grace(before.map(|waiter| waiter.polls))
 }
 
-/// What `claim` is told if the lock is available, and kept for a waiter before it.
+/// The result for `claim` if the lock is available, but reserved for a waiter before it.
 pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.
@@ -88,7 +88,7 @@ pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
     seen.foreign.as_ref().and(seen.lapses_within)
 }
 
-/// How `grant`, which stands no more, was lost.
+/// How `grant`, which is no longer current, was lost.
 pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
     let reason = match record {
         None => LossReason::Deleted,
@@ -114,7 +114,7 @@ pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Rele
     }
 }
 
-/// What to show of the holder.
+/// The description of the holder.
 pub(in super::super) fn held(record: &Record) -> HolderInfo {
     let since = |us: u64| Duration::from_micros(record.now_us.saturating_sub(us));
     let mut held = HolderInfo {
@@ -138,7 +138,7 @@ pub(in super::super) fn held(record: &Record) -> HolderInfo {
     held
 }
 
-/// What to show of the lock.
+/// The status of the lock.
 pub(in super::super) fn status(name: LockName, record: Option<Record>) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match &record.state {

@@ -10,7 +10,7 @@ use crate::retry::repeated;
 use crate::runtime::pacing::{Pacing, expected};
 use crate::types::LockName;
 
-/// Waits until the lock is no longer as it was `seen`.
+/// Waits until the lock is no longer as it was when `seen` was read.
 pub(super) async fn until_changed<L: ServerLeases>(
     leases: &L,
     name: &LockName,
@@ -33,7 +33,7 @@ pub(super) async fn until_changed<L: ServerLeases>(
     }
 }
 
-/// Waits until the lock is no longer as it was `seen`, or `claim` has a new place among the waiters.
+/// Waits until the lock is no longer as it was when `seen` was read, or `claim` has a new place among the waiters.
 pub(super) async fn until_turn<L: ServerLeases>(
     leases: &L,
     claim: &Claim,
@@ -46,7 +46,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
     let joins = claim.waits && !claim.barges;
     let mut pacing = Pacing::new(poll_interval, env.now());
     let mut has_place = seen.ahead.is_some();
-    // From before the first look, so that no call is missed.
+    // Before the first read, so that no call is missed.
     let call = joins.then(|| leases.calls().expect(claim.id));
     loop {
         let mut budget = budget(leases, STORE_TIMEOUT, claim.ttl);

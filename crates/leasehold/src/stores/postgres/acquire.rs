@@ -16,7 +16,7 @@ use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Contended, grace};
 
 impl PostgresLeases {
-    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the answer.
+    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the response.
     pub(super) async fn contended(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
@@ -47,15 +47,15 @@ impl PostgresLeases {
             .await?;
         let row = only(&rows)?;
         note_clock(&mut used, row)?;
-        // Noting the primary needs a connection too.
+        // Recording the primary needs a connection too.
         drop(used);
         let (is_late, is_granted): (bool, Option<bool>) = (cell(row, "is_late")?, cell(row, "is_granted")?);
         let grace_left: Option<i64> = cell(row, "grace_left_us")?;
         match is_granted {
             Some(is_granted) => {
-                // A grant that cannot be read is one all the same.
+                // The lock may be granted even if its row cannot be read.
                 let record = self.parsed(row, &claim.name).map_err(|error| error.if_maybe(is_granted))?;
-                // A late request that finds its own live grant has nothing to say about it.
+                // A late request does not refuse its own live grant.
                 let is_own = record.grant() == Some(claim.id) && record.is_live;
                 Ok(match is_granted {
                     // A new row that waited for another client's has values from before the wait.
@@ -84,12 +84,12 @@ impl PostgresLeases {
     }
 }
 
-/// Whether the claim was granted once. Its end has precedence.
+/// Whether the claim was granted before. How that grant ended is then reported, and not the failover grace.
 fn was_granted(claim: &Claim, record: &Record) -> bool {
     record.grant() == Some(claim.id) || record.past.iter().any(|past| past.grant == claim.id)
 }
 
-/// As a rule another client has just made the row. Its fault remains if that goes on.
+/// Usually another client has just created the row. If it stays hidden, this is the error to report.
 fn hidden() -> StoreError {
     Fault::contended("PostgreSQL neither granted the lock nor showed its row")
         .with_help(

@@ -98,7 +98,7 @@ impl Table {
                 "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
             ));
         }
-        // Never by the search path: behind a pooler it may be that of another client, and so may be the table.
+        // Never by the search path: behind a pooler it may be another client's, and lead to another table.
         let (schema, table) = name.split_once('.').unwrap_or((SCHEMA, name));
         Ok(Self { name: name.to_owned(), sql: format!("\"{schema}\".\"{table}\"") })
     }

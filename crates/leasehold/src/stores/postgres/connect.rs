@@ -118,7 +118,7 @@ impl Way {
         if notified.is_some() {
             config.options(format!("-c {MARK}=on"));
         }
-        // Both are read anew each time, since they may be replaced while the store is open.
+        // Both are read again each time, since they may be replaced while the store is open.
         let location = self.location.clone();
         let read = tokio::task::spawn_blocking(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;
@@ -185,7 +185,7 @@ where
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                // Before the answer to the statement is passed on.
+                // This notice comes before the response to the statement.
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
                 }

@@ -1,4 +1,4 @@
-//! `failover_grace`: a row of the table says which server wrote it, and since when that is the primary.
+//! `failover_grace`: a row of the table records which server wrote it, and since when that server is the primary.
 //!
 //! A promotion begins a new timeline, and a copy of the database in another cluster has another system identifier. If
 //! `fsync` is off, a crash of the machine can lose commits too, so that each start counts.
@@ -11,10 +11,10 @@ use crate::clock::micros;
 /// The name of the row. No lock has this name.
 pub(super) const NAME: &str = "//leasehold/epoch";
 
-/// What `locked_by` says in that row: what other clients see, and that leasehold wrote it.
+/// The value of `locked_by` in that row. It shows other clients that leasehold wrote the row.
 const BY: &str = "leasehold:epoch";
 
-/// The server's current timeline. `pg_control_checkpoint` would tell the old one until the first checkpoint after a
+/// The server's current timeline. `pg_control_checkpoint` would return the old one until the first checkpoint after a
 /// promotion.
 const TIMELINE: &str = "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
 
@@ -43,7 +43,7 @@ pub(super) fn of(table: &str, grace: Duration) -> String {
     )
 }
 
-/// Notes which server is the primary, and the longest grace of all clients. $1 the limit of a wait for the row.
+/// Records which server is the primary, and the longest grace of all clients. $1 the limit of a wait for the row.
 ///
 /// A row about another server begins the grace. So does a missing row, except on a server that was never promoted and
 /// loses no commit: there the table is new to the grace, and no grant can have been lost.

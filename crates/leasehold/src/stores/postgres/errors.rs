@@ -39,7 +39,7 @@ pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> Stor
     }
 }
 
-/// An error rolls the statement back. Only when the session itself ends, it may do so after the commit.
+/// An error rolls the statement back, except that the end of the session may come after the commit.
 fn may_be_applied(answer: &DbError) -> bool {
     let code = answer.code().code();
     !matches!(answer.parsed_severity(), Some(Severity::Error))
@@ -63,7 +63,7 @@ pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Tab
     }
 }
 
-/// Settings of the store URL that do not suit the server are no trouble that passes.
+/// Settings of the store URL that do not suit the server are not a transient error.
 fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match is_tls {
@@ -90,7 +90,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
     })
 }
 
-/// What to tell about an answer of the server.
+/// The error that reports an error response of the server.
 fn fault(answer: &DbError, table: &Table) -> Fault {
     let code = answer.code();
     let (name, said) = (&table.name, printable(answer.message(), MOST_SHOWN));
@@ -188,8 +188,8 @@ fn innermost(error: &Error) -> String {
     printable(&why, MOST_SHOWN)
 }
 
-/// Whether `notice` says that a commit did not wait for the standbys as it should: it is done here, and a failover may
-/// lose it. PostgreSQL reports success after it.
+/// Whether `notice` reports a commit that did not wait for the standbys: a failover may lose it, although PostgreSQL
+/// reports success next.
 pub(super) fn is_commit_in_doubt(notice: &DbError) -> bool {
     matches!(notice.parsed_severity(), Some(Severity::Warning) | None)
         && (notice.routine() == Some("SyncRepWaitForLSN")

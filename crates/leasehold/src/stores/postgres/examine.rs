@@ -16,13 +16,13 @@ use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::RetryBudget;
 
-/// What is asked of the server's settings.
+/// Reads the server's settings.
 const SETTINGS: &str = "SELECT current_setting('fsync') = 'on' AS has_fsync,
     current_setting('full_page_writes') = 'on' AS has_full_pages,
     current_setting('synchronous_standby_names') AS synchronous,
     (SELECT count(*) FROM pg_stat_replication) AS standbys";
 
-/// What is asked of the table $1.
+/// Reads the properties of the table $1.
 const TABLE: &str = "SELECT
     has_table_privilege(c.oid, 'SELECT') AS may_select, has_table_privilege(c.oid, 'INSERT') AS may_insert,
     has_table_privilege(c.oid, 'UPDATE') AS may_update, has_table_privilege(c.oid, 'DELETE') AS may_delete,
@@ -110,7 +110,7 @@ fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
             .with_help("create it: leasehold init");
     }
-    // That the server is no primary is another finding.
+    // Another finding reports a server that is not the primary.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
     if let Err(fault) = server::check(&on_primary, host, table) {
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());

@@ -31,7 +31,7 @@ const PAGE: usize = 1_000;
 /// The longest that a renewal or a release waits for a row at a time.
 const LONGEST_ROW_WAIT: Duration = Duration::from_secs(1);
 
-/// For how long a table that has rows of leasehold only is taken to stay so.
+/// For how long a check that the table has only rows of leasehold counts.
 const UNSHARED: Duration = Duration::from_secs(60);
 
 /// The leases of one table.
@@ -88,7 +88,7 @@ impl PostgresLeases {
         Ok((changed, rows.remove(0), sent))
     }
 
-    /// Notes which server is the primary, so that the grace begins if it is another one than before.
+    /// Records which server is the primary, so that the grace begins if it is another one than before.
     pub(super) async fn note_epoch(&self) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 1] = [(&timeout, Type::TEXT)];
@@ -178,8 +178,8 @@ impl ServerLeases for PostgresLeases {
         answer.map(|(changed, ..)| changed)
     }
 
-    /// Waits until the standbys have what was committed to the row of `name`, because an earlier commit may have stopped
-    /// waiting for them. The commit of a later write waits for both.
+    /// Waits until the standbys have what was committed to the row of `name`, because an earlier commit may have
+    /// stopped waiting for them. The commit of a later write waits for both.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];
@@ -317,7 +317,7 @@ pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, 
     row.try_get(column).map_err(|error| unreadable(&error))
 }
 
-/// The statement was answered with something else than it asks for. It may have had its effect.
+/// The result of the statement has an unexpected form. It may have had its effect.
 fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
     Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
 }

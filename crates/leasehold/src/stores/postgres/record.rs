@@ -12,7 +12,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Holder, Id, LONGEST_PAUSE, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
-/// What `locked_by` says of the grant `id`.
+/// The value of `locked_by` for the grant `id`.
 pub(super) fn locked_by(id: Id) -> String {
     format!("{OURS}{id}")
 }
@@ -69,7 +69,7 @@ impl Cells {
     }
 
     pub(super) fn record(self) -> Result<Record, String> {
-        // What lies before 1970 has long been over.
+        // A time before 1970 has long passed.
         let time = |us: i64| u64::try_from(us).unwrap_or(0);
         let past = match &self.past {
             None => Vec::new(),
@@ -116,7 +116,7 @@ impl Cells {
     }
 }
 
-/// Reads what can be read of a waiter.
+/// Reads the readable fields of a waiter.
 fn waiter(waiter: &Value) -> Waiter {
     let polls_ms = waiter["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, LONGEST_PAUSE.as_secs_f64() * 1e3);
     Waiter {
@@ -178,7 +178,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_a_damaged_waiter_what_can_be_read_is_read() {
+    fn the_readable_fields_of_a_damaged_waiter_are_read() {
         let of = |waiters: &str| Cells { waiters: Some(waiters.into()), ..held() }.record().unwrap().waiters;
         let good =
             format!(r#"{{"claim":"{GRANT}","holder":{{"name":"bob","host":"h","pid":1}},"polls_ms":500}}"#);

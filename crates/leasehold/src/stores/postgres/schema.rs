@@ -75,8 +75,8 @@ impl PostgresLeases {
         let work = if found.kind.is_some() { extend(table) } else { create(table) };
         // Statements of other clients queue behind one that waits for the whole table.
         match link.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {work}")).await {
-            // Another process has just made the table, and may have made it otherwise. PostgreSQL reports the collision
-            // although the statement says IF NOT EXISTS.
+            // Another process has just made the table, and perhaps with other columns. PostgreSQL reports the collision
+            // despite IF NOT EXISTS.
             Err(error) if is_collision(&error) => {
                 return Err(
                     Fault::unavailable("another process created the table at the same time").not_applied()

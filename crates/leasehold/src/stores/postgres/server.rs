@@ -1,5 +1,5 @@
-//! What a connection is checked for before its first statement: that the server is a primary, and that its table can
-//! keep locks.
+//! The checks of a connection before its first statement: that the server is a primary, and that its table can keep
+//! locks.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// The oldest server whose SQL has what the statements need.
+/// The oldest version that supports the SQL of the statements.
 const OLDEST: i64 = 120_000;
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ pub(super) struct Found {
     pub(super) wrong_times: Option<String>,
 }
 
-/// Checks that locks are safe there, as far as one question tells.
+/// Checks that locks are safe there, as far as one query shows it.
 pub(super) async fn look(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
     let found = find(link, table, env).await?;
     check(&found, &link.host, table).map_err(Fault::not_applied)?;
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_keep_locks_is_refused() {
+    fn unsuitable_servers_and_tables_are_refused() {
         let table = Table { name: "t".into(), sql: "\"t\"".into() };
         let good = Found {
             version: 150_000,

@@ -19,8 +19,8 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
 
-/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its own,
-/// so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
+/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its
+/// own, so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
 const CONTENDERS: usize = 3;
 const RENEWALS: usize = 4;
 const RELEASES: usize = 2;
@@ -52,14 +52,14 @@ pub(super) struct Sessions {
     releases: Arc<Semaphore>,
 }
 
-/// A connection to a primary whose table was looked at.
+/// A connection to a primary whose table was checked.
 pub(super) struct Session {
     link: Link,
-    /// What the server's clock read, and a moment after that.
+    /// A reading of the server's clock, and a moment after it.
     clock: (i64, Moment),
-    /// When the server answered last.
+    /// When the server responded last.
     answered: Moment,
-    /// Whether the table existed. Otherwise it is looked at again, by another connection.
+    /// Whether the table existed. Otherwise it is checked again, by another connection.
     has_table: bool,
 }
 
@@ -125,8 +125,8 @@ impl Sessions {
         Ok(Used { sessions: self, session: Some(session), _permit: permit })
     }
 
-    /// Opens a connection in a task of its own: a request that is given up before it is open leaves it to the next. The
-    /// task has the permit, so that such requests do not open more connections than there are permits.
+    /// Opens a connection in a separate task: if its request is given up before it is open, the next request gets it.
+    /// The task has the permit, so that such requests do not open more connections than there are permits.
     async fn opened(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
@@ -184,8 +184,8 @@ impl Sessions {
         Ok(link)
     }
 
-    /// Opens a connection to the primary, or else to another server, and says what was found there. Asks all at once:
-    /// one that does not answer leaves the others the time that there is.
+    /// Opens a connection to the primary, or else to another server, and returns what was found there. Asks all at the
+    /// same time, so one that does not respond delays no other.
     pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
@@ -224,13 +224,13 @@ impl Sessions {
         }
     }
 
-    /// Closes what has not answered since `began`, when a request was sent that got no answer: the same may have happened
-    /// to those connections, and each would cost an attempt.
+    /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response:
+    /// the same may have happened to those connections, and each would cost an attempt.
     fn close_unanswered(&self, began: Moment) {
         self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
     }
 
-    /// Closes the connections to `host`, which is not the primary any more.
+    /// Closes the connections to `host`, which is no longer the primary.
     fn close_to(&self, host: &str) {
         self.idle().retain(|session| session.link.host != host);
     }
@@ -242,8 +242,8 @@ impl Sessions {
 }
 
 impl Used<'_> {
-    /// A reading of the server's clock that it certainly shows or has passed when it is this moment: the latest
-    /// answer's, with the shortest time that can have passed since.
+    /// A lower bound of the server's clock at `now`: its reading in the latest response, plus the shortest time that
+    /// can have passed since.
     pub(super) fn clock_us(&self, now: Moment) -> i64 {
         let Some(session) = &self.session else { return 0 };
         let (read_us, at) = session.clock;
@@ -251,7 +251,7 @@ impl Used<'_> {
         read_us.saturating_add(i64::try_from(micros(passed)).unwrap_or(i64::MAX))
     }
 
-    /// Notes what the server's clock read in an answer that has just come.
+    /// Records the server's clock as read in a response that has just arrived.
     pub(super) fn note_clock(&mut self, clock_us: i64) {
         let now = self.sessions.env.now();
         if let Some(session) = &mut self.session {
@@ -259,8 +259,8 @@ impl Used<'_> {
         }
     }
 
-    /// Sends one statement. Its answer is complete, and its transaction committed, when this completes. Once only: a
-    /// connection that was given up has gone.
+    /// Sends one statement. When this completes, the response is complete and the transaction committed. If this is
+    /// given up, the connection is closed, and later calls fail.
     pub(super) async fn query(
         &mut self,
         effect: Effect,
@@ -307,7 +307,7 @@ impl Drop for Used<'_> {
     }
 }
 
-/// A connection whose statement runs. It is closed if its future is dropped before the answer.
+/// A connection whose statement runs. It is closed if its future is dropped before the response.
 struct Running<'a> {
     session: Option<Session>,
     sessions: &'a Sessions,

@@ -1,6 +1,6 @@
 //! The statements: each step of a lock is one, and the server decides it by its own clock.
 //!
-//! The clock is always `clock_timestamp()`, which is read anew for each use, also after the wait for a row. `now()`
+//! The clock is always `clock_timestamp()`, which is read again for each use, also after the wait for a row. `now()`
 //! would be the time at which the statement began.
 
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 use crate::stores::on_server::calls::CALLED_BY;
 
-/// What leasehold puts before the id of a grant in `locked_by`. Its other columns count only while that is there.
+/// The prefix of the id of a grant in `locked_by`. The other columns of leasehold count only in a row with this prefix.
 pub(super) const OURS: &str = "leasehold:";
 
-/// How many grants that are over a row remembers.
+/// How many ended grants a row keeps.
 const HISTORY: usize = 8;
 
 /// A parameter of a statement, and its type.
@@ -88,8 +88,8 @@ const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
 /// A lock that was released or evicted, and not taken since.
 const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
 
-/// A lock that is held or rests. A free one is free even if the server's clock was set back since. `lease_until` is
-/// written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
+/// A lock that is held or in a cooldown. A free one is free even if the server's clock was set back since.
+/// `lease_until` is written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
 const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
     THEN l.state <> 'free' AND greatest(l.lock_until, l.lease_until) > timezone('utc', clock_timestamp())
     ELSE l.lock_until > timezone('utc', clock_timestamp()) END)";
@@ -120,16 +120,16 @@ fn past(end: &str, until_us: &str) -> String {
     )
 }
 
-/// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in milliseconds,
-/// $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id, $10 whether it ignores
-/// the waiters.
+/// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in
+/// milliseconds, $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id, $10
+/// whether it ignores the waiters.
 ///
-/// A lock that is held is spared the write. Otherwise claims of one lock take turns, so that no other grant comes between
-/// the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked: the row is
-/// the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is never
-/// granted again, and neither is one that arrives after its client gave up: no process would release it. A free lock is
-/// kept for the waiters before the claim, until their grace is over. Then they lose their places. During the failover
-/// grace, only a grant that the server still knows is granted again.
+/// The row of a held lock is not written. Otherwise claims of one lock take turns, so that no other grant comes
+/// between the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked:
+/// the row is the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is
+/// never granted again, and neither is one that arrives after its client gave up: no process would release it. A free
+/// lock is kept for the waiters before the claim, until their grace is over. Then they lose their places. During the
+/// failover grace, only a grant that the server still knows is granted again.
 fn acquire(table: &str, failover_grace: Duration) -> String {
     let lease = "$3 * interval '1 microsecond'";
     // A repetition shortens no lease: another process may have the same grant with a longer ttl.
@@ -184,7 +184,7 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
     )
 }
 
-/// The waiters, in the order of their arrival. What is no list counts as none.
+/// The waiters, in the order of their arrival. A value that is not a list counts as an empty one.
 const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waiters ELSE '[]' END)";
 
 /// The place of the claim $9 among them. Without a place it is behind all.
@@ -205,8 +205,8 @@ fn behind() -> String {
 }
 
 /// Whether no waiter is before the claim $9, or the lock has been available for their grace: see
-/// [`grace`](crate::lease::grace). If the clock was set back since the lock was released, this is not known, and the lock
-/// is kept for no waiter.
+/// [`grace`](crate::lease::grace). If the clock was set back since the lock was released, this is not known, and the
+/// lock is kept for no waiter.
 fn is_next() -> String {
     format!(
         "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
@@ -220,8 +220,8 @@ fn is_next() -> String {
     )
 }
 
-/// Adds a claim to the waiters, or reads the row. $1 name, $2 its id, $3 the waiter, $4 the pause of a single waiter and
-/// $5 its longest pause in milliseconds, $6 the limit of a wait for the row.
+/// Adds a claim to the waiters, or reads the row. $1 name, $2 its id, $3 the waiter, $4 the pause of a single waiter
+/// and $5 its longest pause in milliseconds, $6 the limit of a wait for the row.
 fn join(table: &str) -> String {
     let set = format!(
         "waiters = {WAITERS} || jsonb_build_array($3::jsonb || jsonb_build_object('since_us', {NOW_US},
@@ -246,7 +246,7 @@ fn leave(table: &str) -> String {
     )
 }
 
-/// Claims of other tables have another key as a rule. Those with the same one wait for each other.
+/// Claims of other tables usually have another key. Those with the same one wait for each other.
 fn key(table: &str) -> u64 {
     table.bytes().fold(0, |key: u64, byte| (key * 31 + u64::from(byte)) % (1 << 56))
 }
@@ -310,7 +310,7 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &st
     )
 }
 
-/// $1 name, $2 token, $3 the limit of a wait for the row. A lock that rests has its grant in the history already.
+/// $1 name, $2 token, $3 the limit of a wait for the row. A lock in a cooldown has its grant in the history already.
 fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
@@ -337,8 +337,8 @@ fn names(table: &str) -> String {
     )
 }
 
-/// $1 name, $2 microseconds; for a deletion $3, the limit of a wait for the row. Only what leasehold wrote last, and only if its token is not ahead of the clock, from which
-/// the next token comes.
+/// $1 name, $2 microseconds; for a deletion $3, the limit of a wait for the row. Only what leasehold wrote last, and
+/// only if its token is not ahead of the clock, from which the next token comes.
 fn is_old() -> String {
     format!(
         "l.name = $1 AND {IS_OURS} AND l.state IN ('free', 'resting') AND l.token < {NOW_US}

@@ -1,4 +1,4 @@
-//! The answers of the scripts. They are validated when read.
+//! The responses of the scripts. They are validated when read.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Holder, LONGEST_PAUSE, PastGrant, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
-/// The answer of a script of a lock.
+/// The response of a script of a lock.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) outcome: String,
     pub(super) now_us: u64,
     /// For how long the server grants no lock.
     pub(super) recovers_within: Duration,
-    /// The type of the key that another client uses, and for how long, in milliseconds. Negative if for ever.
+    /// The type of the key that another client uses, and for how long, in milliseconds. Negative if there is no limit.
     foreign: Option<(String, i64)>,
     fields: Vec<(String, String)>,
 }
@@ -29,7 +29,7 @@ impl Answer {
         })
     }
 
-    /// What the lock's keys say. `None` if there are none.
+    /// The content of the lock's keys. `None` if there are none.
     pub(super) fn record(&self, key: &str) -> Result<Option<Record>, StoreError> {
         if self.fields.is_empty() && self.foreign.is_none() {
             return Ok(None);
@@ -58,7 +58,7 @@ impl Answer {
     }
 
     fn parsed(&self) -> Result<Record, String> {
-        // The server looks for claims in it. A line that cannot be read is only not shown.
+        // The server looks for claims in it. A line that cannot be read is left out.
         let past = |line: &str| serde_json::from_str::<PastGrant>(line).ok();
         let mut record = Record {
             now_us: self.now_us,
@@ -116,7 +116,7 @@ impl Answer {
     }
 }
 
-/// Reads what can be read of a waiter: its id, its longest pause, when it joined, and the process.
+/// Reads the readable fields of a waiter: its id, its longest pause, when it joined, and the process.
 fn waiter(line: &str) -> Waiter {
     let mut parts = line.splitn(4, ' ');
     let mut next = || parts.next().unwrap_or("");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_form_is_an_error() {
+    fn a_response_of_another_form_is_an_error() {
         for value in [Value::Nil, Value::Int(1), Value::Array(vec![Value::Int(1); 6]), Value::Array(vec![])] {
             assert!(Answer::of(value).is_err());
         }

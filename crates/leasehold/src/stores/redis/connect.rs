@@ -1,5 +1,5 @@
 //! The connection of a store: one for all requests, since the server runs one script at a time. It is opened when it is
-//! needed, and anew when it is lost or does not answer.
+//! needed, and again when it is lost or does not respond.
 
 use std::convert::Infallible;
 use std::sync::atomic::AtomicBool;
@@ -30,7 +30,7 @@ use crate::stores::tls::client_config;
 /// one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// Once requests have been given up for this long and none was answered, later ones use another connection.
+/// Once requests have been given up for this long and none got a response, later ones use another connection.
 const STALLED: Duration = Duration::from_millis(500);
 
 /// The oldest server: older ones do not check min-replicas-to-write for scripts, and have no permissions for channels.
@@ -75,7 +75,7 @@ impl Way {
         Err(none_of(failed))
     }
 
-    /// Connects to any server, preferably the primary, also if it does not suit.
+    /// Connects to any server, preferably the primary, even if it is unsuitable for locks.
     pub(super) async fn connect_to_any(&self, env: &Env) -> Result<Link, StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         for host in &self.location.hosts {
@@ -171,7 +171,7 @@ impl Way {
         let shown = host.to_string();
         let mut config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         if let Some(calls) = calls.cloned() {
-            // In version 3 of the protocol, a connection has messages beside its answers.
+            // In version 3 of the protocol, a connection has messages beside its responses.
             info = info.set_protocol(ProtocolVersion::RESP3);
             config = config.set_push_sender(move |message| {
                 if let Some(key) = called(message) {
@@ -232,7 +232,7 @@ fn read(password: &Option<Password>) -> Result<Option<String>, Error> {
     password.as_ref().map(Password::read).transpose()
 }
 
-/// The password is read anew each time, since it may be replaced while the store is open.
+/// The password is read again each time, since it may be replaced while the store is open.
 async fn logging_in(
     user: &Option<String>,
     password: &Option<Password>,
@@ -263,7 +263,7 @@ fn of_tls(error: &std::io::Error) -> Option<&'static str> {
     }
 }
 
-/// Reads files where that blocks nothing.
+/// Reads files on a thread for blocking work.
 async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -279,7 +279,7 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// What a server says of itself.
+/// What a server reports about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Redis or Valkey, with its version.
@@ -361,9 +361,9 @@ pub(super) struct Link {
     /// The server, for messages.
     pub(super) host: String,
     pub(super) facts: Facts,
-    /// What the server's clock read, and a moment after that.
+    /// A reading of the server's clock, and a moment after it.
     clock: Mutex<(u64, Moment)>,
-    /// When the first request was sent that was given up, since the server answered one.
+    /// When the first request was sent that was given up, since the server last responded.
     unanswered: Mutex<Option<Moment>>,
     /// Whether it has, or had, a subscription.
     pub(super) listens: AtomicBool,
@@ -384,14 +384,14 @@ impl Link {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reading of the server's clock that it certainly shows or has passed when it is this moment.
+    /// A lower bound of the server's clock at `now`.
     pub(super) fn clock_us(&self, now: Moment) -> u64 {
         let (read_us, at) = *self.clock();
         let passed = now.shortest_since(at).mul_f64(1.0 - RATE_ERROR);
         read_us.saturating_add(micros(passed))
     }
 
-    /// Notes what the server's clock read in an answer that has just come.
+    /// Records the server's clock as read in a response that has just arrived.
     pub(super) fn note_clock(&self, clock_us: u64, now: Moment) {
         *self.clock() = (clock_us, now);
     }
@@ -427,8 +427,8 @@ impl Links {
         self.current().clone().filter(|link| !link.driver.is_finished())
     }
 
-    /// The connection to the primary. It is opened in a task of its own: a request that is given up before leaves it to
-    /// the next.
+    /// The connection to the primary. It is opened in a separate task: a request that is given up before that leaves it
+    /// to the next.
     pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         if let Some(link) = self.opened() {
             return Ok(link);
@@ -450,7 +450,7 @@ impl Links {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Lets later requests use another connection. Those that wait for an answer of this one go on.
+    /// Lets later requests use another connection. Those that wait for a response on this one continue.
     fn give_up(&self, link: &Arc<Link>) {
         self.current().take_if(|current| Arc::ptr_eq(current, link));
     }
@@ -479,7 +479,7 @@ impl Links {
     }
 }
 
-/// A script whose answer is awaited.
+/// A script whose response is awaited.
 struct Running<'a> {
     links: &'a Links,
     link: &'a Arc<Link>,

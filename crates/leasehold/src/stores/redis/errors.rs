@@ -40,7 +40,7 @@ pub(super) fn of_request(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether another server may answer better: this one is not the primary any more, or cannot write.
+/// Whether another server may accept the request: this one is no longer the primary, or cannot write.
 pub(super) fn is_of_this_server(error: &RedisError) -> bool {
     error.code().is_none_or(|code| {
         ["LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY"].contains(&code)
@@ -67,7 +67,7 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
     }
 }
 
-/// What to tell about an error that the server answered with.
+/// The error that reports an error of the server.
 fn of_answer(code: &str, detail: &str) -> Fault {
     let message = format!("Redis says: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
     let says = |words: &str| detail.contains(words);

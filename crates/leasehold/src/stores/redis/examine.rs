@@ -17,7 +17,7 @@ use crate::types::LockName;
 const SETTING: Duration = Duration::from_secs(2);
 
 impl RedisLeases {
-    /// What the server is, and whether it may lose locks.
+    /// Describes the server, and whether it may lose locks.
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
@@ -86,7 +86,7 @@ impl RedisLeases {
     }
 
     /// How many replicas have to be connected for a write, and by how many seconds they may lag. `None` if the user may
-    /// not know.
+    /// not read it.
     async fn least_replicas(&self, link: &Link) -> Option<(u32, u64)> {
         let least = self.setting(link, "min-replicas-to-write").await?;
         Some((u32::try_from(least).ok()?, self.setting(link, "min-replicas-max-lag").await?))

@@ -85,7 +85,7 @@ impl RedisLeases {
         self.asked(&link, script).await
     }
 
-    /// Asks for a change, and says what is there if nothing was changed.
+    /// Requests a change. If nothing was changed, returns what is there instead.
     async fn change(&self, name: &LockName, script: &ScriptInvocation<'_>) -> Result<Changed, StoreError> {
         let answer = self.ask(script).await?;
         self.changed(&answer, name)
@@ -142,7 +142,7 @@ impl ServerLeases for RedisLeases {
             .arg(claim.name.as_str());
         let answer = self.asked(&link, &script).await?;
         let is_granted = answer.outcome == "granted";
-        // A grant that cannot be read is one all the same.
+        // The lock may be granted even if its record cannot be read.
         let record =
             answer.record(&self.record_of(&claim.name)).map_err(|error| error.if_maybe(is_granted))?;
         Ok(match (answer.outcome.as_str(), record) {

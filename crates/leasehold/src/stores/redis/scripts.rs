@@ -1,15 +1,15 @@
 //! The scripts: each step of a lock is one, and the server runs it without interruption, by its own clock.
 //!
 //! A lock has two keys. The first is a string with a time to live, whose value is the grant's id, as other clients have
-//! it. The second is a hash, the record. The record alone decides about grants of leasehold; the string keeps other
-//! clients out, and one of theirs keeps leasehold out.
+//! it. The second is a hash, the record. The record alone decides about grants of leasehold; the string excludes other
+//! clients, and a string of theirs excludes leasehold.
 
 use redis::Script;
 
 use crate::lease::{MOST_WAITERS, Token, grace};
 use crate::stores::on_server::calls::CALLED_BY;
 
-/// How many grants that are over a record remembers.
+/// How many ended grants a record keeps.
 const HISTORY: usize = 8;
 
 /// What every script of a lock begins with. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
@@ -74,9 +74,9 @@ local function call(channel)
 end
 ";
 
-/// `KEYS[3]` what is known of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in microseconds, 3 how many
-/// tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 when it is too late, on the server's
-/// clock, 8 whether it ignores the waiters, 9 the failover grace in microseconds, 10 the name.
+/// `KEYS[3]` what is known of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in microseconds,
+/// 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 when it is too late, on
+/// the server's clock, 8 whether it ignores the waiters, 9 the failover grace in microseconds, 10 the name.
 ///
 /// A claim whose grant has ended is never granted again, and neither is one that arrives after its client gave up: no
 /// process would release it. A free lock is kept for the waiters before the claim, until their grace is over. Then they
@@ -172,7 +172,8 @@ call(ARGV[4])
 return answer('done')
 ";
 
-/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock that rests has its grant in the history already.
+/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock in a cooldown has its grant in the
+/// history already.
 const EVICT: &str = r"
 if broken or r.token ~= ARGV[1] or (r.state ~= 'held' and r.state ~= 'resting') then return answer('found') end
 local history = r.past or ''
@@ -212,8 +213,8 @@ end
 return answer('done')
 ";
 
-/// `KEYS[3]` the names of the locks. `ARGV`: 1 for how long it must have been free, in microseconds, 2 whether to delete it,
-/// 3 the name. Not if its token is ahead of the clock, from which the next token comes.
+/// `KEYS[3]` the names of the locks. `ARGV`: 1 for how long it must have been free, in microseconds, 2 whether to
+/// delete it, 3 the name. Not if its token is ahead of the clock, from which the next token comes.
 const SWEEP: &str = r"
 local is_free = r.state == 'free' or r.state == 'resting'
 if broken or live or not is_free or tonumber(r.token) >= now or until_us + tonumber(ARGV[1]) > now then
@@ -234,8 +235,8 @@ redis.call('ZREM', KEYS[3], ARGV[1])
 return answer('done')
 ";
 
-/// `KEYS[1]` the names of the locks. `ARGV`: 1 where to begin, 2 where to end, 3 how many, 4 the prefix of the keys. Returns
-/// the names that have a record, and the last one that was read.
+/// `KEYS[1]` the names of the locks. `ARGV`: 1 where to begin, 2 where to end, 3 how many, 4 the prefix of the keys.
+/// Returns the names that have a record, and the last one that was read.
 const NAMES: &str = r"
 local names = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
 local found = {}

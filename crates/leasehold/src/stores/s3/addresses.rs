@@ -34,7 +34,7 @@ pub(super) struct Addresses {
 }
 
 /// The addresses of the host in `url`. Empty if there are not several, if a proxy from the environment resolves the
-/// name, if it cannot be resolved, or if none answers; requests will then report why.
+/// name, if it cannot be resolved, or if none responds; requests will then report why.
 pub(super) async fn of(url: &str, lookup: Lookup, env: &Env) -> Addresses {
     let found = found(url, lookup, env).await.unwrap_or_default();
     match found.answering.len() {

@@ -43,7 +43,7 @@ pub(super) async fn cell(
     );
     let limit = request_limit(REQUEST_LIMIT, announced.unwrap_or(0));
     match clock::timeout(&*env.clock, limit, collected(object, output.body, contents)).await {
-        // The metadata of records is not used, so bad metadata is no error.
+        // The metadata of records is not used, so bad metadata is not an error.
         Some(value) if contents == Contents::Records => {
             Ok(VersionedValue { value: value?, version, metadata: metadata.unwrap_or_default() })
         }

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_and_how() {
+    fn a_url_names_the_store_and_its_options() {
         let mut options = StoreOptions::default();
         let url = "s3://my-bucket/team/locks/?region=eu-west-1&endpoint=http%3A%2F%2F127.0.0.1:9000&path_style=off\
                    &profile=ci&protocol=existence&store_clock=off&margin=9s";

@@ -58,7 +58,7 @@ impl S3Register {
         lines
     }
 
-    /// Amazon does not document what a directory bucket answers to a conditional delete of a missing object.
+    /// Amazon does not document how a directory bucket responds to a conditional delete of a missing object.
     async fn delete_of_nothing(&self) -> Finding {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");
@@ -107,7 +107,7 @@ impl S3Register {
         }
     }
 
-    /// `Ok(None)` if nothing is configured. An error is a finding that says why it is unknown.
+    /// `Ok(None)` if nothing is configured. An error is a finding that explains why it is unknown.
     fn asked<T, E>(
         &self,
         permission: &str,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_of_nothing_that_succeeds_is_a_warning() {
+    fn a_successful_delete_of_a_missing_object_is_a_warning() {
         let denied = Fault::new(ErrorKind::Denied, "no").not_applied();
         for (answer, verdict) in [
             (Ok(Deleted::Conflict), CheckStatus::Passed),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_versioned_bucket_wants_a_rule_for_old_versions() {
+    fn a_versioned_bucket_needs_a_rule_for_old_versions() {
         let old = NoncurrentVersionExpiration::builder().noncurrent_days(1).build();
         let rules = [rule("locks/").noncurrent_version_expiration(old).build().unwrap()];
         for (on, rules, verdict) in [

@@ -65,7 +65,7 @@ impl Location {
 }
 
 /// The checksum to send. A bucket with Object Lock requires one. Amazon's endpoints accept CRC32. Many compatible
-/// stores do not know the header.
+/// stores do not support the header.
 fn checksum(settings: &Settings, endpoint: Option<&str>) -> Checksum {
     let default = if endpoint.is_none() { Checksum::Crc32 } else { Checksum::None };
     settings.checksum.unwrap_or(default)

@@ -2,7 +2,7 @@
 //!
 //! Inside the crate, because tests can pass credentials here, and cannot set environment variables.
 
-// Only Linux answers on all addresses of 127.0.0.0/8 by default.
+// Only Linux responds on all addresses of 127.0.0.0/8 by default.
 #[cfg(target_os = "linux")]
 mod addresses;
 mod options;
@@ -101,7 +101,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
 }
 
 #[tokio::test]
-async fn no_trouble_is_retried_inside() {
+async fn no_error_is_retried_inside_the_client() {
     type Row = (&'static str, &'static str, &'static str, bool, ErrorKind, Option<u64>);
     let rows: [Row; 5] = [
         ("409 Conflict", "", "ConditionalRequestConflict", false, ErrorKind::Unavailable, None),
@@ -180,7 +180,7 @@ async fn connections_that_the_store_closes_cost_no_second_request() {
 }
 
 #[tokio::test]
-async fn only_an_answer_of_the_store_tells_its_time() {
+async fn only_responses_of_the_store_show_its_time() {
     let ok = |headers: &str| answer("200 OK", &format!("ETag: \"a\"\r\n{headers}"), "");
     let page = |status: &str, headers: &str| {
         answer(status, &format!("{DATE}Content-Type: text/html\r\n{headers}"), "<html>Bad Gateway</html>")
@@ -266,7 +266,7 @@ async fn a_huge_or_broken_body_is_an_error() {
 }
 
 #[tokio::test]
-async fn answers_not_from_s3_are_not_taken_for_an_absent_lock() {
+async fn responses_not_from_s3_do_not_mean_an_absent_lock() {
     for (reply, kind) in [
         (answer("404 Not Found", "", "<html>nginx</html>"), ErrorKind::Invalid),
         (answer("403 Forbidden", "", "<html>proxy"), ErrorKind::Denied),
@@ -281,7 +281,7 @@ async fn answers_not_from_s3_are_not_taken_for_an_absent_lock() {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_usable_version_is_refused() {
+async fn a_response_without_a_usable_version_is_refused() {
     for headers in ["", "ETag: W/\"a\"\r\n"] {
         let register = Server::always(answer("200 OK", headers, "")).await.register();
         let error = register.write("x.lock", Precondition::Absent, value().into()).await.unwrap_err();
@@ -384,7 +384,7 @@ async fn without_credentials_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn an_objects_metadata_goes_both_ways() {
+async fn an_objects_metadata_is_written_and_read() {
     let headers = "ETag: \"d41d8-7\"\r\nContent-Type: text/plain\r\nCache-Control: no-cache\r\n\
                    Content-Encoding: gzip\r\nContent-Disposition: inline\r\nContent-Language: de\r\n\
                    x-amz-meta-owner: ann\r\nx-amz-meta-leasehold-token: 7\r\n";

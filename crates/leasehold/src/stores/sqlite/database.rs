@@ -99,7 +99,7 @@ impl<T> Answer<T> {
 
     fn send(&self, result: Result<T, Failure>) {
         let sender = self.sender().take();
-        // A caller that has been dropped needs no answer.
+        // A caller that has been dropped needs no result.
         let _ = sender.map(|sender| sender.send(result));
     }
 }

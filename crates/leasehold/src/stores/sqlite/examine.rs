@@ -90,7 +90,7 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
 }
 
 /// Checks whether SQLite refuses a second writer while there is one. Connections of one process find each other in
-/// memory, so this says nothing about the locks of the file system.
+/// memory, so this does not test the locks of the file system.
 fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Trouble> {
     const CHECK: &str = "write-lock";
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -1,4 +1,4 @@
-//! Files that were once written stay readable for ever. `tests/records/1-sqlite.sql` is such a file, as SQL, and
+//! Files that were once written stay readable. `tests/records/1-sqlite.sql` is such a file, as SQL, and
 //! `1-sqlite-queue.sql` is one with the queue of waiters.
 
 use std::time::Duration;

@@ -28,7 +28,7 @@ impl Location {
     /// Takes the location out of `url`.
     ///
     /// # Errors
-    /// Invalid for a URL with an authority or with a path that is no file.
+    /// Invalid for a URL with an authority or with a path that is not a file.
     pub(super) fn from_url(url: &mut StoreUrl) -> Result<Self, Error> {
         let allow_network = url.take_switch("allow_network")?.unwrap_or(false);
         let authority = url.authority().unwrap_or("");
@@ -74,8 +74,8 @@ impl Location {
         fs::metadata(folder_of(&self.path)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Refuses a location that cannot work, with an error that says why. Returns the path without symbolic links, as
-    /// far as it exists: SQLite keeps its -wal and -shm files beside that path.
+    /// Refuses a location that cannot work, with an error that explains why. Returns the path without symbolic links,
+    /// as far as it exists: SQLite keeps its -wal and -shm files beside that path.
     pub(super) fn prepare(&self) -> Result<PathBuf, Fault> {
         if self.is_default {
             self.create_folder()?;
@@ -130,7 +130,7 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is a folder, not a file"))
             .with_help(format!("name a file in it: sqlite:{shown}/locks.db")));
     }
-    // Opening a pipe would block for ever.
+    // Opening a pipe would block forever.
     if !metadata.is_file() {
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is not a regular file")));
     }
@@ -171,7 +171,7 @@ fn is_mount(_: &Path, _: &Path) -> bool {
 
 /// `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
 fn default_path(state: Option<OsString>, home: Option<OsString>) -> Result<PathBuf, Error> {
-    // The XDG specification says that a relative path is ignored.
+    // By the XDG specification, a relative path is ignored.
     let absolute = |folder: Option<OsString>| folder.map(PathBuf::from).filter(|folder| folder.is_absolute());
     let state = absolute(state).or_else(|| absolute(home).map(|home| home.join(".local/state")));
     match state {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn without_write_permission_the_error_says_so() {
+    fn without_write_permission_the_error_names_the_cause() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("locks.db");
         fs::write(&path, "").unwrap();

@@ -59,7 +59,7 @@ impl Machine {
     /// Identifies this machine and this process.
     ///
     /// # Errors
-    /// Unsupported if one boot cannot be told from another: leases could then not be judged safely.
+    /// Unsupported if boots cannot be distinguished: leases could then not be judged safely.
     pub(super) fn this() -> Result<Self, Fault> {
         let shifted =
             fs::read_to_string("/proc/self/timens_offsets").is_ok_and(|text| shifts_boot_clock(&text));
@@ -117,7 +117,7 @@ fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl 
     match seen {
         Ok(Some(stat)) => stat.start != start || stat.ended(),
         Ok(None) => false,
-        // /proc may hide the processes of other users (hidepid). Then only the kernel's own answer counts.
+        // /proc may hide the processes of other users (hidepid). Then only the result of the system call counts.
         Err(error) if error.kind() == io::ErrorKind::NotFound => !exists(pid),
         Err(_) => false,
     }
@@ -306,7 +306,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_is_said_about_processes_of_another_namespace() {
+    fn processes_of_another_namespace_are_not_judged() {
         let machine = Machine::this().unwrap();
         let me = machine.me.clone().unwrap();
         let stranger = Process { namespace: "pid:[1]".into(), start: 0, ..me };

@@ -1,6 +1,6 @@
 //! The queue of requests that wait for the file.
 //!
-//! Callers add requests to the queue and await the answers. No future of theirs ever holds the file or a place in a
+//! Callers add requests to the queue and await the results. Their futures never hold the file or a place in a
 //! queue. So a future that is kept and not polled delays no other request.
 //!
 //! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then sees that
@@ -8,8 +8,8 @@
 //! of all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep
 //! another from shutting down, and an idle queue has no runner.
 //!
-//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It answers the
-//! requests whose time is over.
+//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It reports a
+//! timeout to the requests whose time is over.
 //!
 //! One rule keeps every request moving: while the file is idle, a runner has been started in each runtime whose
 //! requests wait. A runtime that shuts down, or has no free thread, delays only its own requests.
@@ -59,10 +59,10 @@ impl Purpose {
 
 /// The work on the file, and the caller that waits for its result.
 pub(super) trait Work: Send {
-    /// Does the work and keeps the answer. `Some` if the file was busy: run again after that pause.
+    /// Does the work and keeps the result. `Some` if the file was busy: run again after that pause.
     fn run(&mut self, file: &mut File) -> Option<Duration>;
 
-    /// Sends the answer.
+    /// Sends the result.
     fn answer(self: Box<Self>);
 }
 
@@ -71,7 +71,7 @@ pub(super) trait Reply: Send + Sync {
     /// Whether the caller still waits.
     fn is_awaited(&self) -> bool;
 
-    /// Reports that there was no answer in time. `begun` says whether the work may have had an effect.
+    /// Reports that there was no result in time. `begun`: whether the work may have had an effect.
     fn give_up(&self, begun: bool);
 }
 
@@ -275,7 +275,7 @@ impl Runner {
                 Some(pause) => later(&turn.queue, request, pause),
             }
         }
-        // When a caller gets the last answer, the file is back in the queue and this runner has ended.
+        // When a caller gets the last result, the file is back in the queue and this runner has ended.
         drop(turn);
         if let Some(work) = done {
             work.answer();
@@ -309,7 +309,7 @@ impl Drop for Runner {
             lost.extend::<VecDeque<Request>>(ended);
         }
         drop(state);
-        // Dropping the requests answers their callers.
+        // Dropping the requests notifies their callers.
         drop(lost);
     }
 }
@@ -344,8 +344,8 @@ impl Drop for Turn {
     }
 }
 
-/// Answers the requests of a runtime whose time is over. Callers have no timers of their own, because those would be
-/// lost with their runtime.
+/// Reports a timeout to the requests of a runtime whose time is over. Callers have no timers of their own, because
+/// those would be lost with their runtime.
 struct Monitor {
     queue: Weak<Queue>,
     runtime: Id,

@@ -84,8 +84,8 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
 }
 
 /// By the boot clock within a boot, and by this machine's wall clock across boots: a cooldown outlives a reboot, and
-/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been years
-/// ahead when the cooldown began.
+/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been
+/// years ahead when the cooldown began.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
     if cooldown.boot == machine.boot {
         return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
@@ -101,7 +101,7 @@ fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: M
     }
 }
 
-/// How to answer a claim.
+/// What to report to a claim.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Grant it, with a new token of at least `least`. `history` is that of the row.
@@ -119,7 +119,7 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
     if let Some(hold) = hold_of(Some(&mut record), claim.id) {
         renew(hold, machine, now);
-        // Contenders go by the row, so it must last as long as each repetition of the claim believes.
+        // Contenders go by the row, so it must last as long as the lease of each repetition of the claim.
         hold.ttl = hold.ttl.max(claim.ttl);
         return Decision::Again(record);
     }
@@ -300,7 +300,7 @@ pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     }
 }
 
-/// Ends the grant or the rest with `token` at an operator's request.
+/// Ends the grant or the cooldown with `token` at an operator's request.
 pub(super) fn evict(
     record: Option<Record>,
     token: Token,

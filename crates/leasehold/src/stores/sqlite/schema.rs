@@ -40,7 +40,7 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
-/// Whether the file has the queue of waiters. Files of the first days do not.
+/// Whether the file has the queue of waiters. Files of the first versions do not.
 const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
 
 /// Makes sure that the file has leasehold's tables. This is two reads if it does.

@@ -209,7 +209,7 @@ async fn a_waiter_wakes_at_the_lapse_and_not_before() {
 }
 
 #[tokio::test]
-async fn capabilities_are_what_the_store_does() {
+async fn capabilities_match_what_the_store_does() {
     let site = Site::new();
     let capabilities = site.open().await.capabilities();
     assert!(capabilities.tokens && capabilities.cooldowns && capabilities.fifo() && !capabilities.watches);
@@ -217,7 +217,7 @@ async fn capabilities_are_what_the_store_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_on_two_stores_never_hold_it_together() {
+async fn many_tasks_on_two_stores_never_hold_the_lock_together() {
     let site = Site::new();
     let env = Env { clock: Arc::new(SystemClock), random: Env::system().random };
     let inside = Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -1,10 +1,11 @@
 //! The queue of the waiters for each lock, across processes, in the order of their arrival.
 //!
-//! The queue delays grants and never makes one: a grant is still decided by the row of its lock ([`rules`](super::rules)).
-//! So an error here costs time and not exclusion. A waiter whose process has died is removed when it is found. A waiter
-//! that does not take a free lock within [`GRACE`], because its process is stopped for example, is passed over and
-//! removed; it joins again at the end. In the second half of that time, all other waiters ask for the lock. Those that
-//! do not are removed too, so waiters that cannot be seen dead delay a grant once, and not once each.
+//! The queue delays grants and never makes one: a grant is still decided by the row of its lock
+//! ([`rules`](super::rules)). So an error here costs time and not exclusion. A waiter whose process has died is removed
+//! when it is found. A waiter that does not take a free lock within [`GRACE`], because its process is stopped for
+//! example, is passed over and removed; it joins again at the end. In the second half of that time, all other waiters
+//! ask for the lock. Those that do not are removed too, so waiters that cannot be seen dead delay a grant once, and not
+//! once each.
 
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ impl Waiter {
             || self.process.as_ref().is_some_and(|process| machine.is_dead(process))
     }
 
-    /// What other claims are told while the lock is kept for this waiter.
+    /// The result for other claims while the lock is reserved for this waiter.
     fn as_holder(&self, now: Moment) -> HolderInfo {
         HolderInfo {
             holder: Some(self.holder.clone()),
@@ -78,12 +79,12 @@ impl Waiter {
 pub(super) enum Place {
     /// No other waiter is before it.
     First,
-    /// The lock is kept for another waiter. `changed` says whether a row was written.
+    /// The lock is kept for another waiter. `changed`: whether a row was written.
     Behind { held: HolderInfo, changed: bool },
 }
 
 /// Determines whether `claim` may take the lock, which is free. Calls the first waiter, and removes those that are gone
-/// or did not answer in time.
+/// or did not respond in time.
 pub(super) fn place(
     connection: &Connection,
     claim: &Claim,
@@ -98,7 +99,7 @@ pub(super) fn place(
         if first.claim == claim.id {
             return Ok(Place::First);
         }
-        // First of all: the clock of a waiter from an earlier boot says nothing now.
+        // Checked first: times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
         let is_late = !is_gone && first.grace_left(now).is_some_and(|left| left.is_zero());
         if is_gone || is_late {
@@ -171,7 +172,7 @@ pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Records that the lock is not free any more, so it is not kept for a waiter until it is free again.
+/// Records that the lock is no longer free, so it is not kept for a waiter until it is free again.
 pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
     let mut update = connection
         .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
@@ -202,8 +203,8 @@ fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Tro
     }
 }
 
-/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock: it
-/// is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
+/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock:
+/// it is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
 pub(super) fn kept_for(
     connection: &Connection,
     claim: &Claim,
@@ -224,8 +225,8 @@ pub(super) fn kept_for(
     Ok(Some(left))
 }
 
-/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if the
-/// claim is not in the queue.
+/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if
+/// the claim is not in the queue.
 pub(super) fn tell_place(
     connection: &Connection,
     claim: &Claim,

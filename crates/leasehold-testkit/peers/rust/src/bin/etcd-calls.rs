@@ -62,7 +62,7 @@ impl Contender for Calls {
         let put = TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(self.lease.id)));
         let answer = self.client.txn(Txn::new().when([unlocked]).and_then([put])).await?;
         ensure!(answer.succeeded(), "another client has a key below {}", self.name);
-        let revision = answer.header().context("the answer has no header")?.revision();
+        let revision = answer.header().context("the response has no header")?.revision();
         let lost = self.lease.lost.clone();
         during(Box::new(move || lost.load(Ordering::Relaxed))).await;
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);

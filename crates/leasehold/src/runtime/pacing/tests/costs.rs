@@ -33,7 +33,7 @@ enum Event {
     Release,
     /// A read takes effect.
     Read(usize),
-    /// Its answer: the version that was seen free, or `None`.
+    /// Its response: the version that was seen free, or `None`.
     Answer(usize, Option<usize>),
     /// A write over this version takes effect.
     Write(usize, usize),
@@ -69,8 +69,8 @@ struct Told {
     joined: Vec<usize>,
 }
 
-/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other, and come back
-/// until there were `rounds` grants for each.
+/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other, and come
+/// back until there were `rounds` grants for each.
 fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64) -> Told {
     let random = Random::seeded(seed);
     let mut told = Told::default();
@@ -161,7 +161,7 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
                 lock.line.retain(|first| *first != waiter);
                 told.grants.push(waiter);
                 told.idle.push(now - lock.released);
-                // The lock is held from the answer on. A release takes effect half a round trip after it is sent.
+                // The lock is held from the response on. A release takes effect half a round trip after it is sent.
                 events.push(Reverse((now + hold + ROUND_TRIP, Event::Release)));
             }
             Event::Write(waiter, _) => {

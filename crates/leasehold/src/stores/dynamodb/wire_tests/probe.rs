@@ -31,7 +31,7 @@ struct VersionedValue {
 struct Table {
     cells: Arc<Mutex<HashMap<String, VersionedValue>>>,
     flaw: Arc<Mutex<Flaw>>,
-    /// The number of requests that get no answer, either before or after they take effect.
+    /// The number of requests that get no response, either before or after they take effect.
     hang: Arc<Mutex<usize>>,
 }
 
@@ -177,9 +177,9 @@ async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
 
 /// A server that is restarted or busy while a process waits for a lock is asked again. The process does not give up.
 #[tokio::test]
-async fn an_examination_without_an_answer_is_made_again() {
+async fn an_examination_without_a_response_is_repeated() {
     let table = Table::new(Flaw::None);
-    // The answer of the only winner of the first race is lost, so the state of the item is unknown.
+    // The response of the only winner of the first race is lost, so the state of the item is unknown.
     *table.hang.lock().unwrap() = 1;
     let server = table.serve().await;
     server.store().trust().await.unwrap();

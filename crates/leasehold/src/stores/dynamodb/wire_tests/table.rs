@@ -188,7 +188,7 @@ async fn a_table_that_cannot_be_described_now_is_described_later() {
 }
 
 #[tokio::test]
-async fn the_partition_key_has_the_name_that_the_table_says() {
+async fn the_partition_key_has_the_name_in_the_table() {
     let named = table("ACTIVE", |t| {
         t["KeySchema"][0]["AttributeName"] = json!("LockID");
         t["AttributeDefinitions"][0]["AttributeName"] = json!("LockID");
@@ -230,7 +230,7 @@ async fn a_table_is_named_by_its_arn_in_requests() {
 }
 
 #[tokio::test]
-async fn a_new_table_is_made_as_the_url_says() {
+async fn a_new_table_is_created_with_the_options_of_the_url() {
     let script = Mutex::new(vec![
         ok(&json!({})),
         table("ACTIVE", |_| ()),

@@ -1,9 +1,9 @@
 //! The stream of keep-alives. It stays open from one heartbeat to the next, for all leases of a client.
 //!
-//! A keep-alive has the stream to itself until it is answered, so at most one is under way on it. A keep-alive that is
-//! given up closes the stream. So a late answer is never taken for the answer to a later request, from which no
-//! deadline could be counted. Two leases that are kept alive at the same time use two streams, so neither waits for the
-//! other's answer.
+//! A keep-alive has the stream to itself until its response arrives, so at most one is under way on it. A keep-alive
+//! that is given up closes the stream. So a late response is never taken for the response to a later request, from
+//! which no deadline could be counted. Two leases that are kept alive at the same time use two streams, so neither
+//! waits for the other's response.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use super::Member;
 #[derive(Debug, Default)]
 pub(super) struct KeepAlives(Mutex<Option<Open>>);
 
-/// A stream on which every request was answered.
+/// A stream on which every request got its response.
 pub(super) struct Open {
     /// The turn of the members when the stream was opened.
     turn: usize,
@@ -43,7 +43,8 @@ impl KeepAlives {
     /// Takes the stream if it leads to the member of `turn` and has not ended. Otherwise it is dropped.
     pub(super) fn take(&self, turn: usize) -> Option<Open> {
         let mut open = self.idle().take().filter(|open| open.turn == turn)?;
-        // An end, an error, or an unexpected answer: the next message would be taken for the answer to another request.
+        // An end, an error, or an unexpected response: the next message would be taken for the response to another
+        // request.
         open.answers.next().now_or_never().is_none().then_some(open)
     }
 
@@ -54,7 +55,7 @@ impl KeepAlives {
 }
 
 impl Open {
-    /// Opens a stream to `member`, the one of `turn`, with a first keep-alive, because etcd answers nothing before
+    /// Opens a stream to `member`, the one of `turn`, with a first keep-alive, because etcd sends nothing before
     /// that.
     pub(super) async fn at(
         member: Member,
@@ -69,7 +70,7 @@ impl Open {
         Self { turn, asks, answers: answers.boxed() }.answered().await
     }
 
-    /// Sends one more keep-alive. Returns the stream only together with the answer.
+    /// Sends one more keep-alive. Returns the stream only together with the response.
     pub(super) async fn ask(self, lease: i64) -> Result<(Self, LeaseKeepAliveResponse), Status> {
         send(&self.asks, lease)?;
         self.answered().await
@@ -131,7 +132,7 @@ mod tests {
     }
 
     impl Member {
-        /// Sends one keep-alive and answers it.
+        /// Sends one keep-alive and its response.
         async fn answers_next(&mut self, kept: &KeepAlives, ttl: i64) {
             let mut asking = Box::pin(kept.take(3).unwrap().ask(7));
             assert!((&mut asking).now_or_never().is_none());
@@ -143,7 +144,8 @@ mod tests {
         }
     }
 
-    /// A keep-alive that was given up may be answered later. The next request must not count its deadline from that.
+    /// The response to a keep-alive that was given up may arrive later. The next request must not count its deadline
+    /// from that.
     #[tokio::test]
     async fn a_stream_with_an_abandoned_keep_alive_is_not_used_again() {
         let kept = KeepAlives::default();
@@ -165,7 +167,7 @@ mod tests {
         let (open, member) = opened(3);
         member.answers(1);
         kept.put(open);
-        assert!(kept.take(3).is_none(), "an answer without a request");
+        assert!(kept.take(3).is_none(), "a response without a request");
         let (open, member) = opened(3);
         drop(member.answers);
         kept.put(open);
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_ends_instead_of_answering_says_so() {
+    async fn a_stream_that_ends_before_the_response_is_an_error() {
         let (open, member) = opened(3);
         drop(member.answers);
         assert!(open.ask(7).await.is_err());

@@ -46,7 +46,7 @@ const DENIED: [&str; 5] = ["not denied"; 5];
 const INVALID: [&str; 5] = ["not invalid"; 5];
 
 #[test]
-fn every_answer_has_its_meaning_for_every_operation() {
+fn every_response_has_a_meaning_for_every_operation() {
     use Operation::{Create, Delete, List, Read, Replace};
     let rows: &[(u16, &str, &str, [&str; 5])] = &[
         // status, reason, message, [read, create, replace, delete, list]

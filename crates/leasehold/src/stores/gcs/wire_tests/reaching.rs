@@ -65,7 +65,7 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [tunnel] = &refusing.requests()[..] else { panic!() };
     assert_eq!(tunnel.line, "CONNECT storage.invalid:443");
 
-    // Without the option no proxy is used, whatever the environment says.
+    // Without the option no proxy is used, whatever the environment sets.
     assert!(proxy.requests().is_empty());
 }
 

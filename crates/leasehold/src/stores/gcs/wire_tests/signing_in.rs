@@ -266,7 +266,7 @@ async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
     assert_eq!(loads.load(Ordering::SeqCst), 1, "one load served both");
 
-    // A load in a runtime that ends before there is a response is started again, instead of being awaited for ever.
+    // A load in a runtime that ends before there is a response is started again, instead of being awaited forever.
     credentials.refused(1);
     let begun = credentials.clone();
     let asked = gone.clone();

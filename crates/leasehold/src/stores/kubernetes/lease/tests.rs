@@ -45,7 +45,7 @@ fn a_record_is_read_back_unchanged() {
 
 /// What kubectl and other clients read.
 #[test]
-fn the_spec_says_who_holds_the_lock() {
+fn the_spec_names_the_holder() {
     let held = golden_record("1-held.json");
     assert_eq!(
         lease_of(&held, Some((&revision(4, 0), None)))["spec"],
@@ -130,7 +130,7 @@ fn a_changed_spec_is_another_clients_lock() {
         assert_eq!((theirs.state, theirs.newborn), (RecordState::Held, true), "{field}");
         assert!(theirs.grant != ours.grant && theirs.nonce != ours.nonce, "{field}");
         assert_eq!(theirs.renewed_at_us, None, "their clock does not count");
-        // What it was before is still known.
+        // The record from before is kept.
         assert_eq!((theirs.token, theirs.served), (ours.token, ours.served));
         assert_eq!((theirs.awaited, &theirs.history), (true, &ours.history));
     }

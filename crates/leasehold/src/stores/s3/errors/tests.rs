@@ -86,7 +86,7 @@ fn means(operation: Operation, trouble: Trouble) -> Meaning {
 }
 
 #[test]
-fn every_answer_has_its_meaning_for_every_operation() {
+fn every_response_has_a_meaning_for_every_operation() {
     use Operation::{Create, Delete, List, Read, Replace};
     let rows: &[(u16, &str, [&str; 5])] = &[
         // status, code, [read, create, replace, delete, list]

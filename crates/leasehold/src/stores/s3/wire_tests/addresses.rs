@@ -92,7 +92,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
         let [read] = &seen[..] else { panic!() };
         assert!(read.has(&format!("host: {}", place.split('/').nth(2).unwrap())), "{read:?}");
         assert!(read.head.contains("authorization: aws4-hmac-sha256"), "{read:?}");
-        assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is no name");
+        assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is not a name");
     }
 }
 
@@ -159,7 +159,7 @@ async fn no_more_addresses_are_asked_than_there_are_racers() {
     assert_eq!((ends.answering.len(), ends.more, ends.silent.len()), (8, 11, 0));
 }
 
-/// The greeting of TLS says by which name a certificate is asked for.
+/// The first message of TLS has the name for which a certificate is requested.
 #[tokio::test]
 async fn tls_asks_for_the_name_even_when_connecting_by_address() {
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();

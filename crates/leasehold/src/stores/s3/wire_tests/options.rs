@@ -47,7 +47,7 @@ async fn each_operation(server: &Server, register: &S3Register) -> Vec<Seen> {
 }
 
 #[tokio::test]
-async fn owner_and_payer_go_with_every_request() {
+async fn every_request_names_owner_and_payer() {
     let server = good().await;
     let register = opened(&format!("s3://bucket/p?{OPTIONS}"), Some(&server.url), false);
     let requests = each_operation(&server, &register).await;
@@ -63,7 +63,7 @@ async fn owner_and_payer_go_with_every_request() {
 }
 
 #[tokio::test]
-async fn encryption_goes_with_writes_alone() {
+async fn only_writes_set_encryption() {
     let server = good().await;
     for (options, sse, key) in [
         ("sse=AES256", "aes256", None),
@@ -86,7 +86,7 @@ async fn encryption_goes_with_writes_alone() {
     assert_eq!(kms.version_of(b"x"), None, "the ETag of what KMS encrypts is not the MD5 of the bytes");
 }
 
-/// A bucket with Object Lock refuses a body without a checksum. Many compatible stores know none of these headers.
+/// A bucket with Object Lock refuses a body without a checksum. Many compatible stores support none of these headers.
 #[tokio::test]
 async fn a_checksum_is_sent_to_amazon_and_on_request() {
     let crc32 = "x-amz-checksum-crc32: ";
@@ -213,7 +213,7 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     };
     let said = write(trusting(&wrong, &server.url)).await;
     assert!(said.contains(&format!("{wrong:?}")) && said.contains(&server.url), "{said}");
-    // The machine knows neither.
+    // The machine has neither.
     write(opened("s3://bucket/p", Some(&server.url), false)).await;
     assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
 }

@@ -103,7 +103,7 @@ fn past(token: u64, grant: Id, end: End) -> PastGrant {
 }
 
 #[test]
-fn a_hold_of_another_boot_is_as_old_as_the_wall_clock_says() {
+fn the_age_of_a_hold_of_another_boot_is_by_the_wall_clock() {
     let record = held_since(at(100));
     // 9 seconds on the boot clock, 50 on the wall clock.
     let now = Moment::from_raw(109_000_000_000, 50_000_000_000);

@@ -58,7 +58,7 @@ async fn a_power_failure_that_takes_back_commits_gives_no_token_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_waits_for_the_disk_once_in_a_while_only() {
+async fn only_some_tokens_wait_for_the_disk() {
     let site = Site::new();
     let store = site.open().await;
     let ceiling = || -> i64 {

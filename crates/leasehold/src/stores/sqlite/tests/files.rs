@@ -93,7 +93,7 @@ async fn files_that_are_not_ours_are_refused_and_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_file_that_many_create_at_once_is_one_store() {
+async fn concurrent_creates_of_a_file_make_one_store() {
     for _ in 0..20 {
         let site = Arc::new(Site::new());
         let opening: Vec<_> = (0..8)
@@ -121,7 +121,7 @@ async fn an_empty_file_becomes_a_store() {
 }
 
 #[tokio::test]
-async fn damage_is_reported_and_a_mended_file_is_used_again() {
+async fn damage_is_reported_and_a_repaired_file_is_used_again() {
     let site = Site::new();
     let store = site.open().await;
     store.release(&mut grant(&store).await, None).await.unwrap();
@@ -145,7 +145,7 @@ async fn damage_is_reported_and_a_mended_file_is_used_again() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn without_permission_to_write_the_error_says_so() {
+async fn without_permission_to_write_the_error_names_the_cause() {
     let site = Site::new();
     let store = site.open().await;
     let refuse = |connection: &mut Connection| Ok(connection.pragma_update(None, "query_only", "ON")?);

@@ -92,7 +92,7 @@ async fn a_renewal_past_the_deadline_is_a_loss_without_a_takeover() {
 }
 
 #[tokio::test]
-async fn a_renewal_answered_past_the_deadline_prolongs_nothing() {
+async fn a_renewal_confirmed_past_the_deadline_extends_nothing() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let mut first = grant(&store).await;
@@ -173,7 +173,7 @@ async fn a_claim_that_is_tried_again_gets_its_own_grant_back() {
 }
 
 #[tokio::test]
-async fn a_release_whose_answer_was_lost_may_be_asked_for_again() {
+async fn a_release_with_a_lost_response_may_be_repeated() {
     let site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
@@ -203,7 +203,7 @@ async fn eviction_ends_the_grant_that_it_names_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_holder_whose_row_was_deleted_learns_it() {
+async fn a_holder_notices_that_its_row_was_deleted() {
     let site = Site::new();
     let store = site.open().await;
     let mut first = grant(&store).await;
@@ -213,7 +213,7 @@ async fn a_holder_whose_row_was_deleted_learns_it() {
 }
 
 #[tokio::test]
-async fn a_holder_whose_file_was_deleted_or_replaced_learns_it() {
+async fn a_holder_notices_that_its_file_was_deleted_or_replaced() {
     for files in [&["", "-wal", "-shm"][..], &[""]] {
         let site = Site::new();
         let one = site.open().await;

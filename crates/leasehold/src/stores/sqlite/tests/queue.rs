@@ -302,7 +302,7 @@ async fn a_runtime_without_a_free_thread_delays_its_own_requests_only() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_ends_takes_its_own_requests_along() {
+async fn a_runtime_that_ends_drops_only_its_own_requests() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
     let ending = narrow_runtime();
@@ -313,7 +313,7 @@ async fn a_runtime_that_ends_takes_its_own_requests_along() {
     ending.shutdown_background();
     drop(free);
     let mut ours = grant(&store).await;
-    // The answer may be either.
+    // Either result is correct.
     theirs.as_mut().await;
     assert_eq!(store.release(&mut ours, None).await.unwrap(), Released::Released);
     let ended = narrow_runtime();

@@ -169,7 +169,7 @@ async fn a_waiter_behind_another_waits_for_its_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_that_do_not_answer_cost_one_wait_together() {
+async fn several_unresponsive_waiters_delay_only_once() {
     let site = Site::new();
     let store = site.open().await;
     let mut held = grant(&store).await;
@@ -283,7 +283,7 @@ async fn a_claim_that_barges_takes_a_kept_lock_and_never_joins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_called_anew_after_another_took_the_lock() {
+async fn a_waiter_is_called_again_after_another_took_the_lock() {
     let site = Site::new();
     let store = site.open().await;
     let mut held = grant(&store).await;

@@ -1,5 +1,5 @@
-//! A running server behind a proxy that loses, repeats and refuses requests. Each request names its claim or its grant, so
-//! every outcome is found.
+//! A running server behind a proxy that loses, repeats and refuses requests. Each request names its claim or its grant,
+//! so every outcome is found.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn claim(name: &LockName) -> Claim {
 }
 
 #[tokio::test]
-async fn every_answer_that_was_lost_is_resolved() {
+async fn every_lost_response_is_resolved() {
     let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     let mut before = None;
@@ -61,7 +61,7 @@ async fn every_answer_that_was_lost_is_resolved() {
         assert!(matches!(direct.inspect(&name).await.unwrap().state, State::Held(_)), "{harm:?}");
         proxy.next("POST", harm);
         let released = behind.release(&mut grant, None).await.unwrap();
-        // Repeated by a proxy, the second answer is that of a request that found it released.
+        // Repeated by a proxy, the second response is that of a request that found it released.
         assert!(released == Released::Released || harm == Harm::TwiceSecondAnswer, "{harm:?}");
         assert_eq!(direct.inspect(&name).await.unwrap().state, State::Free, "{harm:?}");
         // The claim is spent, and is not granted again.
@@ -70,7 +70,7 @@ async fn every_answer_that_was_lost_is_resolved() {
 }
 
 #[tokio::test]
-async fn a_waiters_grant_with_a_lost_answer_is_found_or_withdrawn() {
+async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
     let Site { proxy, behind, direct, _storage } = site().await;
     let name = LockName::new("lock").unwrap();
     for is_withdrawn in [false, true] {
@@ -105,7 +105,7 @@ async fn a_waiters_grant_with_a_lost_answer_is_found_or_withdrawn() {
             let outcome = behind.try_acquire(&waiting).await.unwrap();
             let AcquireOutcome::Granted(grant) = outcome else { panic!("{outcome:?}") };
             assert_eq!(Some(grant.token), holder.token);
-            // By an operator, whose first answer is lost.
+            // By an operator, whose first response is lost.
             proxy.next("POST", Harm::AnswerLost);
             assert_eq!(behind.evict(&name, grant.token).await.unwrap(), Evicted::Evicted);
         }
