@@ -89,7 +89,7 @@ impl Keys {
     pub(super) async fn keep(&self, issuer: &str, env: &Env) {
         loop {
             let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;
-            let keys = set.unwrap_or_else(|| Err(format!("no answer within {LIMIT:?}"))).and_then(usable);
+            let keys = set.unwrap_or_else(|| Err(format!("no response within {LIMIT:?}"))).and_then(usable);
             let has_failed = keys.is_err();
             if let Err(error) = &keys {
                 tracing::warn!(issuer, error, "the keys of an issuer could not be fetched");

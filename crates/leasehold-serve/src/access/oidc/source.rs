@@ -129,7 +129,7 @@ impl Endpoint {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             if body.len() + chunk.len() > MOST_BODY {
-                return Err(format!("{url} answered with more than {MOST_BODY} bytes"));
+                return Err(format!("{url} responded with more than {MOST_BODY} bytes"));
             }
             body.extend_from_slice(&chunk);
         }

@@ -231,7 +231,7 @@ fn string<'a>(claims: &'a Value, name: &str) -> Result<&'a str, String> {
     let value = claim(claims, name).ok_or_else(|| format!("it has no claim `{name}`"))?;
     match value.as_str() {
         Some(value) if !value.is_empty() => Ok(value),
-        _ => Err(format!("its claim `{name}` is no text, or empty")),
+        _ => Err(format!("its claim `{name}` is not a string, or is empty")),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::retry::retry;
 use crate::types::LockName;
 
 /// The number of responses that are compared.
-const ANSWERS: usize = 12;
+const RESPONSES: usize = 12;
 
 /// The difference from which on people should check this machine's clock.
 const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
@@ -22,8 +22,8 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
     match readings(records, name).await {
         Err(error) => Finding::stopped(CHECK, &error),
         Ok(readings) if readings.is_empty() => {
-            Finding::warning(CHECK, "the store's answers tell no time (no Date)")
-                .with_help("only a waiting process can take over from a dead holder: `--try` never does")
+            Finding::warning(CHECK, "the store's responses contain no time (no Date header)")
+                .with_help("only a process that waits can take over from a dead holder; `--try` cannot")
         }
         Ok(readings) => {
             // Earlier responses may have contradicted each other too. This process then uses observation only.
@@ -46,7 +46,7 @@ struct ClockReading {
 async fn readings(records: &dyn Records, name: &LockName) -> Result<Vec<ClockReading>, StoreError> {
     let start = records.env().now();
     let mut readings = Vec::new();
-    for _ in 0..ANSWERS {
+    for _ in 0..RESPONSES {
         retry(records.env(), || records.read(name)).await?;
         let Some(time) = records.store_time() else { continue };
         let now = records.env().now();
@@ -68,33 +68,32 @@ fn judge(readings: &[ClockReading], earlier: Duration, rules: Rules) -> Finding 
     let apart = us(lo - hi).max(earlier);
     let off = readings.last().map_or(0, |last| (last.lo_us - last.wall_us).max(last.wall_us - last.hi_us));
     let off = us(off);
-    let answers = readings.len();
+    let responses = readings.len();
     if apart > margin && !rules.store_clock {
-        let seen =
-            format!("{answers} answers are {apart:?} apart; ?store_clock=off, so that nothing goes by them");
+        let seen = format!("{responses} responses are {apart:?} apart; unused because of ?store_clock=off");
         return Finding::warning(CHECK, seen)
-            .with_help("locks are safe as long as ?store_clock=off stands everywhere");
+            .with_help("locks are safe as long as every process uses ?store_clock=off");
     }
     if apart > margin {
-        return Finding::failed(CHECK, format!("{answers} answers are {apart:?} apart, more than the margin of {margin:?}"))
+        return Finding::failed(CHECK, format!("{responses} responses are {apart:?} apart, more than the margin of {margin:?}"))
             .with_help(format!(
-                "a dead holder's lock could be taken over too early: say ?margin={}s in the store URL, or ?store_clock=off",
+                "a dead holder's lock could be taken over too early: add ?margin={}s or ?store_clock=off to the store URL",
                 2 * apart.as_secs() + 1
             ));
     }
     if off > WALL_CLOCK_OFF {
         return Finding::warning(CHECK, format!("this machine's wall clock is {} s off", off.as_secs())).with_help(
-            "locks do not mind; the clouds refuse the signatures of machines that are 5 or 15 minutes off: set the clock",
+            "locks are not affected, but clouds refuse the signatures of machines that are 5 or 15 minutes off: set the clock",
         );
     }
     if apart > Duration::from_secs(1) {
         return Finding::warning(
             CHECK,
-            format!("{answers} answers are {apart:?} apart; the margin is {margin:?}"),
+            format!("{responses} responses are {apart:?} apart; the margin is {margin:?}"),
         )
-        .with_help("the store's machines should keep the same time: a larger ?margin= bears more");
+        .with_help("synchronize the clocks of the store's machines, or set a larger ?margin=");
     }
-    Finding::passed(CHECK, format!("{answers} answers agree; the margin for differences is {margin:?}"))
+    Finding::passed(CHECK, format!("{responses} responses agree; the margin for differences is {margin:?}"))
 }
 
 fn us(difference: i128) -> Duration {

@@ -58,7 +58,7 @@ impl File {
             Some(stale) => {
                 tracing::warn!(
                     path = %self.location.path.display(),
-                    "the file, or its -wal or -shm file, was moved, deleted or replaced: opening anew"
+                    "the file, or its -wal or -shm file, was moved, deleted or replaced: opening it again"
                 );
                 drop(stale);
                 self.open()?
