@@ -45,7 +45,11 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
                 .with_help("/openapi.json lists the routes")
         })
         .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "not-allowed", "this route has another method")
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "not-allowed",
+                "this route does not support this method",
+            )
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(app.clone(), admit))

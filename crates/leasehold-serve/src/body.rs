@@ -129,7 +129,7 @@ pub(crate) fn duration(field: &str, text: &str, most: Duration) -> Result<Durati
     if found > most {
         let most = humantime::format_duration(most);
         return Err(Problem::invalid(format!("`{field}` is longer than {most}"))
-            .with_help(format!("the longest is {most}; ask again if you want to wait for longer")));
+            .with_help(format!("the maximum is {most}; to wait longer, repeat the request")));
     }
     Ok(found)
 }

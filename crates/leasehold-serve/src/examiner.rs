@@ -67,12 +67,8 @@ impl Examiner {
             is_first
         });
         if !is_first {
-            return Err(Problem::new(
-                StatusCode::CONFLICT,
-                "busy",
-                "an examination of the store already runs",
-            )
-            .with_help("its result appears on the page Store"));
+            return Err(Problem::new(StatusCode::CONFLICT, "busy", "the store is already being examined")
+                .with_help("the page Store will show its result"));
         }
         let (locker, examinations) = (locker.clone(), self.0.clone());
         // In a separate task: an examination that is dropped leaves behind what it has written.
@@ -90,7 +86,11 @@ impl Examiner {
             });
         });
         examined.await.map_err(|_| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the examination could not end")
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "failed",
+                "the examination ended without a result",
+            )
         })
     }
 }

@@ -55,10 +55,10 @@ impl Limits {
         let mut waiting = self.waiting();
         let (all, here) = (waiting.values().sum::<usize>(), waiting.get(name).copied().unwrap_or(0));
         if all >= MOST_WAITERS || here >= MOST_WAITERS_A_LOCK {
-            let detail = format!("too many requests wait already: {here} for this lock, {all} in all");
+            let detail = format!("too many requests are waiting: {here} for this lock, {all} in total");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-waiters", detail)
                 .with_help(format!(
-                    "at most {MOST_WAITERS_A_LOCK} may wait for one lock, and {MOST_WAITERS} in all"
+                    "at most {MOST_WAITERS_A_LOCK} may wait for one lock, and {MOST_WAITERS} in total"
                 ))
                 .retry_after(Duration::from_secs(5)));
         }
@@ -75,9 +75,11 @@ impl Limits {
         let bucket = rates.entry(principal.to_owned()).or_insert(Bucket { left: RATE, at: now });
         *bucket = bucket.at(now);
         if bucket.left < 1.0 {
-            let detail = format!("more than {RATE} new requests in a second");
+            let detail = format!("more than {RATE} new requests per second");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail)
-                .with_help("renewals and releases have no limit; let one request wait instead of asking again and again")
+                .with_help(
+                    "renewals and releases are not limited; send one request that waits instead of polling",
+                )
                 .retry_after(Duration::from_secs(1)));
         }
         bucket.left -= 1.0;

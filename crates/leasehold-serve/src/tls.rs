@@ -97,7 +97,9 @@ impl Tls {
                     current.config = config;
                 }
                 Err(error) => {
-                    tracing::warn!("the new TLS files cannot be used, the ones before stay in use: {error}");
+                    tracing::warn!(
+                        "the new TLS files cannot be used; the previous ones stay in use: {error}"
+                    );
                 }
             }
         }
@@ -118,7 +120,7 @@ impl Files {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let unusable = |error: &dyn fmt::Display| {
             InvalidTls(format!(
-                "{} and {} make no TLS server: {error}",
+                "{} and {} cannot be used for TLS: {error}",
                 self.certificate.display(),
                 self.key.display()
             ))

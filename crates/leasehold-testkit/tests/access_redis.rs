@@ -203,7 +203,7 @@ async fn sentinels_name_the_primary() {
     let two = sentinel.url("", "master=main").replace("redis://", "redis://127.0.0.1:1,");
     locks(&two).await;
     let unknown = refused(&sentinel.url("", "master=other")).await;
-    assert!(unknown.to_string().contains("does not know a primary"), "{unknown}");
+    assert!(unknown.to_string().contains("has no primary named"), "{unknown}");
 }
 
 #[tokio::test]

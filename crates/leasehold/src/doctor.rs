@@ -133,18 +133,17 @@ fn order(capabilities: &Capabilities) -> Finding {
     match capabilities.line {
         Some(line) => {
             let seen =
-                format!("processes that wait get a lock in the order of their arrival: {line} lists them");
+                format!("waiting processes get a lock in the order of their arrival, recorded in {line}");
             Finding::passed(CHECK, seen)
         }
-        None => Finding::not_applicable(CHECK, "processes that wait get a lock in no order"),
+        None => Finding::not_applicable(CHECK, "waiting processes get a lock in no particular order"),
     }
 }
 
 fn left_behind(left: &[String], versioned: bool) -> Finding {
     const CHECK: &str = "clean-up";
     if left.is_empty() && versioned {
-        let seen = "everything that this examination wrote was deleted; the bucket keeps the old \
-             versions, as it keeps all old versions";
+        let seen = "everything that this examination wrote was deleted; old versions remain, because the bucket keeps versions";
         return Finding::passed(CHECK, seen);
     }
     if left.is_empty() {

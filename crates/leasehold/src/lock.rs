@@ -364,8 +364,7 @@ impl Lock {
         }
         let characters = self.holder.value.as_ref().map_or(0, |value| value.chars().count());
         if characters > MAX_VALUE {
-            let message =
-                format!("the value to advertise has {characters} characters, and at most {MAX_VALUE} fit");
+            let message = format!("the value to advertise has {characters} characters (maximum {MAX_VALUE})");
             return Err(
                 Error::invalid(message).with_help("advertise an address and serve larger data from there")
             );

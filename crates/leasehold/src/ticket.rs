@@ -171,7 +171,7 @@ impl FromStr for Ticket {
             ))
         };
         let text = text.trim();
-        let encoded = text.strip_prefix(PREFIX).ok_or_else(|| flaw("it does not start as one"))?;
+        let encoded = text.strip_prefix(PREFIX).ok_or_else(|| flaw("it has the wrong prefix"))?;
         if encoded.len() > MAX_BYTES {
             return Err(flaw("it is too long"));
         }

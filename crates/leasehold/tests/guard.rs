@@ -136,7 +136,7 @@ async fn a_cooldown_is_retried_for_the_lease_and_then_fails() {
     client.network.every(Kind::Write, Outcome::Dropped);
     let error = guard.release_with_cooldown(SECOND * 600).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.help().iter().any(|help| help.contains("before its time")), "{error:?}");
+    assert!(error.help().iter().any(|help| help.contains("before its cooldown ends")), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -94,7 +94,7 @@ class Agent:
                 raise Garbage
             clocks = Moment(integer(hello, "boot_us"), integer(hello, "wall_us"))
         except (ValueError, KeyError, TypeError, RecursionError, Garbage):
-            raise AgentError(f"{command} is not leasehold's command, or one of another version", [FIND]) from None
+            raise AgentError(f"{command} is not the leasehold command, or has another version", [FIND]) from None
         if not all(
             early - TOLERANCE_US <= between <= late + TOLERANCE_US
             for early, between, late in zip(before, clocks, after, strict=True)
@@ -117,10 +117,10 @@ class Agent:
                 chunk = os.read(self._from, 1 << 16)
                 if not chunk:
                     code = self._process.wait()
-                    raise AgentError(f"{command} ended with exit code {code} instead of serving", [FIND])
+                    raise AgentError(f"{command} exited with {code} instead of starting an agent", [FIND])
                 self._unread += chunk
                 if len(self._unread) > _MAX_LINE:
-                    raise AgentError(f"{command} is not leasehold's command", [FIND])
+                    raise AgentError(f"{command} is not the leasehold command", [FIND])
         line, _, rest = bytes(self._unread).partition(b"\n")
         self._unread = bytearray(rest)
         return line
@@ -273,7 +273,7 @@ class Agent:
             if len(rest) > _MAX_LINE:
                 raise Garbage
         except (ValueError, KeyError, TypeError, RecursionError, Garbage):
-            self._die("the agent sent a message that is not of its protocol")
+            self._die("the agent sent a message that violates the protocol")
 
     def _take(self, message: Any) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("ev"), str):
@@ -292,7 +292,7 @@ class Agent:
 
     def _take_answer(self, message: Message) -> None:
         if message["id"] is None:
-            return self._die(f"the agent does not understand this client: {message.get('message')}")
+            return self._die(f"the agent rejected a message of this client: {message.get('message')}")
         event = message["ev"]
         pending = self._pending.get(integer(message, "id"))
         if pending is None:

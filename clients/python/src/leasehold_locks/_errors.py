@@ -86,7 +86,7 @@ class LockLeftOpen(LeaseholdError):
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(
-            f"the handler has returned while it held {', '.join(f'`{name}`' for name in names)}",
+            f"the handler returned while it held {', '.join(f'`{name}`' for name in names)}",
             ["hold a lock in a `with` block, which ends before the handler returns"],
         )
         self.names = names

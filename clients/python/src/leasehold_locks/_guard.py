@@ -30,7 +30,7 @@ class BaseGuard:
         """The fencing token: greater than the token of every earlier grant of this lock. Send it with every write, and
         let the resource refuse lower ones."""
         if self._hold.token is None:
-            raise StoreError("locks in this store carry no fencing tokens", "unsupported")
+            raise StoreError("locks in this store have no fencing tokens", "unsupported")
         return self._hold.token
 
     def check(self) -> None:

@@ -51,7 +51,7 @@ pub(super) fn read(
         let (request, content) = (fields.number("request")?, fields.bytes("content")?);
         fields.finish(operation)?;
         let waits = session.answer_update(request, content);
-        let none = || Refusal::invalid(format!("request {request} does not wait for an answer"));
+        let none = || Refusal::invalid(format!("request {request} is not waiting for an answer"));
         return waits.then(|| async { Ok(Reply::Answer(Answer::done())) }.boxed()).ok_or_else(none);
     }
     let mut target = Target::read(&mut fields)?;

@@ -42,7 +42,7 @@ fn read(session: &Arc<Session>, id: u64, operation: &str, mut fields: Fields) ->
             session.cancel(request);
             Ok(ready(Ok(Reply::Answer(Answer::done()))).boxed())
         }
-        "hello" => Err(Refusal::invalid("`hello` is the first request and no other")),
+        "hello" => Err(Refusal::invalid("`hello` is allowed only as the first request")),
         _ => inspect::read(session, id, operation, fields)?.ok_or_else(|| {
             let shown: String = operation.chars().take(40).collect();
             Refusal::invalid(format!("there is no operation `{shown}`"))
@@ -64,6 +64,6 @@ async fn renew(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
         Some(until) => {
             Ok(Reply::Answer(Answer::new("renewed", with_deadline(json!({ "hold": hold }), until))))
         }
-        None => Err(Refusal::new("lost", format!("hold {hold} is over"))),
+        None => Err(Refusal::new("lost", format!("hold {hold} has ended"))),
     }
 }

@@ -179,7 +179,7 @@ impl Session {
 
     /// Reports a line that belongs to no request. The agent then ends: host and agent may not agree on what was asked.
     pub(super) async fn refuse_line(&self, what: &str) -> Next {
-        let refusal = Refusal::invalid(format!("the agent ends: it has read {what}"));
+        let refusal = Refusal::invalid(format!("the agent stops, because it read {what}"));
         self.outbox.send(Answer::error(&refusal).unassigned()).await;
         Next::End(USAGE)
     }

@@ -34,7 +34,7 @@ pub(super) fn read(session: Arc<Session>, operation: &str, mut fields: Fields) -
 
 async fn ticket(session: Arc<Session>, hold: u64) -> Result<Reply, Refusal> {
     let guard = session.take_guard(hold).await?;
-    let guard = guard.ok_or_else(|| Refusal::new("lost", format!("hold {hold} is over")))?;
+    let guard = guard.ok_or_else(|| Refusal::new("lost", format!("hold {hold} has ended")))?;
     let ticket = guard.into_ticket().await?;
     let fields = json!({ "ticket": ticket.to_string(), "token": digits(Some(ticket.token())) });
     Ok(Reply::Answer(Answer::new("ticket", fields)))

@@ -132,7 +132,7 @@ fn a_lock_is_held_renewed_and_released() {
     assert!(confirmed["boot_us"].as_u64() > renewed["boot_us"].as_u64(), "{confirmed}");
     assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], true);
     assert_eq!(agent.ask(json!({ "op": "release", "hold": 1 }))["was_held"], false);
-    assert_error(&agent.ask(json!({ "op": "renew", "hold": 1 })), "lost", "over");
+    assert_error(&agent.ask(json!({ "op": "renew", "hold": 1 })), "lost", "has ended");
     assert_error(&agent.ask(json!({ "op": "release", "hold": 2 })), "invalid", "no hold 2");
     assert_eq!(agent.end(), 0);
 }
@@ -206,7 +206,7 @@ fn an_invalid_line_ends_the_agent_and_its_holds() {
         agent.write(line.as_bytes());
         let refused = agent.read();
         assert!(refused["id"].is_null() && !refused.to_string().contains("hunter2"), "{refused}");
-        assert_error(&refused, "invalid", "the agent ends");
+        assert_error(&refused, "invalid", "the agent stops");
         assert_eq!(agent.read(), Value::Null);
         assert_eq!(agent.process.wait().unwrap().code(), Some(2));
         sandbox.run("run -n x -- true").expect(0);
@@ -253,7 +253,7 @@ fn bad_requests_are_refused_without_their_values() {
             json!({ "op": "put", "object": "s3://b/k", "fence": "7", "content": "!" }),
             "`content` is not base64",
         ),
-        (json!({ "op": "answer", "request": 3, "content": null }), "does not wait"),
+        (json!({ "op": "answer", "request": 3, "content": null }), "is not waiting"),
         (json!({ "op": "hello", "protocol": 1, "pid": 1 }), "first request"),
     ] {
         let answer = agent.ask(request.clone());

@@ -105,7 +105,7 @@ impl Issuers {
         rights: Vec<Right>,
     ) -> Result<(), String> {
         let Some(of) = self.0.iter_mut().find(|of| of.name == issuer) else {
-            return Err(format!("a rule names the issuer `{issuer}`, which the file does not have"));
+            return Err(format!("a rule names the issuer `{issuer}`, which is not in the file"));
         };
         // Anyone can get a token of some issuers, such as GitHub's.
         let claims = claims.ok_or_else(|| {
@@ -160,9 +160,8 @@ impl Issuers {
             .map_err(|_| refused("has claims that cannot be read"))?;
         let url = claims.get("iss").and_then(Value::as_str);
         let issuer = self.0.iter().find(|issuer| Some(&*issuer.url) == url);
-        let issuer =
-            issuer.ok_or_else(|| refused("is by an issuer (`iss`) that the access file does not name"))?;
-        let id = header.kid.ok_or_else(|| refused("does not name its key (`kid`)"))?;
+        let issuer = issuer.ok_or_else(|| refused("has an issuer (`iss`) that is not in the access file"))?;
+        let id = header.kid.ok_or_else(|| refused("has no key id (`kid`)"))?;
         let key = issuer.keys.find(&id, env).await.map_err(|missing| issuer.without_key(&missing))?;
         let (claims, valid_until_us) = issuer.verified(token, &key, now)?;
         issuer.caller(&claims, valid_until_us)
@@ -219,7 +218,7 @@ impl Issuer {
         let principal = self
             .principal
             .principal_of(claims)
-            .map_err(|flaw| refused(&format!("makes no principal: {flaw}")))?;
+            .map_err(|flaw| refused(&format!("cannot be mapped to a principal: {flaw}")))?;
         let mut rights = Vec::new();
         for rule in &self.rules {
             if rule.conditions.iter().all(|condition| condition.holds(claims))
@@ -231,7 +230,7 @@ impl Issuer {
         let principal = format!("{}:{principal}", self.name);
         if rights.is_empty() {
             // Some issuers have many users who have no rights here.
-            let detail = format!("no rule of the access file fits the token of `{principal}`");
+            let detail = format!("no rule of the access file matches the token of `{principal}`");
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
                 .with_help("ask the operator of the server for a rule"));
         }
@@ -249,7 +248,7 @@ impl Issuer {
             NoKey::Unavailable => {
                 let detail = format!("the keys of the issuer `{}` could not be fetched", self.name);
                 Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
-                    .with_help("the log of the server says why")
+                    .with_help("see the log of the server")
                     .retry_after(keys::PAUSE)
             }
         }

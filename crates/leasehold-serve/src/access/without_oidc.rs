@@ -32,7 +32,7 @@ impl Issuers {
         _: &str,
         _: Vec<Right>,
     ) -> Result<(), String> {
-        Err(format!("a rule names the issuer `{issuer}`, which the file does not have"))
+        Err(format!("a rule names the issuer `{issuer}`, which is not in the file"))
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -62,7 +62,7 @@ pub(crate) async fn evict(
         Outcome::Changed(now) => {
             let current = now.lock.held.and_then(|held| held.token);
             Err(Problem::changed(format!("lock `{name}` is not held with token {token}"), current)
-                .with_help("look at the lock again: another holder may have it by now"))
+                .with_help("read the lock again: another holder may have it now"))
         }
     }
 }

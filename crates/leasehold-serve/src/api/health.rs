@@ -24,7 +24,7 @@ pub(crate) async fn healthz() -> StatusCode {
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);
     if app.stopping.is_cancelled() {
-        return Err(unready("this server stops".to_owned()));
+        return Err(unready("this server is shutting down".to_owned()));
     }
     let name = LockName::new("leasehold-ready").map_err(leasehold::Error::from)?;
     match timeout(&*app.locker.store().env().clock, LIMIT, app.locker.inspect(&name)).await {

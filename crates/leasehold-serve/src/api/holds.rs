@@ -53,7 +53,7 @@ const KEY: std::ops::RangeInclusive<usize> = 16..=128;
     params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
     responses(
         (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The key is spent", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The hold of this key has ended", body = Problem, content_type = "application/problem+json"),
         (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
         (status = 423, description = "The lock is held", body = Problem, content_type = "application/problem+json"),
         (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -97,7 +97,7 @@ async fn granted(
     let is_plain = request.permits.is_none() && !request.shared;
     let id = match (claim, key) {
         (Some(_), _) if !is_plain => {
-            return Err(Problem::invalid("`claim` excludes `permits` and `shared`"));
+            return Err(Problem::invalid("`claim` cannot be combined with `permits` or `shared`"));
         }
         (Some(claim), _) => Some(claim),
         (None, None) => {
@@ -183,7 +183,7 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
         Some(permits) if !(1..=most).contains(&permits) => {
             Err(Problem::invalid(format!("`permits` is not between 1 and {most}")))
         }
-        Some(_) if request.shared => Err(Problem::invalid("`permits` and `shared` exclude each other")),
+        Some(_) if request.shared => Err(Problem::invalid("`permits` and `shared` cannot be combined")),
         _ => Ok(lock),
     }
 }
@@ -462,10 +462,8 @@ fn token(app: &App, ticket: &Ticket) -> Option<u64> {
 }
 
 fn stopping() -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "this server stops")
-        .with_help(
-            "repeat the request with the same Idempotency-Key; another server on the same store will do",
-        )
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "this server is shutting down")
+        .with_help("repeat the request with the same Idempotency-Key, to any server on the same store")
         .retry_after(Duration::from_secs(1))
 }
 

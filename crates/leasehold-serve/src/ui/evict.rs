@@ -108,7 +108,7 @@ fn form_page(head: Head, detail: &LockDetail, form: &Evict, flaw: Option<&str>) 
                     label for="confirm" { "Type the lock's name " code { (name) } }
                     input type="text" id="confirm" name="confirm" required value=(form.confirm) maxlength="256" autocapitalize="off" spellcheck="false"
                         aria-describedby=[flaw.is_some().then_some("flaw")];
-                    label for="reason" { "Reason, for the others" }
+                    label for="reason" { "Reason (shown to others)" }
                     input type="text" id="reason" name="reason" required value=(form.reason) maxlength="200";
                     div class="buttons" {
                         button type="submit" class="danger" { "Evict token " (held.token.unwrap_or_default()) }
@@ -126,7 +126,7 @@ fn consequence(detail: &LockDetail) -> Markup {
     let waiters = &detail.lock.waiters;
     html! {
         div class="notice warn" {
-            p { b { "The holder is not stopped." } " It learns of the eviction at its next renewal. Until then it may go on working, at the same time as the next holder. Make sure first that it has stopped." }
+            p { b { "The holder is not stopped." } " It detects the eviction only at its next renewal. Until then, it may still be working, at the same time as the next holder. Make sure first that it has stopped." }
             p {
                 @match waiters.first() {
                     Some(first) => {
@@ -149,7 +149,7 @@ fn changed_page(head: Head, now: &LockDetail, token: u64) -> Page {
         div class="notice warn" role="alert" {
             p {
                 "The lock " a class="name" href=(link("lock", &lock.lock)) { (lock.lock) }
-                " is not held with token " b class="num" { (token) } " any more. It changed while you looked:"
+                " is not held with token " b class="num" { (token) } " any more. It has changed in the meantime:"
             }
         }
         table role="table" class="plain changes" {
@@ -165,7 +165,7 @@ fn changed_page(head: Head, now: &LockDetail, token: u64) -> Page {
                 tr role="row" { th scope="row" role="rowheader" { "State" } td role="cell" { "Held" } td role="cell" { (super::icons::badge(lock.state)) } }
             }
         }
-        p { a class="button" href=(link("lock", &lock.lock)) { "Look at the lock" } }
+        p { a class="button" href=(link("lock", &lock.lock)) { "Show the lock" } }
     };
     head.page("Nothing was evicted", "/ui/", content).with_status(StatusCode::PRECONDITION_FAILED)
 }

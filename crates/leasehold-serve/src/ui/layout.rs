@@ -163,5 +163,5 @@ pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
 
 /// The age of what a page shows, if it is worth showing.
 pub(super) fn age(age_ms: u64) -> Markup {
-    html! { @if age_ms > 15_000 { " Some of it was seen " (span(age_ms)) " ago." } }
+    html! { @if age_ms > 15_000 { " Some of it was read " (span(age_ms)) " ago." } }
 }

@@ -105,7 +105,7 @@ fn content(
             p { (meaning(lock)) }
             (facts(lock))
         }
-        label class="tell" hidden { input type="checkbox" id="tell"; " Tell me when the lock is free" }
+        label class="tell" hidden { input type="checkbox" id="tell"; " Notify me when the lock is free" }
         div class="columns" {
             section data-key="line" data-version=(lock.version()) {
                 h2 { "Waiting in line" }

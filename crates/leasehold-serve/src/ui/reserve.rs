@@ -153,7 +153,7 @@ pub(super) async fn perform(
             release_one(app, arrival, &ticket, None).await?;
             Ok(None)
         }
-        _ => Err(Problem::invalid("the form says neither `reserve` nor `renew` nor `release`")),
+        _ => Err(Problem::invalid("`action` is none of `reserve`, `renew` and `release`")),
     }
 }
 
@@ -223,7 +223,7 @@ fn form(app: &App, page: &str, flawed: Option<&Form>) -> Markup {
     let key = key.unwrap_or_else(|| Id::random(&app.locker.store().env().random).to_string());
     let chosen = if TIMES.iter().any(|(value, _)| *value == sent.ttl) { &sent.ttl } else { "1h" };
     html! {
-        p { "Reserve the lock for work by hand. It is not renewed for you: when the time is over, others get it." }
+        p { "Reserve the lock for manual work. It is not renewed automatically: when the time is over, others can acquire it." }
         form method="post" action=(page) class="stack" autocomplete="off" {
             input type="hidden" name="action" value="reserve";
             input type="hidden" name="key" value=(key);
@@ -231,7 +231,7 @@ fn form(app: &App, page: &str, flawed: Option<&Form>) -> Markup {
             select id="ttl" name="ttl" data-focus="ttl" {
                 @for (value, name) in TIMES { option value=(value) selected[value == chosen] { (name) } }
             }
-            label for="note" { "Note, for the others (optional)" }
+            label for="note" { "Note (optional, shown to others)" }
             input type="text" id="note" name="note" value=(sent.note) maxlength="200" data-focus="note";
             div class="buttons" { button type="submit" data-focus="reserve" { "Reserve" } }
         }
@@ -243,7 +243,7 @@ fn reserved(app: &App, lock: &LockView, own: &Reservation) -> Markup {
     let is_certain = own.until_us > app.now().wall_us();
     html! {
         p class=(if is_certain { "notice" } else { "notice warn" }) {
-            @if is_certain { b { "Reserved by you" } " until " } @else { b { "Your reservation" } " has ended: it was until " }
+            @if is_certain { b { "Reserved by you" } " until " } @else { b { "Your reservation" } " ended at " }
             time datetime=(stamp(own.until_us)) { (time(own.until_us)) " UTC" } "."
             @if !is_certain { " Another process may take the lock over, unless you renew it first." }
         }

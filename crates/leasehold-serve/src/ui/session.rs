@@ -60,7 +60,7 @@ pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
-    Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin", "the form does not say which page sent it")
+    Err(Problem::new(StatusCode::FORBIDDEN, "cross-origin", "the form was sent without the header `Origin`")
         .with_help("programs use the API: see /openapi.json"))
 }
 

@@ -77,7 +77,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
         section {
             h2 { "Is the store safe?" }
             p {
-                "The doctor tests the store's preconditions, clock and permissions. It sends some hundred requests, and writes records whose names begin with "
+                "The doctor tests the store's preconditions, clock and permissions. It sends a few hundred requests, and writes records whose names begin with "
                 code { (RESERVED) } "."
             }
             (doctor(app, arrival))
@@ -97,7 +97,7 @@ fn doctor(app: &App, arrival: &Arrival) -> Markup {
             p class="notice" role="status" { "An examination is running: " (asked(running)) ". Load this page again to see its result." }
         } @else if may_examine(arrival) {
             form method="post" action="/ui/store" class="buttons" { button type="submit" { "Examine the store" } }
-            p class="muted" { "It takes some seconds, at most " (LIMIT.as_secs() / 60) " minutes." }
+            p class="muted" { "It takes a few seconds, at most " (LIMIT.as_secs() / 60) " minutes." }
         } @else if arrival.caller.principal.is_none() {
             p { a class="button" href="/ui/sign-in?to=/ui/store" { "Examine the store…" } }
             p class="muted" { "You will be asked to sign in first." }
@@ -182,7 +182,7 @@ fn abilities(app: &App) -> Markup {
         ("Cooldowns", can.cooldowns, "a release can delay the next grant"),
         ("Notifies waiters", can.watches, "waiters do not poll"),
         (
-            "Sees dead processes",
+            "Detects dead processes",
             can.sees_dead_processes,
             "on the same machine, without waiting for the lease's end",
         ),
@@ -215,7 +215,7 @@ fn cost(app: &App) -> Markup {
             div { dt { "Since the start" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
         }
         p class="muted" {
-            "While pages are open and visible, the server looks at their locks with at most 5 requests in a second, shared by all viewers. "
+            "While pages are open and visible, the server reads their locks with at most 5 requests per second, shared by all viewers. "
             "Otherwise it sends none. Opening a page reads its locks once."
         }
         (latency(&app.feed.meter().latest()))

@@ -211,7 +211,7 @@ def test_a_hidden_tab_tells_when_the_lock_is_free(site, open_page):
     server = site.serve()
     page = open_page(server.address + "/ui/lock/deploy")
     page.wait_for_selector(LIVE)
-    page.check("text=Tell me when the lock is free")
+    page.check("text=Notify me when the lock is free")
     page.evaluate(HIDE, True)
     site.release(ticket)
     page.wait_for_function("() => document.title.startsWith('Free: deploy')")

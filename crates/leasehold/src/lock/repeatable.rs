@@ -55,8 +55,10 @@ impl Lock {
         let claim = Claim { id, repeatable: true, ..lock.claim()? };
         let capabilities = lock.locker.store().capabilities();
         if !capabilities.history {
-            let message =
-                format!("{} cannot tell whether the id of an acquisition is spent", capabilities.store);
+            let message = format!(
+                "{} cannot determine whether the id of an acquisition was used before",
+                capabilities.store
+            );
             return Err(Error::unsupported(message).with_help("acquire the lock without an id"));
         }
         let (name, queue) = (claim.name.clone(), lock.queue(&claim.name));
@@ -142,6 +144,6 @@ impl Lock {
             format!("lock `{name}` is being acquired by another task of this process"),
             HolderInfo::default(),
         )
-        .with_help("who has it is not known: the store has not answered that task yet")
+        .with_help("its holder is unknown: the store has not responded to that task yet")
     }
 }

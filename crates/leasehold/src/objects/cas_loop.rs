@@ -318,7 +318,7 @@ impl Driver<'_> {
     fn check_version(&self, base: &Sight, version: &crate::register::Version) -> Result<(), Error> {
         if !self.capabilities.generations && base.lets_through(self.change.token, version) {
             let error = repeats(&self.capabilities, self.change.key);
-            return Err(error.with_help("it was written all the same").after_maybe_applied());
+            return Err(error.with_help("the object was written anyway").after_maybe_applied());
         }
         Ok(())
     }

@@ -290,7 +290,7 @@ impl Attempt {
         let first = lock.acquire().await;
         let now = store.env().now();
         if let Err(error) = &first {
-            tracing::warn!(lock = %queue.name, %error, "waits for permits in no order");
+            tracing::warn!(lock = %queue.name, %error, "waits for permits in no particular order");
         }
         // Permits may have been released in the meantime.
         self.tried = now.longest_since(asked) < store.capabilities().poll_interval.min;

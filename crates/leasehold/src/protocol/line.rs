@@ -52,14 +52,14 @@ impl Line {
             |why: &str| Fault::new(ErrorKind::Corrupt, format!("the line of waiters is damaged: {why}"));
         let mut line: Self = serde_json::from_slice(bytes).map_err(|error| corrupt(&error.to_string()))?;
         if line.leasehold != FORMAT {
-            return Err(corrupt("its format is not known"));
+            return Err(corrupt("its format is unknown"));
         }
         if line.last >= Token::LIMIT {
-            return Err(corrupt("no line was that long")); // And counting on would overflow.
+            return Err(corrupt("its last number is out of range")); // And counting on would overflow.
         }
         // A grant writes the number of its waiter into the lock's record.
         if line.waiters.iter().any(|waiter| waiter.number > line.last) {
-            return Err(corrupt("a waiter has a number that was not given out"));
+            return Err(corrupt("a waiter has a number above the last one"));
         }
         line.waiters.truncate(MOST_WAITERS);
         Ok(line)

@@ -129,7 +129,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
         // The message may repeat bytes of the record.
         let why = printable(&why, 200);
         Fault::new(ErrorKind::Corrupt, format!("the lock record is damaged: {why}")).with_help(
-            "look at it with the store's own tools; delete it by hand when no process holds the lock",
+            "inspect it with the store's own tools; delete it by hand when no process holds the lock",
         )
     };
     if format == 0 {
@@ -137,14 +137,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     }
     let record = record.map_err(|error| corrupt(error.to_string()))?;
     if record.state == RecordState::Cooldown && record.rest_ms.is_none() {
-        return Err(corrupt("it is in a cooldown and does not say for how long".to_owned()));
+        return Err(corrupt("it is in a cooldown without a duration".to_owned()));
     }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
     if record.heartbeat >= Token::LIMIT {
-        return Err(corrupt("no lease has been renewed so often".to_owned())); // And counting on would overflow.
+        return Err(corrupt("its heartbeat is out of range".to_owned())); // And counting on would overflow.
     }
     if record.served >= Token::LIMIT {
-        return Err(corrupt("no line of waiters was that long".to_owned())); // Likewise.
+        return Err(corrupt("its number of served waiters is out of range".to_owned())); // Likewise.
     }
     Ok(Content::Record(Box::new(record)))
 }

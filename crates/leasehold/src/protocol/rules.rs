@@ -300,7 +300,7 @@ pub(super) fn grant(
             ErrorKind::Corrupt,
             "the fencing tokens of this lock are used up, or the store's clock is far off",
         )
-        .with_help("look at the record's token and the store's clock; tokens stay below 2^53")
+        .with_help("inspect the record's token and the store's clock; tokens must be below 2^53")
     })?;
     let mut record = blank(claim, token, nonce);
     if let Some(previous) = previous {

@@ -100,7 +100,7 @@ impl<'a> Patient<'a> {
         if !self.found.is_sound() {
             return Err(Finding::not_applicable(
                 "preconditions",
-                "not examined: nothing is written to such a bucket",
+                "not examined, because a check above failed",
             ));
         }
         let first = self.permissions().await?;

@@ -149,7 +149,7 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
     if !silent.is_empty() {
         let seen = format!("not examined, because no connection was made: {}", silent.join(", "));
         unexamined.push(Finding::warning(CHECK, seen).with_help(
-            "the verdict says nothing about these addresses: run `leasehold doctor` again when they are up, on a machine \
+            "the result does not cover these addresses: run `leasehold doctor` again when they are up, on a machine \
              that reaches them",
         ));
     }
@@ -159,7 +159,7 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
             asked.len()
         );
         unexamined.push(Finding::warning(CHECK, seen).with_help(
-            "the verdict says nothing about the others: examine them with --endpoint, some at a time, if the certificate \
+            "the result does not cover the others: examine them with --endpoint, some at a time, if the certificate \
              allows it",
         ));
     }

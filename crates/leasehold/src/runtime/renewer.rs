@@ -412,7 +412,7 @@ impl Renewer {
             match self.try_release(cooldown).await {
                 Ok(released) => break Ok(released),
                 Err(error) if !self.pause_release(&mut pause).await => {
-                    break Err(error.with_help("the lock may be granted again before its time"));
+                    break Err(error.with_help("the lock may be granted again before its cooldown ends"));
                 }
                 Err(_) => {}
             }

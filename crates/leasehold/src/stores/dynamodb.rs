@@ -463,9 +463,12 @@ enum Next {
 }
 
 fn endless_listing() -> StoreError {
-    Fault::new(ErrorKind::Corrupt, "the table's listing has more pages, but does not say where they begin")
-        .with_help("check that the endpoint is a DynamoDB endpoint")
-        .not_applied()
+    Fault::new(
+        ErrorKind::Corrupt,
+        "the table's listing has more pages, but the position of the next one is missing",
+    )
+    .with_help("check that the endpoint is a DynamoDB endpoint")
+    .not_applied()
 }
 
 fn unreadable(key: &str) -> Fault {

@@ -453,7 +453,7 @@ fn lock_of(lease: &Lease) -> Option<LockName> {
 }
 
 fn endless_listing() -> StoreError {
-    Fault::new(ErrorKind::Corrupt, "the listing has more pages, but does not say where they begin")
+    Fault::new(ErrorKind::Corrupt, "the listing has more pages, but the position of the next one is missing")
         .with_help("check that the endpoint is a Kubernetes API server")
         .not_applied()
 }

@@ -330,7 +330,10 @@ impl S3Register {
 }
 
 fn unfinished() -> StoreError {
-    Fault::new(ErrorKind::Corrupt, "the store's listing has more pages, but does not say where they begin")
-        .with_help("check that the endpoint is an S3 endpoint")
-        .not_applied()
+    Fault::new(
+        ErrorKind::Corrupt,
+        "the store's listing has more pages, but the position of the next one is missing",
+    )
+    .with_help("check that the endpoint is an S3 endpoint")
+    .not_applied()
 }

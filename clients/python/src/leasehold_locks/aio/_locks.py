@@ -110,7 +110,7 @@ class Guard(BaseGuard):
         except StoreError as failed:
             if completed and cooldown is not None:
                 raise
-            log.warning("lock %r was not released, and ends with its lease: %s", self.name, failed)
+            log.warning("lock %r was not released and stays held until its lease ends: %s", self.name, failed)
         else:
             if completed and not released:
                 raise LockLost(f"lock `{self.name}` was lost before it was released", "ended")

@@ -34,7 +34,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     let server = Server::start(&sandbox, "--ui rw");
     let session = sign_in(&server);
     let free = page(&server, "deploy", &session);
-    assert!(free.contains("Reserve the lock for work by hand") && !free.contains("Reserved by you"));
+    assert!(free.contains("Reserve the lock for manual work") && !free.contains("Reserved by you"));
 
     let reserved = send(&server, "deploy", &session, &form("1h", "fix+the+disk")).expect(303);
     assert_eq!(reserved.header("location"), Some("/ui/lock/deploy"));

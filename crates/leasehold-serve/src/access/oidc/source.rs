@@ -124,7 +124,7 @@ impl Endpoint {
         let failed = |error: reqwest::Error| format!("{url}: {}", chain(&error.without_url()));
         let mut response = self.client.get(url.clone()).send().await.map_err(failed)?;
         if response.status() != reqwest::StatusCode::OK {
-            return Err(format!("{url} answered {}", response.status().as_u16()));
+            return Err(format!("{url} responded with {}", response.status().as_u16()));
         }
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
@@ -176,7 +176,7 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
             _ => return Err(flaw("has no certificate that can be read".to_owned())),
         }
     }
-    builder.build().map_err(|error| format!("no HTTPS client could be made: {}", chain(&error)))
+    builder.build().map_err(|error| format!("no HTTPS client could be created: {}", chain(&error)))
 }
 
 /// Reads a file of at most 1 MiB.

@@ -119,7 +119,7 @@ impl Template {
             };
             let value = string(claims, name)?;
             if segments.is_some_and(|segments| segments != count(value)) {
-                return Err(format!("its claim `{name}` has another number of segments"));
+                return Err(format!("its claim `{name}` has the wrong number of segments"));
             }
             // Otherwise `a/b`, `c` and `a`, `b/c` would make the same principal of `{x}/{y}`.
             if let [Part::Text(text), Part::Claim(_), ..] = &self.0[at + 1..]
@@ -136,7 +136,7 @@ impl Template {
         let is_plain = printable(&principal, MOST_TEXT) == principal && principal.trim() == principal;
         if principal.is_empty() || !is_plain {
             return Err(format!(
-                "its claims do not make a printable text of at most {MOST_TEXT} characters without blanks at its ends"
+                "its claims must result in 1 to {MOST_TEXT} printable characters, without spaces at the ends"
             ));
         }
         Ok(principal)
@@ -194,7 +194,7 @@ impl Condition {
             None if !pattern.is_empty() && !pattern.contains('*') => Pattern::Is(pattern),
             _ => {
                 return Err(format!(
-                    "the claim `{claim}` = `{pattern}` is not a whole value, nor one that ends with `/*` or `:*`"
+                    "the claim `{claim}` = `{pattern}` must be a whole value, or end with `/*` or `:*`"
                 ));
             }
         };

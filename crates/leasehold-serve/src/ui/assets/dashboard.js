@@ -211,7 +211,7 @@ function lost(why) {
   LIVE.dataset.live = "off";
   setText(LIVE, "Not live");
   const asOf = document.getElementById("asof").textContent.trim().replace("As of", "as of");
-  setText(BANNER, `${why ?? "The connection to the server is lost."} What you see is ${asOf}, and may be wrong by now.`);
+  setText(BANNER, `${why ?? "The connection to the server is lost."} This page shows the state ${asOf}, which may be outdated.`);
   BANNER.hidden = false;
 }
 

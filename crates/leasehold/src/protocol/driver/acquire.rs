@@ -184,7 +184,7 @@ impl RegisterLeases {
         }
         let stamp = self.records.stamp(name, &observation.version, store.hi_us);
         if let Err(error) = budget.request(stamp).await {
-            tracing::debug!(lock = %name, %error, "when the lock was seen could not be noted");
+            tracing::debug!(lock = %name, %error, "the time when the lock was seen could not be recorded");
         }
     }
 
@@ -303,7 +303,7 @@ impl RegisterLeases {
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;
         }
-        Err(Fault::unavailable("the store's time cannot be told: a clock is being set").not_applied())
+        Err(Fault::unavailable("the store's time is unknown, because a clock is being set").not_applied())
     }
 
     /// Lets `wait` pass on both clocks. The time does not count against the limit of `budget`.

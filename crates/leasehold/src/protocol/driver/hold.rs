@@ -175,7 +175,7 @@ impl RegisterLeases {
     pub(super) fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
         let early = rules::written_early(record, attempt.sent, self.store_time(), self.now());
         if !early.is_zero() {
-            tracing::debug!(?early, "this machine stood still with its clocks");
+            tracing::debug!(?early, "this machine was paused, and its clocks too");
         }
         early
     }

@@ -63,10 +63,10 @@ async fn look(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) 
         records.env().sleep(pause).await;
         pause *= 2;
         match delete(&*records, &name, &late_creates).await {
-            Ok(true) => tracing::debug!(lock = %name, "deleted what a late request left"),
+            Ok(true) => tracing::debug!(lock = %name, "deleted the record that a late request left"),
             Ok(false) => {}
             Err(error) => {
-                tracing::debug!(lock = %name, %error, "what a late request may have left was not found out")
+                tracing::debug!(lock = %name, %error, "cannot check whether a late request left a record")
             }
         }
     }

@@ -166,7 +166,7 @@ impl RegisterLeases {
                 // GCS refuses more than about one write a second: the next ones are tried less often too.
                 claim.place.conflicted(claim.id);
             }
-            tracing::debug!(lock = %claim.name, %error, "no place in the line of waiters");
+            tracing::debug!(lock = %claim.name, %error, "the line of waiters was not updated");
         }
         is_new && claim.place.is_taken(claim.id, record.served)
     }

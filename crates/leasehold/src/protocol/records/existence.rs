@@ -178,8 +178,7 @@ impl Records for ExistenceRecords {
         record: &Record,
     ) -> Result<Written, StoreError> {
         if name.as_str().starts_with(NO_LOCKS) {
-            let message =
-                format!("lock name \"{name}\" is that of an object leasehold examines the store with");
+            let message = format!("lock name \"{name}\" is reserved for examinations of the store");
             return Err(Fault::new(ErrorKind::Invalid, message).with_help("use another name").not_applied());
         }
         let known = match expect {
@@ -311,7 +310,7 @@ fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
 
 fn used_up() -> Fault {
     Fault::new(ErrorKind::Corrupt, "the fencing tokens of this lock are used up")
-        .with_help("look at the object's token; tokens stay below 2^53")
+        .with_help("inspect the object's token; tokens must be below 2^53")
 }
 
 #[cfg(test)]

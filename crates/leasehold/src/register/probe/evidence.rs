@@ -51,7 +51,7 @@ pub(crate) fn passes(races: usize, doubles: f64) -> f64 {
 pub(crate) fn excluded(races: usize) -> String {
     let once_in = 1.0 / passes(races, 0.1);
     if once_in < 2.0 {
-        return "too few races to tell".to_owned();
+        return "too few races for a conclusion".to_owned();
     }
     format!("a store that lets two win in 1 race of 10 passes once in {}", rounded_down(once_in))
 }

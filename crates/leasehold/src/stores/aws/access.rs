@@ -81,7 +81,7 @@ impl Access {
     pub(in crate::stores) fn set_region_of_arn(&mut self, arn: &str, region: &str) -> Result<(), Error> {
         match &self.region {
             Some(other) if other != region => {
-                Err(Error::invalid(format!("{arn:?} is in {region}, but the option `region` says {other:?}"))
+                Err(Error::invalid(format!("{arn:?} is in {region}, but the option `region` is {other:?}"))
                     .with_help("leave out `region`: the ARN names it"))
             }
             _ => {

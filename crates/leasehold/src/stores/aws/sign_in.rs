@@ -19,7 +19,7 @@ pub(in crate::stores) fn credentials_help(answer: &Answer) -> Option<&'static st
         | "InvalidClientTokenId"
         | "UnrecognizedClientException"
         | "MissingAuthenticationTokenException" => {
-            "the store does not know these credentials: check AWS_PROFILE, AWS_ACCESS_KEY_ID and \
+            "these credentials are unknown to the store: check AWS_PROFILE, AWS_ACCESS_KEY_ID and \
              AWS_SESSION_TOKEN, and that they belong to this endpoint"
         }
         "SignatureDoesNotMatch" | "InvalidSignatureException" | "IncompleteSignatureException" => {

@@ -221,7 +221,7 @@ impl Case<'_> {
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "if the response does not say what is wrong: check that {} is an endpoint of Azure Blob Storage",
+            "if the response gives no reason: check that {} is an endpoint of Azure Blob Storage",
             self.place.base
         ))
     }
@@ -230,7 +230,7 @@ impl Case<'_> {
 const SIGN_IN: SignIn = SignIn {
     missing: "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or name a file in the store URL (?key_file=/path or \
               ?sas_file=/path), or give this machine a managed identity, or run `az login` and write ?credentials=cli",
-    refresh: "if this goes on: check the identity (managed identity, workload identity, client secret or `az login`)",
+    refresh: "if this continues: check the identity (managed identity, workload identity, client secret or `az login`)",
 };
 
 #[cfg(test)]

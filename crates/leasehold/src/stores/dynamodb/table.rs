@@ -158,7 +158,7 @@ impl DynamoDb {
         };
         if let Some(given) = self.given_key.as_deref().filter(|given| *given != key) {
             let message = format!("the partition key of the table {name:?} is `{key}`, not `{given}`");
-            let help = "leave out the option `partition_key`: the table says what its key is";
+            let help = "leave out the option `partition_key`: leasehold reads the key from the table";
             return Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied());
         }
         let strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);

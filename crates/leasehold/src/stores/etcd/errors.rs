@@ -152,7 +152,7 @@ fn by_text(text: &str) -> Option<Verdict> {
             Verdict::Not(Denied, Some("check the user and the (percent-encoded) password in the store URL"))
         }
         "corrupt cluster" | "corrupt alarm" => {
-            Verdict::Maybe(Corrupt, Some("etcd has found that the data of its members differs: restore it"))
+            Verdict::Maybe(Corrupt, Some("the data of etcd's members differs: restore it"))
         }
         // A proposal that timed out may still be executed.
         "request timed out"

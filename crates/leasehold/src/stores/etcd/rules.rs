@@ -101,11 +101,12 @@ pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreE
 pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> {
     match value::read(own) {
         Who::Ours(value) if value.claim == claim => Ok(*value),
-        Who::Ours(_) | Who::Foreign(_) => {
-            Err(Fault::new(ErrorKind::Corrupt, "another client has overwritten our key in etcd")
-                .with_help("nothing but leasehold and other lock clients may write below a lock's name")
-                .not_applied())
-        }
+        Who::Ours(_) | Who::Foreign(_) => Err(Fault::new(
+            ErrorKind::Corrupt,
+            "another client has overwritten the key of this process in etcd",
+        )
+        .with_help("nothing but leasehold and other lock clients may write below a lock's name")
+        .not_applied()),
     }
 }
 

@@ -218,7 +218,7 @@ impl Case<'_> {
 
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
-            "if the response does not say what is wrong: check that {} is an endpoint of Google Cloud Storage",
+            "if the response gives no reason: check that {} is an endpoint of Google Cloud Storage",
             self.place.endpoint
         ))
     }
@@ -227,7 +227,7 @@ impl Case<'_> {
 const SIGN_IN: SignIn = SignIn {
     missing: "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run `gcloud auth application-default login`, or give this \
               machine a service account, or name a key file in the store URL (?credentials=/path/to/key.json)",
-    refresh: "if this goes on: run `gcloud auth application-default login`, or check the key file or the service account",
+    refresh: "if this continues: run `gcloud auth application-default login`, or check the key file or the service account",
 };
 
 #[cfg(test)]

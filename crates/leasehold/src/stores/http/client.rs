@@ -226,7 +226,7 @@ impl Client {
         };
         match (status.as_u16(), problem.word()) {
             (401, _) => Fault::new(ErrorKind::Denied, &message)
-                .with_help("set LEASEHOLD_HTTP_TOKEN to a token that the server knows, or name its file with ?token_file=/path; a token that expires belongs in a file, which is read for each request")
+                .with_help("set LEASEHOLD_HTTP_TOKEN to a token that the server accepts, or name its file with ?token_file=/path; a token that expires belongs in a file, which is read for each request")
                 .not_applied(),
             (403, _) => fault(ErrorKind::Denied).not_applied(),
             (_, "store-denied") => request.unknown(fault(ErrorKind::Denied)),

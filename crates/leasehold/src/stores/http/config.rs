@@ -67,8 +67,7 @@ impl Config {
         let insecure = url.take_switch("insecure")?.unwrap_or(false);
         if !insecure && !transport.keeps_secrets(&base) {
             return Err(Error::invalid(format!(
-                "{base} is not on this machine, or behind a proxy, and others could read the token and the tickets \
-                 in transit"
+                "{base} is on another machine or behind a proxy, so others could read the token and the tickets in transit"
             ))
             .with_help("write https://; or, if the network is trusted, add the option insecure=on"));
         }
@@ -127,8 +126,7 @@ fn read(path: &str) -> io::Result<String> {
 fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
     let header = header(token).ok_or_else(|| {
         Error::invalid(format!("{source} contains no token: a token is one word of visible ASCII characters")).with_help(
-            "it is the token whose SHA-256 is in the server's access file, one of an issuer there, or what `leasehold \
-             serve` printed",
+            "use a token whose SHA-256 is in the server's access file, a token of an issuer in that file, or the token that `leasehold serve` printed",
         )
     })?;
     Ok(BearerToken { file: None, reading: Arc::default(), latest: Mutex::new(header) })

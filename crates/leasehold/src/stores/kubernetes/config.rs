@@ -61,7 +61,7 @@ fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Res
         return at(&endpoint, transport, token_file);
     }
     if token_file.is_some() {
-        return Err(Error::invalid("the store URL names a token, and no server to send it to")
+        return Err(Error::invalid("the store URL names a token, but no server to send it to")
             .with_help("add ?endpoint=https://host:6443, or name a kubeconfig instead"));
     }
     let listed = variable("KUBECONFIG").map(|list| std::env::split_paths(&list).collect::<Vec<_>>());

@@ -84,7 +84,7 @@ impl Case<'_> {
             )),
             (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: start it again"),
             _ => fault(ErrorKind::Invalid).with_help(format!(
-                "if the response does not say what is wrong: check that {} is a Kubernetes API server of version \
+                "if the response gives no reason: check that {} is a Kubernetes API server of version \
                  1.14 or newer",
                 self.place.server
             )),
@@ -95,7 +95,7 @@ impl Case<'_> {
 
 const SIGN_IN: SignIn = SignIn {
     missing: "check the user of the kubeconfig with `kubectl auth whoami`; in a pod, that its service account exists",
-    refresh: "if this goes on: check the token's file or the plugin with `kubectl auth whoami`",
+    refresh: "if this continues: check the token's file or the plugin with `kubectl auth whoami`",
 };
 
 #[cfg(test)]

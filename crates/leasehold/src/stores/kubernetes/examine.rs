@@ -44,11 +44,11 @@ impl Kubernetes {
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => missing.push(verb),
                 Ok(None) => {
-                    let answer = "not checked: the server's response to a SelfSubjectAccessReview is not one";
+                    let answer = "not checked: the server's response is not a SelfSubjectAccessReview";
                     return (Finding::not_applicable(CHECK, answer), false);
                 }
                 Err(error) if error.fault().kind == ErrorKind::Denied => {
-                    let seen = "not checked: this user may not ask what it may do";
+                    let seen = "not checked: this user may not create a SelfSubjectAccessReview";
                     return (Finding::not_applicable(CHECK, seen), false);
                 }
                 Err(error) => return (Finding::stopped(CHECK, &error), false),

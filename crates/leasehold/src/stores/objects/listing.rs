@@ -80,10 +80,7 @@ where
 }
 
 fn endless() -> StoreError {
-    Fault::new(
-        ErrorKind::Corrupt,
-        "the store's listing does not end: a page says that it is its own successor",
-    )
-    .with_help("check that the endpoint is one of the store's")
-    .not_applied()
+    Fault::new(ErrorKind::Corrupt, "the store's listing does not end: a page names itself as the next one")
+        .with_help("check that the endpoint is one of the store's")
+        .not_applied()
 }

@@ -91,7 +91,7 @@ fn was_granted(claim: &Claim, record: &Record) -> bool {
 
 /// Usually another client has just created the row. If it stays hidden, this is the error to report.
 fn hidden() -> StoreError {
-    Fault::contended("PostgreSQL neither granted the lock nor showed its row")
+    Fault::contended("PostgreSQL neither granted the lock nor returned its row")
         .with_help(
             "row security may hide the rows of other users from this one: `leasehold doctor` checks for it",
         )

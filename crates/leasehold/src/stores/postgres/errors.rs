@@ -137,7 +137,7 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
         "22001" => (
             ErrorKind::Invalid,
             format!(
-                "a column of the table {name:?} is too short for it: ALTER TABLE ... ALTER COLUMN name TYPE text"
+                "a column of the table {name:?} is too short for the value: ALTER TABLE ... ALTER COLUMN name TYPE text"
             ),
         ),
         "08P01" if said.contains("startup parameter") => {
@@ -162,10 +162,10 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
                 ),
             ),
             // Conflicts of transactions, timeouts, resources, restarts.
-            _ => return Fault::unavailable(format!("PostgreSQL says: {said} ({})", code.code())),
+            _ => return Fault::unavailable(format!("PostgreSQL reports: {said} ({})", code.code())),
         },
     };
-    Fault::new(kind, format!("PostgreSQL says: {said} ({})", code.code())).with_help(help)
+    Fault::new(kind, format!("PostgreSQL reports: {said} ({})", code.code())).with_help(help)
 }
 
 /// Transient, since it is also what clients see while a failover is under way.

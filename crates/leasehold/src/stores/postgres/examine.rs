@@ -176,7 +176,7 @@ fn failover(synchronous: &str, standbys: i64, grace: Duration) -> Finding {
     Finding::warning(CHECK, format!("{standbys} asynchronous standbys: a promotion can lose the latest grants, and then two processes hold one lock"))
         .with_help("set synchronous_standby_names, and promote only synchronous standbys")
         .with_help("or add failover_grace=60s to the store URL of every process, and stop the old primary before another one is promoted")
-        .with_help("or write what the lock protects with its fencing token, into a store that survives the promotion")
+        .with_help("or protect the resource with fencing tokens, in a store that survives the promotion")
 }
 
 fn permissions(row: &Row) -> Result<Finding, StoreError> {

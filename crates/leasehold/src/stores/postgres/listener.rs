@@ -104,8 +104,9 @@ impl Listener {
                 "a pooler is in front of the server: waiters poll, at least every 0.5 s",
             ),
             Some(Err(error)) if error.fault().kind == ErrorKind::Denied => {
-                Finding::of_error(CHECK, CheckStatus::Failed, &error)
-                    .with_help("or add notify=off to the store URL: a release that may not notify fails")
+                Finding::of_error(CHECK, CheckStatus::Failed, &error).with_help(
+                    "or add notify=off to the store URL: without the permission to notify, releases fail",
+                )
             }
             Some(Err(error)) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
             None => {

@@ -116,7 +116,7 @@ impl Way {
             Some(Ok(Some((name, port)))) => self.connect_to(&Host { name, port }, env, calls).await,
             Some(Ok(None)) => Err(Fault::new(
                 ErrorKind::Invalid,
-                format!("the Sentinel {sentinel} does not know a primary {master:?}"),
+                format!("the Sentinel {sentinel} has no primary named {master:?}"),
             )
             .with_help(
                 "the option `master` is the name in the Sentinels' configuration: sentinel monitor NAME ...",

@@ -69,7 +69,7 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
 
 /// The error that reports an error of the server.
 fn of_answer(code: &str, detail: &str) -> Fault {
-    let message = format!("Redis says: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
+    let message = format!("Redis reports: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
     let says = |words: &str| detail.contains(words);
     let (kind, help) = match code {
         "READONLY" => return not_primary(&message),

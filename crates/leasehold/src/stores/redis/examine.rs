@@ -145,8 +145,7 @@ fn eviction(facts: &Facts) -> Finding {
 
 fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) -> Finding {
     const CHECK: &str = "failover";
-    let by_token =
-        "or write what the lock protects with its fencing token, into a store that survives the failover";
+    let by_token = "or protect the resource with fencing tokens, in a store that survives the failover";
     if grace.is_zero() {
         return Finding::warning(CHECK, "failover_grace is 0: a restart or a promotion can lose the latest grants, and then two processes hold one lock")
             .with_help("leave out failover_grace=0s, or set it above the longest lease")
@@ -163,7 +162,7 @@ fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) 
     match least_replicas {
         Some((0, _) | (_, 0)) => Finding::warning(
             CHECK,
-            format!("{replicas} replicas, and min-replicas-to-write or min-replicas-max-lag is 0: a primary that is cut off goes on renewing leases, while another one is promoted"),
+            format!("{replicas} replicas, and min-replicas-to-write or min-replicas-max-lag is 0: a primary that is cut off continues to renew leases, while another one is promoted"),
         )
         .with_help("set min-replicas-to-write to 1 and min-replicas-max-lag to 10, and failover_grace above the longest lease and this lag")
         .with_help(by_token),
@@ -181,7 +180,7 @@ fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) 
         ),
         None => Finding::warning(
             CHECK,
-            format!("{replicas} replicas, and the user may not read min-replicas-to-write: if it is 0, a primary that is cut off goes on renewing leases"),
+            format!("{replicas} replicas, and the user may not read min-replicas-to-write: if it is 0, a primary that is cut off continues to renew leases"),
         )
         .with_help("set min-replicas-to-write to 1, or allow the user +config|get"),
     }

@@ -107,11 +107,9 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
             (ErrorKind::Denied, "may not be used", Some(WRITABLE))
         }
         Some(ErrorCode::CannotOpen) => (ErrorKind::Denied, "cannot be opened or created", Some(WRITABLE)),
-        Some(ErrorCode::DiskFull) => (
-            ErrorKind::Unavailable,
-            "cannot grow",
-            Some("the disk is full: free some space; nothing else is wrong"),
-        ),
+        Some(ErrorCode::DiskFull) => {
+            (ErrorKind::Unavailable, "cannot grow", Some("the disk is full: free some space"))
+        }
         Some(ErrorCode::SystemIoFailure) => (
             ErrorKind::Unavailable,
             "cannot be read or written",
@@ -124,9 +122,9 @@ fn meaning(error: &rusqlite::Error) -> Meaning {
             Some("nothing was overwritten; name another file for the locks"),
         ),
         Some(ErrorCode::Unknown | ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => {
-            (ErrorKind::Corrupt, "does not have the tables that it should have", Some(RESTORE))
+            (ErrorKind::Corrupt, "does not have the tables of leasehold", Some(RESTORE))
         }
-        _ => (ErrorKind::Unavailable, "does not respond as it should", None),
+        _ => (ErrorKind::Unavailable, "cannot be used", None),
     }
 }
 

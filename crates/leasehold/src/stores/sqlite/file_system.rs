@@ -17,8 +17,8 @@ use crate::error::{ErrorKind, Fault};
 pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
     let shown = folder.display();
     let status = statfs(folder).map_err(|error| {
-        Fault::unavailable(format!("cannot tell which file system {shown} is on: {error}"))
-            .with_help("if only this machine opens the file: ?allow_network=on")
+        Fault::unavailable(format!("cannot determine the file system of {shown}: {error}"))
+            .with_help("if only this machine opens the file, add ?allow_network=on to the store URL")
     })?;
     kind(&status).map_err(|kind| {
         Fault::new(
@@ -27,7 +27,7 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
         )
         .with_help(
             "SQLite locks are for one machine: use a local disk, or a store for many machines; \
-             if only this machine opens the file: ?allow_network=on",
+             if only this machine opens the file, add ?allow_network=on to the store URL",
         )
     })
 }

@@ -136,11 +136,8 @@ fn boot_id() -> Result<String, Fault> {
         return Ok(format!("{MASKED}{id}"));
     }
     if id.is_empty() {
-        return Err(Fault::new(
-            ErrorKind::Unsupported,
-            "this system does not distinguish one boot from another",
-        )
-        .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
+        return Err(Fault::new(ErrorKind::Unsupported, "the id of this boot cannot be read")
+            .with_help("on Linux, /proc must be mounted: /proc/sys/kernel/random/boot_id is read"));
     }
     Ok(id.to_owned())
 }

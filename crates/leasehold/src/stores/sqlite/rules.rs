@@ -196,11 +196,13 @@ pub(super) fn next_token(
     let lowest = least.max(highest.saturating_add(1));
     let number = lowest.saturating_add(room - 1).max(now.wall_us());
     let token = Token::new(number).ok_or_else(|| {
-        Fault::new(ErrorKind::Corrupt, format!("the next token would be {number}, and tokens are below 2^53"))
-            .with_help(
-                "is the wall clock right? if the number comes from the file: release all locks and name a \
-                new file",
-            )
+        Fault::new(
+            ErrorKind::Corrupt,
+            format!("the next token would be {number}, but tokens must be below 2^53"),
+        )
+        .with_help(
+            "check the wall clock; if the number comes from the file, release all locks and use a new file",
+        )
     })?;
     let beyond = !same_boot || number > counter.ceiling;
     counter.token = number;
