@@ -124,7 +124,7 @@ impl Metrics {
         );
         let help = "The time of requests to the store";
         registry.register("store_request_duration_seconds", help, store_seconds.clone());
-        let help = "For how long a renewed hold was valid when its renewal was answered, divided by its ttl";
+        let help = "Remaining validity of a renewed hold at the response to its renewal, divided by its ttl";
         registry.register("renewal_slack_ratio", help, slack.clone());
         let build =
             Info::new(vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("store", store.to_owned())]);

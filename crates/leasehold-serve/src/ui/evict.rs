@@ -133,7 +133,7 @@ fn consequence(detail: &LockDetail) -> Markup {
                         "Then " b { (text(&first.holder.name)) } @if !first.holder.host.is_empty() { "@" (text(&first.holder.host)) }
                         " gets the lock: it is first of " (count(waiters.len(), "process that waits", "processes that wait")) "."
                     }
-                    None => "No process waits. The lock is free then.",
+                    None => "No process waits, so the lock will be free.",
                 }
             }
         }

@@ -57,9 +57,9 @@ impl Head {
         let title = match status {
             StatusCode::SERVICE_UNAVAILABLE => "The store does not respond",
             StatusCode::FORBIDDEN => "Not allowed",
-            StatusCode::BAD_REQUEST => "This address is wrong",
+            StatusCode::BAD_REQUEST => "Invalid request",
             StatusCode::TOO_MANY_REQUESTS => "Too many requests",
-            _ => "This did not work",
+            _ => "The request failed",
         };
         let content = html! {
             h1 { (title) }

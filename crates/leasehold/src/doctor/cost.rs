@@ -117,7 +117,7 @@ pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examinatio
         return Finding::passed(CHECK, seen);
     }
     let elsewhere = format!("${:.2} at list prices of {}", cost.usd_per_month, cost.prices);
-    Finding::not_applicable(CHECK, format!("{what}; this endpoint's prices are not known ({elsewhere})"))
+    Finding::not_applicable(CHECK, format!("{what}; the prices of this endpoint are unknown ({elsewhere})"))
 }
 
 #[cfg(test)]

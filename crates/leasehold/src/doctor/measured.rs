@@ -120,7 +120,7 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
     let because = found.why.map_or_else(
         || {
             format!(
-                "one renewal may be lost and the next take {WORSE_DAY} times the p99 of {}",
+                "one renewal can be lost, and the next can take {WORSE_DAY} times the p99 of {}",
                 shown(found.p99)
             )
         },

@@ -49,14 +49,14 @@ impl Fronts {
             let message =
                 format!("{} endpoints are too many: at most {racers} take part in a race", named.len());
             return Err(Error::invalid(message).with_help(format!(
-                "examine at most {racers} at once, and each pair of endpoints in one of the examinations"
+                "examine at most {racers} at a time, such that each pair of endpoints is examined together once"
             )));
         }
         let Choice { asked, unexamined } = choose(&names(&named), racers).await?;
         let mut findings = Vec::new();
         if asked.len() > 1 {
             let shown: Vec<_> = asked.iter().map(|front| front.shown.as_str()).collect();
-            let seen = format!("asked in turn, and raced together: {}", shown.join(", "));
+            let seen = format!("tested one by one, and in races: {}", shown.join(", "));
             findings.push(Finding::passed(CHECK, seen));
         }
         findings.extend(unexamined);

@@ -366,7 +366,7 @@ impl Contender {
                 if self.wait == Wait::No && !too_late {
                     return Next::Over(Error::lost(loss));
                 }
-                tracing::warn!(%loss, "lost before it was known to be acquired");
+                tracing::warn!(%loss, "lost before it was reported as acquired");
                 // The next grant belongs to a new claim.
                 self.claim.id = Id::random(&self.store.env().random);
                 Next::Again

@@ -135,10 +135,14 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
              authority with ?ca=/path/to/ca.pem"
                 .to_owned()
         }
-        Some(_) => "check the endpoint and that it speaks TLS, the proxy if there is one, the name resolution and the \
+        Some(_) => {
+            "check the endpoint and that it uses TLS, the proxy if there is one, the name resolution and the \
                     network"
-            .to_owned(),
-        None => "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned(),
+                .to_owned()
+        }
+        None => {
+            "check the endpoint, the proxy if there is one, the name resolution and the network".to_owned()
+        }
     }
 }
 
@@ -204,7 +208,7 @@ pub(super) mod tests {
                 not_connected("invalid peer certificate: BadSignature"),
                 "?ca=/path/to/ca.pem",
             ),
-            ("https://h:1", not_connected("refused"), "speaks TLS"),
+            ("https://h:1", not_connected("refused"), "uses TLS"),
             ("http://h:1", not_connected("refused"), "the name resolution and the network"),
             ("http://h:1", no_answer("invalid HTTP version parsed"), "write endpoint=https://h:1"),
             ("http://h:1", Trouble::Credentials { detail: String::new(), before: false }, "found: log in"),

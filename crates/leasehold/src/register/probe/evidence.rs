@@ -53,7 +53,7 @@ pub(crate) fn excluded(races: usize) -> String {
     if once_in < 2.0 {
         return "too few races for a conclusion".to_owned();
     }
-    format!("a store that lets two win in 1 race of 10 passes once in {}", rounded_down(once_in))
+    format!("a store that lets two win in 1 race of 10 would pass once in {}", rounded_down(once_in))
 }
 
 /// Rounds down to one digit, with commas: `1,000` for 1,047.

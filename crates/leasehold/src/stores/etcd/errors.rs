@@ -220,11 +220,11 @@ fn tls_help(why: &str, link: Link) -> Option<&'static str> {
              server_name=NAME"
         }
         _ if says(&["CertificateRequired", "HandshakeFailure"]) => {
-            "the members ask clients for a certificate: name it with cert=FILE&key=FILE"
+            "the members require a client certificate: name it with cert=FILE&key=FILE"
         }
         // The TLS alert may be lost with the connection.
         Link::Tls if says(&["connection closed", "roken pipe"]) => {
-            "the member closed the connection: if the members ask clients for a certificate, name it with cert=FILE&key=FILE"
+            "the member closed the connection: if the members require a client certificate, name it with cert=FILE&key=FILE"
         }
         Link::Plain if !says(&["refused", "lookup", "unreachable", "timed out"]) => {
             "if the cluster uses TLS, add tls=on to the store URL (and ca=FILE, for a private authority)"

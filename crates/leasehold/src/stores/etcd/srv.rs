@@ -45,7 +45,7 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
     let question = question(id, &name).ok_or_else(|| {
         Error::invalid(format!("{domain:?} is not a domain whose SRV records could be queried"))
     })?;
-    let mut trouble = String::from("no name server is known");
+    let mut trouble = String::from("no name server is configured");
     for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
         match ask(server, &question, id) {
             Ok(mut records) => {

@@ -112,7 +112,7 @@ fn in_cluster(host: &str, port: &str, transport: Transport, account: &Path) -> R
 fn kubeconfig_of_user(home: Option<String>) -> Result<PathBuf, Error> {
     let file = home.map(|home| Path::new(&home).join(".kube/config"));
     file.filter(|file| file.exists()).ok_or_else(|| {
-        Error::invalid("no Kubernetes server is known: this is not a pod, and there is no ~/.kube/config").with_help(
+        Error::invalid("no Kubernetes server is configured: this is not a pod, and there is no ~/.kube/config").with_help(
             "set KUBECONFIG, or name a file or a server in the store URL: ?kubeconfig=/path or ?endpoint=https://host:6443",
         )
     })

@@ -69,7 +69,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
     Some(match is_tls {
         _ if says(&["password missing"]) => (
             ErrorKind::Denied,
-            "the server asks for a password: password_file=/PATH or password_env=NAME in the store URL, or PGPASSWORD",
+            "the server requires a password: add password_file=/PATH or password_env=NAME to the store URL, or set PGPASSWORD",
         ),
         true if says(&["server does not support TLS"]) => (
             ErrorKind::Invalid,

@@ -74,8 +74,7 @@ impl PostgresLeases {
                 examined.push(
                     Finding::warning("triggers", format!("the table {:?} has triggers", table.name))
                         .with_help(
-                            "they run in the transaction of each grant; leasehold does not know what they do \
-                            to the rows or how long they take",
+                            "they run in the transaction of each grant; leasehold cannot check what they do to the rows or how long they take",
                         ),
                 );
             }

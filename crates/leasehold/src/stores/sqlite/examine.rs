@@ -58,7 +58,7 @@ fn file_system(location: &Location) -> Finding {
     const CHECK: &str = "file-system";
     if location.allow_network {
         return Finding::warning(CHECK, "not checked: ?allow_network=on")
-            .with_help("a file that two machines open grants its locks twice: only one may open it");
+            .with_help("two machines that open the file can hold the same lock: only one may open it");
     }
     match location.file_system() {
         Ok(name) => Finding::passed(CHECK, format!("a local one: {name}")),
