@@ -28,6 +28,8 @@ mod dynamodb;
 mod etcd;
 #[cfg(feature = "servers")]
 mod gcs;
+#[cfg(any(feature = "etcd", feature = "serve"))]
+mod http;
 mod ours;
 #[cfg(feature = "servers")]
 mod s3;

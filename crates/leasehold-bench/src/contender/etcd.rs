@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::Options;
+use super::http::{client, read, send};
 
 /// `/v3/lock/lock` and `/v3/lock/unlock` for each acquisition, in a lease that is granted once and kept alive.
 ///
@@ -52,10 +53,8 @@ struct Locked {
 
 impl Gateway {
     pub(super) fn open(options: &Options) -> Result<Self, String> {
-        // Like leasehold's own client of `leasehold serve`.
-        let client = Client::builder().no_proxy().http1_only().tcp_nodelay(true).build();
         Ok(Self {
-            client: client.map_err(|error| error.to_string())?,
+            client: client()?,
             endpoint: format!("http://{}/v3", options.text("endpoint")?),
             ttl: options.ttl()?,
             free: Mutex::default(),
@@ -75,7 +74,7 @@ impl Gateway {
         let kept = tokio::spawn(async move {
             loop {
                 SystemClock.sleep(pause).await;
-                if let Err(error) = post(&client, &url, &body).await {
+                if let Err(error) = send(client.post(&url), &body).await {
                     eprintln!("contender: {error}");
                 }
             }
@@ -84,7 +83,7 @@ impl Gateway {
     }
 
     async fn post(&self, method: &str, body: &Value) -> Result<Vec<u8>, String> {
-        post(&self.client, &format!("{}/{method}", self.endpoint), body).await
+        send(self.client.post(format!("{}/{method}", self.endpoint)), body).await
     }
 }
 
@@ -108,21 +107,4 @@ impl super::Client for Gateway {
     fn still(&self, _: &Self::Held) -> Option<bool> {
         None
     }
-}
-
-/// The body of a successful answer. It is read in full: only then can the connection be used again.
-async fn post(client: &Client, url: &str, body: &Value) -> Result<Vec<u8>, String> {
-    let request = client.post(url).header("content-type", "application/json").body(body.to_string());
-    let answer = request.send().await.map_err(|error| format!("{error:?}"))?;
-    let status = answer.status();
-    let bytes = answer.bytes().await.map_err(|error| format!("{error:?}"))?;
-    if status.is_success() {
-        Ok(bytes.into())
-    } else {
-        Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&bytes)))
-    }
-}
-
-fn read<'a, T: Deserialize<'a>>(answer: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(answer).map_err(|error| error.to_string())
 }

@@ -14,11 +14,7 @@ pub(super) struct Ours {
 impl Ours {
     pub(super) async fn open(options: &Options) -> Result<Self, String> {
         let locker = Locker::open(options.text("store")?).await.map_err(|error| format!("{error:?}"))?;
-        Ok(Self::new(locker, options.ttl()?))
-    }
-
-    pub(super) fn new(locker: Locker, ttl: Duration) -> Self {
-        Self { locker, ttl }
+        Ok(Self { locker, ttl: options.ttl()? })
     }
 }
 

@@ -1,28 +1,31 @@
-//! leasehold through `leasehold serve`, which this contender starts on the store.
+//! leasehold through the HTTP API of `leasehold serve`, which this contender starts on the store.
 
 use std::fmt::Write as _;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use leasehold::{Guard, Locker};
 use leasehold_testkit::launch;
+use reqwest::Client;
 use serde::Deserialize;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::ours::Ours;
-use super::{Client, Options};
+use super::Options;
+use super::http::{client, read, send};
 
 /// How many principals take turns: the server admits 50 acquisitions per second of each.
 const PRINCIPALS: usize = 64;
 
 pub(super) struct Served {
-    /// One for each principal.
-    clients: Vec<Ours>,
-    next: AtomicUsize,
+    client: Client,
+    /// Of its API.
+    url: String,
+    ttl: String,
+    /// The number of acquisitions.
+    asked: AtomicUsize,
     /// Killed when this is dropped.
     _server: Child,
     _folder: TempDir,
@@ -34,20 +37,30 @@ struct Serving {
     address: String,
 }
 
+/// A principal's token, and the ticket of its hold.
+pub(super) struct Held {
+    token: String,
+    ticket: String,
+}
+
+/// An answer to `/v1/holds`.
+#[derive(Deserialize)]
+struct Granted {
+    ticket: String,
+}
+
 impl Served {
     pub(super) async fn open(options: &Options) -> Result<Self, String> {
-        Self::start(options.text("store")?, options.ttl()?).await.map_err(|error| error.to_string())
+        Self::start(options).await.map_err(|error| error.to_string())
     }
 
-    async fn start(store: &str, ttl: Duration) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+    async fn start(options: &Options) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let folder = tempfile::Builder::new().prefix("leasehold-bench.").tempdir()?;
         let access = folder.path().join("access.toml");
         let mut rules = String::new();
         for n in 0..PRINCIPALS {
-            let token = format!("token-{n}");
-            std::fs::write(folder.path().join(&token), &token)?;
             let mut digest = String::new();
-            for byte in Sha256::digest(&token) {
+            for byte in Sha256::digest(token(n)) {
                 write!(digest, "{byte:02x}")?;
             }
             writeln!(rules, "[[token]]\nprincipal = \"p{n}\"\nsha256 = \"{digest}\"")?;
@@ -55,7 +68,15 @@ impl Served {
         }
         std::fs::write(&access, rules)?;
         let mut server = Command::new(launch::leasehold()?)
-            .args(["--json", "--store", store, "serve", "--listen", "127.0.0.1:0", "--access"])
+            .args([
+                "--json",
+                "--store",
+                options.text("store")?,
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--access",
+            ])
             .arg(&access)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -68,29 +89,41 @@ impl Served {
             serde_json::from_str(&line).map_err(|error| format!("the server said {line:?}: {error}"))?;
         // A full pipe would block the server.
         tokio::spawn(async move { tokio::io::copy(&mut output, &mut tokio::io::sink()).await });
-        let mut clients = Vec::new();
-        for n in 0..PRINCIPALS {
-            let token = folder.path().join(format!("token-{n}"));
-            let url = format!("{}?token_file={}", address.trim_end_matches('/'), token.display());
-            clients.push(Ours::new(Locker::open(&url).await?, ttl));
-        }
-        Ok(Self { clients, next: AtomicUsize::new(0), _server: server, _folder: folder })
+        Ok(Self {
+            client: client()?,
+            url: format!("{}/v1/holds", address.trim_end_matches('/')),
+            ttl: format!("{}ms", options.number("ttl-ms")?),
+            asked: AtomicUsize::new(0),
+            _server: server,
+            _folder: folder,
+        })
     }
 }
 
-impl Client for Served {
-    type Held = Guard;
+/// The token of principal `n`.
+fn token(n: usize) -> String {
+    format!("token-{n}")
+}
 
-    async fn acquire(&self, lock: &str) -> Result<Guard, String> {
-        let n = self.next.fetch_add(1, Ordering::Relaxed) % PRINCIPALS;
-        self.clients[n].acquire(lock).await
+impl super::Client for Served {
+    type Held = Held;
+
+    async fn acquire(&self, lock: &str) -> Result<Held, String> {
+        let n = self.asked.fetch_add(1, Ordering::Relaxed);
+        let token = token(n % PRINCIPALS);
+        let request = self.client.post(&self.url).bearer_auth(&token);
+        let request = request.header("idempotency-key", format!("{lock}-{n}-{:016x}", fastrand::u64(..)));
+        let body = json!({"lock": lock, "ttl": self.ttl, "wait": "60s"});
+        let Granted { ticket } = read(&send(request, &body).await?)?;
+        Ok(Held { token, ticket })
     }
 
-    async fn release(&self, held: Guard) -> Result<(), String> {
-        self.clients[0].release(held).await
+    async fn release(&self, held: Held) -> Result<(), String> {
+        let request = self.client.post(format!("{}/release", self.url)).bearer_auth(held.token);
+        send(request, &json!({"ticket": held.ticket})).await.map(|_| ())
     }
 
-    fn still(&self, held: &Guard) -> Option<bool> {
-        self.clients[0].still(held)
+    fn still(&self, _: &Held) -> Option<bool> {
+        None
     }
 }
