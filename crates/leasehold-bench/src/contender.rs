@@ -24,11 +24,17 @@
 mod conditional;
 #[cfg(feature = "servers")]
 mod dynamodb;
+#[cfg(feature = "etcd")]
+mod etcd;
 #[cfg(feature = "servers")]
 mod gcs;
+#[cfg(any(feature = "etcd", feature = "serve"))]
+mod http;
 mod ours;
 #[cfg(feature = "servers")]
 mod s3;
+#[cfg(feature = "serve")]
+mod served;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -61,19 +67,27 @@ pub(crate) trait Client: Send + Sync + 'static {
 }
 
 /// The contenders that are part of this program.
-#[cfg(feature = "servers")]
 pub(crate) const BUILT_IN: &[&str] = &[
     "ours",
+    #[cfg(feature = "serve")]
+    "served",
+    #[cfg(feature = "servers")]
     "plain-s3",
+    #[cfg(feature = "servers")]
     "bare-s3",
+    #[cfg(feature = "servers")]
     "conditional-s3",
+    #[cfg(feature = "servers")]
     "bare-dynamodb",
+    #[cfg(feature = "servers")]
     "conditional-dynamodb",
+    #[cfg(feature = "etcd")]
+    "etcd-http",
+    #[cfg(feature = "servers")]
     "gcslock",
+    #[cfg(feature = "servers")]
     "conditional-gcs",
 ];
-#[cfg(not(feature = "servers"))]
-pub(crate) const BUILT_IN: &[&str] = &["ours"];
 
 /// Runs the contender that the first argument names.
 pub(crate) async fn be(arguments: &[String]) -> ExitCode {
@@ -84,6 +98,10 @@ pub(crate) async fn be(arguments: &[String]) -> ExitCode {
     };
     match name {
         "ours" => serve(ours::Ours::open(&options).await, &options).await,
+        #[cfg(feature = "serve")]
+        "served" => serve(served::Served::open(&options).await, &options).await,
+        #[cfg(feature = "etcd")]
+        "etcd-http" => serve(etcd::Gateway::open(&options), &options).await,
         #[cfg(feature = "servers")]
         "plain-s3" => serve(s3::Plain::open(&options).await, &options).await,
         #[cfg(feature = "servers")]

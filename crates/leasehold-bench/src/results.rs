@@ -76,6 +76,7 @@ impl Role {
         match self {
             Self::Ours => "ours",
             Self::OursByDefault => "ours-by-default",
+            Self::OursServed => "ours-served",
             Self::AnotherBuild => "another-build",
             Self::Peer => "peer",
             Self::Limit => "limit",

@@ -44,6 +44,8 @@ pub(crate) enum Role {
     Ours,
     /// Ours, as built by default, without the clients of other stores.
     OursByDefault,
+    /// Ours, through `leasehold serve` on the same store. No target is about it.
+    OursServed,
     /// Another build of ours, to compare two versions. No target is about it.
     AnotherBuild,
     Peer,
@@ -113,6 +115,17 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         place: Place::Url,
         role: Role::AnotherBuild,
         ..peer("another-build", "another build of leasehold", &[], ProgramOf::Variable(ANOTHER_BUILD))
+    },
+    Contender {
+        scenarios: &[Uncontended],
+        place: Place::Url,
+        role: Role::OursServed,
+        ..peer(
+            "leasehold-serve",
+            "leasehold through its server (leasehold serve)",
+            &["sqlite", "etcd"],
+            ProgramOf::This("served"),
+        )
     },
     Contender {
         scenarios: LOCKS,
@@ -187,6 +200,10 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         &["etcd"],
         ProgramOf::Variable("LEASEHOLD_BENCH_PEER_ETCD_RUST"),
     ),
+    Contender {
+        scenarios: &[Uncontended, Tasks, HandOff],
+        ..peer("etcd-http", "etcd's HTTP API (JSON gateway)", &["etcd"], ProgramOf::This("etcd-http"))
+    },
     calls(
         Role::Conditional,
         "conditional-etcd",

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::Options;
 use super::conditional::{Replace, record};
+use super::http::client;
 
 /// gcslock's first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -72,12 +73,6 @@ impl super::Client for GcsLock {
     fn still(&self, _: &String) -> Option<bool> {
         None
     }
-}
-
-/// HTTP/1.1 without a proxy, like leasehold's own client.
-fn client() -> Result<Client, String> {
-    let client = Client::builder().no_proxy().http1_only().tcp_nodelay(true).build();
-    client.map_err(|error| error.to_string())
 }
 
 /// Uploads with metadata, like leasehold's: a record must not be cached.
