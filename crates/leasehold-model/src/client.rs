@@ -9,7 +9,7 @@ use crate::time::{Age, TICK};
 use crate::world::{
     Attempt, Attempts, Client, Grant, Guard, Memo, Nonce, Record, Request, Seen, Step, Task, Token, Who,
 };
-use crate::{LeaseModel, MARGIN, SKEW, Turn};
+use crate::{LeaseModel, MARGIN, SHARED_CLAIM, SKEW, Turn};
 
 /// The number of claims per client: claims of different clients have different numbers.
 pub(crate) const CLAIMS_EACH: Grant = 5;
@@ -65,8 +65,15 @@ fn store_time(who: Who, client: &Client) -> (i8, i8) {
 impl Turn<'_> {
     pub(crate) fn start(&mut self, who: Who) {
         let client = self.client(who);
-        let claim = who * CLAIMS_EACH + client.claims + 1;
+        let mut claim = who * CLAIMS_EACH + client.claims + 1;
         client.claims += 1;
+        if self.model.scope.replicas && who < 2 {
+            claim = SHARED_CLAIM;
+            let other = self.client(1 - who).task;
+            if matches!(other, Task::Acquire { .. } | Task::Keep { .. }) {
+                self.count(Event::ActsForTheSameClaim);
+            }
+        }
         self.begin(who, claim);
     }
 
@@ -90,6 +97,9 @@ impl Turn<'_> {
                     && record.grant != claim
                     && !record.newborn =>
             {
+                if self.model.is_repeatable(claim) {
+                    return self.judge(who, claim, Some(record));
+                }
                 self.write_grant(who, claim, Some(record), false);
             }
             _ => self.look_at_once(who),
@@ -146,7 +156,8 @@ impl Turn<'_> {
         let lapsed =
             found.is_some_and(|record| self.model.may_be_granted(who, &client, &record, unchanged_for));
         let LeaseModel { rules, safeguards, .. } = self.model;
-        match decide::judge(rules, safeguards, claim, client.attempts(), found.as_ref(), lapsed) {
+        let repeatable = self.model.is_repeatable(claim);
+        match decide::judge(rules, safeguards, claim, client.attempts(), found.as_ref(), lapsed, repeatable) {
             Claimed::Ours(attempt) => {
                 self.count(Event::GrantFoundByNonce);
                 self.granted(who, claim, attempt.age, attempt.first, found);
@@ -160,7 +171,7 @@ impl Turn<'_> {
             }
             Claimed::Taken => self.tell_held(who, claim),
             Claimed::Lost => {
-                self.count(Event::LostInBetween);
+                self.count(if repeatable { Event::Spent } else { Event::LostInBetween });
                 self.client(who).task = Task::Idle;
             }
         }
@@ -185,7 +196,15 @@ impl Turn<'_> {
         let floor = if floor_from_clock { self.clock(who) } else { 0 };
         let stamp = model.stamp(who, self.client(who));
         let (safeguards, more) = (&model.safeguards, model.scope.hand_offs);
-        let mut record = decide::grant(safeguards, claim, over.as_ref(), floor, 1 + more, nonce, stamp);
+        let repeats = model.is_repeatable(claim) && model.rules.repetitions_keep_the_token;
+        let kept = over.as_ref().filter(|_| repeats && decide::is_kept(claim, over.as_ref()));
+        let mut record = match kept {
+            Some(own) => decide::renewed(own, nonce, stamp),
+            None => decide::grant(safeguards, claim, over.as_ref(), floor, 1 + more, nonce, stamp),
+        };
+        if kept.is_some() {
+            self.count(Event::HoldRepeated);
+        }
         record.newborn &= safeguards.newborn_mark;
         self.send(who, over, Some(record), nonce, record.token);
         if let Some(attempt) = self.client(who).attempts_mut().last_mut() {
@@ -207,8 +226,16 @@ impl Turn<'_> {
         let memo = Memo::of(record, true);
         let renewals = self.model.scope.renewals;
         let passed = self.passed(who, age);
+        let repeatable = self.model.is_repeatable(claim);
+        if repeatable && self.world.client_is_gone {
+            self.count(Event::GrantedToNoOne);
+            return self.done(who);
+        }
         if passed {
             self.count(Event::GrantedTooLate);
+            if repeatable {
+                return self.done(who);
+            }
             self.client(who).given_up = Some(claim);
             return self.send_release(who, claim, memo, Attempts::default());
         }
@@ -241,9 +268,43 @@ impl Turn<'_> {
         let client = self.client(who);
         let Task::Acquire { claim, .. } = client.task else { return };
         client.given_up = Some(claim);
-        // Reads whether a grant was committed, and returns it if so.
+        self.end_by_id(who, claim);
+    }
+
+    /// Reads whether `claim` was granted the lock, and returns the grant if so.
+    fn end_by_id(&mut self, who: Who, claim: Grant) {
         let step = Step::Reading { asked: 0, answer: None };
-        client.task = Task::Release { grant: claim, memo: None, attempts: Attempts::default(), step };
+        let attempts = Attempts::default();
+        self.client(who).task = Task::Release { grant: claim, memo: None, attempts, step };
+    }
+
+    /// A server stops acquiring for a claim for which others may act.
+    pub(crate) fn stop_serving(&mut self, who: Who) {
+        self.count(Event::ServerGaveUp);
+        self.stop_waiting(who);
+        match self.model.rules.servers_end_no_grant_by_id {
+            true => self.done(who),
+            false => self.end_by_id(who, SHARED_CLAIM),
+        }
+    }
+
+    /// The client ends its claim through one server. Another one may still act for it.
+    pub(crate) fn withdraw(&mut self, who: Who) {
+        if matches!(self.client(1 - who).task, Task::Acquire { .. } | Task::Keep { .. }) {
+            self.count(Event::Withdrawn);
+        }
+        self.stop_waiting(who);
+        self.client_leaves();
+        self.end_by_id(who, SHARED_CLAIM);
+    }
+
+    /// The client of the shared claim ends what it believes, wherever it was told.
+    pub(crate) fn client_leaves(&mut self) {
+        self.world.client_is_gone = true;
+        for server in &mut self.world.clients[..2] {
+            server.guard = None;
+            server.renewals = 0;
+        }
     }
 }
 

@@ -53,9 +53,23 @@ pub enum Event {
     Copied,
     /// A holder found that a copy of it had renewed (rule 11).
     RenewedByACopy,
+    /// A server received a request for a claim for which another one acts.
+    ActsForTheSameClaim,
+    /// A repetition renewed the hold of its claim (rule 12).
+    HoldRepeated,
+    /// A repetition was refused because the grant of its claim had ended (rule 12).
+    Spent,
+    /// A server stopped acquiring.
+    ServerGaveUp,
+    /// A client withdrew a claim while another server acted for it.
+    Withdrawn,
+    /// A withdrawal ended a grant.
+    WithdrawalEndedAGrant,
+    /// A claim was granted the lock when its client had released or withdrawn it.
+    GrantedToNoOne,
 }
 
-const EVENTS: usize = Event::RenewedByACopy as usize + 1;
+const EVENTS: usize = Event::GrantedToNoOne as usize + 1;
 
 /// How often each event occurred, counted once for each transition of the state space.
 #[derive(Debug, Default)]

@@ -22,7 +22,8 @@ pub enum Claimed {
     Lost,
 }
 
-/// Interprets what was read for `claim` after `attempts`. `lapsed`: a held record may be taken over.
+/// Interprets what was read for `claim` after `attempts`. `lapsed`: a held record may be taken over. `repeatable`: other
+/// servers may act for the claim too.
 pub fn judge(
     rules: &Rules,
     safeguards: &Safeguards,
@@ -30,6 +31,7 @@ pub fn judge(
     attempts: &[Attempt],
     found: Option<&Record>,
     lapsed: bool,
+    repeatable: bool,
 ) -> Claimed {
     let Some(record) = found else { return Claimed::Grantable { floor_from_clock: true } };
     if record.grant == claim && record.held {
@@ -41,6 +43,9 @@ pub fn judge(
             None if rules.adopted_only_by_a_write => Claimed::Grantable { floor_from_clock: record.newborn },
             None => Claimed::AdoptedByReading,
         };
+    }
+    if repeatable && rules.ended_claims_are_spent && record.has_seen_the_end_of(claim) {
+        return Claimed::Lost;
     }
     if !record.held || lapsed {
         return Claimed::Grantable { floor_from_clock: record.newborn };
@@ -105,6 +110,11 @@ pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<
     }
 }
 
+/// Whether `over` is a hold of `claim` that a repetition of the claim renews, so that it keeps its token.
+pub fn is_kept(claim: Grant, over: Option<&Record>) -> bool {
+    over.is_some_and(|record| record.grant == claim && record.held && !record.newborn)
+}
+
 /// The record that grants `claim` over `over`, with a token of at least `floor` and room for `tokens` tokens.
 pub fn grant(
     safeguards: &Safeguards,
@@ -130,6 +140,7 @@ pub fn grant(
         stamp,
         edition: 0,
         ended: over.map_or(0, |record| record.ended) | lapses.map_or(0, |record| 1 << record.grant),
+        spent: over.map_or(0, |record| record.spent) | lapses.map_or(0, |record| 1 << record.grant),
     }
 }
 
@@ -146,6 +157,7 @@ pub fn renewed(previous: &Record, nonce: Nonce, stamp: i8) -> Record {
 
 /// The record that ends the grant of `previous`.
 pub fn freed(previous: &Record, evicted: bool, nonce: Nonce) -> Record {
-    let ended = if evicted && previous.held { 1 << previous.grant } else { 0 };
-    Record { held: false, nonce, stamp: 0, edition: 0, ended: previous.ended | ended, ..*previous }
+    let spent = if previous.held { 1 << previous.grant } else { 0 };
+    let ended = previous.ended | if evicted { spent } else { 0 };
+    Record { held: false, nonce, stamp: 0, edition: 0, ended, spent: previous.spent | spent, ..*previous }
 }

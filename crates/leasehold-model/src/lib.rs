@@ -1,7 +1,7 @@
 //! A model of leasehold's lease protocol: every order in which a few clients, their clocks, the network, the store and
 //! an operator can act, within a [`Scope`]. The tests check it exhaustively with stateright.
 //!
-//! Each of the eleven rules of the protocol, and each further safeguard, can be removed. The checker must then find a
+//! Each of the twelve rules of the protocol, and each further safeguard, can be removed. The checker must then find a
 //! history that breaks the promise. `docs/model.md` describes what is modelled, what is not, and how large the scopes
 //! are.
 //!
@@ -25,12 +25,15 @@ use crate::coverage::{Coverage, Event};
 use crate::rules::{Rules, Safeguards};
 use crate::scope::Scope;
 use crate::time::Rate;
-use crate::world::{Budget, Client, MOST_CLIENTS, Request, Step, Task, Who, World};
+use crate::world::{Budget, Client, Grant, MOST_CLIENTS, Request, Step, Task, Who, World};
 
 /// How many ticks the second client's front end is ahead of the others', if clients know the store's time.
 pub const SKEW: i8 = 2;
 /// The safety margin for that, in ticks.
 pub const MARGIN: i8 = 2;
+
+/// The claim for which two servers act, if there is one.
+pub(crate) const SHARED_CLAIM: Grant = 1;
 
 /// The protocol, within a scope.
 #[derive(Debug)]
@@ -66,6 +69,10 @@ pub enum Action {
     GiveUp(Who),
     /// A client stops acquiring and withdraws its claim.
     Abandon(Who),
+    /// A server stops acquiring for a claim that others may act for.
+    StopServing(Who),
+    /// The client of such a claim withdraws it through this server.
+    Withdraw(Who),
     /// A holder renews.
     Renew(Who),
     /// A holder's process passes the grant on: the user's guard ends, and another user's guard begins with the next
@@ -136,6 +143,9 @@ impl LeaseModel {
         }
         let writing = matches!(client.step(), Step::Writing { .. });
         let can_leave = !writing || can_lose_an_answer;
+        if self.may_withdraw(world, who) && can_leave {
+            actions.push(Action::Withdraw(who));
+        }
         match &client.task {
             Task::Idle => {
                 if client.claims < self.scope.claims {
@@ -152,6 +162,11 @@ impl LeaseModel {
                     .is_some_and(|seen| self.may_be_granted(who, client, &seen.record, seen.unchanged_for))
                 {
                     actions.push(Action::TakeKnown(who));
+                }
+            }
+            Task::Acquire { claim, .. } if self.is_repeatable(*claim) => {
+                if can_leave {
+                    actions.push(Action::StopServing(who));
                 }
             }
             Task::Acquire { attempts, .. } => {
@@ -177,6 +192,18 @@ impl LeaseModel {
                 }
             }
         }
+    }
+
+    /// Whether other servers may act for `claim` too.
+    fn is_repeatable(&self, claim: Grant) -> bool {
+        self.scope.replicas && claim == SHARED_CLAIM
+    }
+
+    /// Whether the client may withdraw the shared claim through `who`. With a hold, it is released.
+    fn may_withdraw(&self, world: &World, who: Who) -> bool {
+        let asked = || world.clients.iter().take(2).any(|server| server.claims > 0);
+        let serves = matches!(world.clients[usize::from(who)].task, Task::Idle | Task::Acquire { .. });
+        self.scope.replicas && who < 2 && serves && !world.client_is_gone && asked()
     }
 
     /// Copies are made only while nothing is under way: it would belong to both, and the next renewal would show that.
@@ -284,6 +311,8 @@ impl LeaseModel {
             Action::Receive(who) => turn.receive(who),
             Action::GiveUp(who) => turn.give_up(who),
             Action::Abandon(who) => turn.abandon(who),
+            Action::StopServing(who) => turn.stop_serving(who),
+            Action::Withdraw(who) => turn.withdraw(who),
             Action::Renew(who) => turn.renew(who),
             Action::PassOn(who) => turn.pass_on(who),
             Action::Release(who) => turn.release(who),

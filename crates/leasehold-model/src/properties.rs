@@ -25,6 +25,9 @@ pub const ONLY_THE_HOLDER_PROLONGS: &str = "only its holder prolongs a lease";
 /// Only one of a client and its copy renews what they hold. The other learns that it is lost.
 pub const ONE_COPY_RENEWS: &str = "only one of two copies renews";
 
+/// A claim that is repeated at another server is not granted the lock again after its grant has ended.
+pub const ENDED_IS_SPENT: &str = "no claim is granted again after its end";
+
 /// A property that must hold in every state, or be reached in some.
 #[derive(Clone, Copy, Debug)]
 pub struct Property {
@@ -37,8 +40,13 @@ pub struct Property {
 }
 
 /// All of them.
-pub const ALL: [Property; 11] = [
-    always(EXCLUSION, |model, world| blameless(model, world).count() <= 1),
+pub const ALL: [Property; 12] = [
+    always(EXCLUSION, |model, world| {
+        // The callers of two servers that act for one claim are one client, with one token.
+        let same = |guard: &Guard| blameless(model, world).all(|other| other.token == guard.token);
+        let count = blameless(model, world).count();
+        count <= 1 || model.scope.replicas && blameless(model, world).all(same)
+    }),
     always(BACKED, |model, world| {
         let has = |guard: &Guard| world.store.is_some_and(|record| record.held && record.token == guard.top);
         blameless(model, world).all(has)
@@ -49,13 +57,14 @@ pub const ALL: [Property; 11] = [
     always(HELD_IS_TRUE, |_, world| !world.wrongs.held_denied),
     always(ONLY_THE_HOLDER_PROLONGS, |_, world| !world.wrongs.prolonged_by_others),
     always(ONE_COPY_RENEWS, |_, world| !world.wrongs.renewed_by_two),
+    always(ENDED_IS_SPENT, |_, world| !world.wrongs.spent_was_granted),
     sometimes("a user believes", |model, world| believers(model, world).count() > 0),
     sometimes("a successor believes beside a holder that was lost", |model, world| {
         let lost = world.clients.iter().any(|client| client.guard.is_some_and(|guard| guard.lost));
         lost && believers(model, world).count() > 0
     }),
     sometimes("each client has asked, and there were as many grants", |model, world| {
-        usize::from(world.highest) >= model.scope.clients
+        usize::from(world.highest) >= model.scope.clients - usize::from(model.scope.replicas)
             && world.clients.iter().take(model.scope.clients).all(|client| client.claims > 0)
     }),
 ];

@@ -1,6 +1,6 @@
 //! The rules of the protocol. Each can be removed.
 
-/// The rules of the lease protocol (`docs/protocol.md`). Rule 1 has two halves. `true`: the rule is followed.
+/// The rules of the lease protocol (`docs/protocol.md`). Rule 1 has two halves, rule 12 three parts. `true`: the rule is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Rule 1, the holder. Without it: its time counts from the answer.
@@ -28,6 +28,12 @@ pub struct Rules {
     /// Rule 11. Without it: a record that a copy of the client has renewed counts as one that the client's own earlier
     /// write left.
     pub what_a_copy_renews_is_lost: bool,
+    /// Rule 12, the token. Without it: a repetition of a claim that holds the lock is granted a new token.
+    pub repetitions_keep_the_token: bool,
+    /// Rule 12, the end. Without it: a repetition of a claim whose grant has ended is granted the lock.
+    pub ended_claims_are_spent: bool,
+    /// Rule 12, the clean-up. Without it: a server that gives up a claim ends the grant that it finds under the id.
+    pub servers_end_no_grant_by_id: bool,
 }
 
 impl Rules {
@@ -45,10 +51,13 @@ impl Rules {
         lost_is_final: true,
         may_have_held_is_lost: true,
         what_a_copy_renews_is_lost: true,
+        repetitions_keep_the_token: true,
+        ended_claims_are_spent: true,
+        servers_end_no_grant_by_id: true,
     };
 }
 
-/// The safeguards besides the eleven rules. `true`: the safeguard is in place.
+/// The safeguards besides the twelve rules. `true`: the safeguard is in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Safeguards {
     /// The allowance for clock rates: the holder's span is shorter than the ttl, the contender's longer.

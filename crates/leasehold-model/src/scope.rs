@@ -28,6 +28,9 @@ pub struct Scope {
     pub deletions: u8,
     /// How many times a client that holds the lock is copied while it runs, in place of an idle client.
     pub copies: u8,
+    /// Whether the first two clients are servers that act for one claim: the client of the claim sends its request to both,
+    /// at any times, and withdraws the claim through either. `claims` is how many requests each server receives.
+    pub replicas: bool,
     /// Whether there is a record at the start. If not, the first grant creates it.
     pub record_exists: bool,
     /// Whether contenders use the store's clock too. Front ends disagree by up to the margin.
@@ -49,6 +52,7 @@ impl Scope {
         edits: 0,
         deletions: 0,
         copies: 0,
+        replicas: false,
         record_exists: true,
         store_clock: false,
     };
@@ -90,6 +94,10 @@ impl Scope {
 
     /// A holder that is copied while it runs.
     pub const COPIED: Self = Self { any_clocks: false, copies: 1, ..Self::NETWORK };
+
+    /// Two servers that act for one claim, and a contender.
+    pub const REPLICAS: Self =
+        Self { clients: 3, any_clocks: false, renewals: 0, unanswered: 0, replicas: true, ..Self::NETWORK };
 
     /// Three clients.
     pub const THREE: Self = Self { clients: 3, renewals: 0, unanswered: 0, ..Self::NETWORK };

@@ -103,6 +103,12 @@ impl Turn<'_> {
         let world = &mut self.world;
         let before = std::mem::replace(&mut world.store, request.write);
         world.settled = false;
+        let is_shared =
+            |record: &Record| self.model.scope.replicas && record.held && record.grant == crate::SHARED_CLAIM;
+        let (had, has) =
+            (before.as_ref().is_some_and(is_shared), request.write.as_ref().is_some_and(is_shared));
+        world.wrongs.spent_was_granted |= has && world.shared_ended;
+        world.shared_ended |= had && !has;
         let Some(record) = request.write.filter(|record| record.held) else { return };
         world.copied =
             world.copied.filter(|copied| (copied.grant, copied.token) == (record.grant, record.token));
@@ -200,8 +206,16 @@ impl Turn<'_> {
             let store = world.store;
             world.low.retain(|nonce| tried(*nonce) || store.is_some_and(|record| record.nonce == *nonce));
         }
-        let concerned = claims_that_may_be_judged(world);
-        world.each_record(|record| record.ended &= concerned);
+        let mut concerned = claims_that_may_be_judged(world);
+        let serve = |server: &Client| server.claims < model.scope.claims;
+        if model.scope.replicas && world.clients[..2].iter().any(serve) {
+            concerned |= 1 << crate::SHARED_CLAIM;
+        }
+        let shared = if model.scope.replicas { concerned & 1 << crate::SHARED_CLAIM } else { 0 };
+        world.each_record(|record| {
+            record.ended &= concerned;
+            record.spent &= shared;
+        });
         self.number_nonces();
     }
 

@@ -52,6 +52,8 @@ impl fmt::Display for Action {
             Action::Receive(who) => write!(f, "client {who} receives its answer"),
             Action::GiveUp(who) => write!(f, "client {who} hears no answer"),
             Action::Abandon(who) => write!(f, "client {who} withdraws its claim"),
+            Action::StopServing(who) => write!(f, "server {who} gives up the claim"),
+            Action::Withdraw(who) => write!(f, "the client withdraws the claim through server {who}"),
             Action::Renew(who) => write!(f, "client {who} sends a renewal"),
             Action::PassOn(who) => write!(f, "client {who} passes the lock on to its next task"),
             Action::Release(who) => write!(f, "client {who} sends a release"),

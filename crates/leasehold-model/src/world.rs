@@ -37,12 +37,19 @@ pub struct Record {
     /// The history: one bit for each claim whose grant lapsed or was evicted. Unlimited here; the library remembers
     /// the latest eight grants.
     pub ended: u16,
+    /// The same for each claim whose grant has ended in any way. Only claims that are repeated at another server need it.
+    pub spent: u16,
 }
 
 impl Record {
     /// Whether `claim` was granted before and not released.
     pub fn remembers(&self, claim: Grant) -> bool {
         self.ended & (1 << claim) != 0
+    }
+
+    /// Whether `claim` had the lock and does not have it any more.
+    pub fn has_seen_the_end_of(&self, claim: Grant) -> bool {
+        self.spent & (1 << claim) != 0
     }
 }
 
@@ -255,6 +262,8 @@ pub struct Wrongs {
     pub prolonged_by_others: bool,
     /// Both a client and its copy have renewed what they hold.
     pub renewed_by_two: bool,
+    /// A claim was granted the lock again after its grant had ended.
+    pub spent_was_granted: bool,
 }
 
 /// A grant that two clients have, because one is a copy of the other.
@@ -289,6 +298,10 @@ pub struct World {
     pub pardoned: u32,
     /// The grant that two clients have.
     pub copied: Option<Copied>,
+    /// Whether the claim for which two servers act has had a grant that ended.
+    pub shared_ended: bool,
+    /// Whether the client of that claim has released or withdrawn it. It then believes no answer any more.
+    pub client_is_gone: bool,
     /// The violations.
     pub wrongs: Wrongs,
 }

@@ -1,4 +1,4 @@
-//! The eleven rules: with all of them no history breaks a promise; without any one of them some history does.
+//! The twelve rules: with all of them no history breaks a promise; without any one of them some history does.
 //!
 //! Each scope is also checked with all rules, to show that only the removal breaks the promise. `--nocapture` prints
 //! the histories.
@@ -15,7 +15,8 @@ use common::{holds, is_broken, scale};
 use leasehold_model::LeaseModel;
 use leasehold_model::coverage::Event::{self, *};
 use leasehold_model::properties::{
-    BACKED, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS, ONLY_THE_HOLDER_PROLONGS, TOKENS_RISE,
+    BACKED, ENDED_IS_SPENT, EXCLUSION, HELD_IS_TRUE, LOST_IS_FINAL, ONE_COPY_RENEWS,
+    ONLY_THE_HOLDER_PROLONGS, TOKENS_RISE,
 };
 use leasehold_model::scope::Scope;
 
@@ -78,6 +79,23 @@ fn with_all_rules_clients_that_ask_twice_break_nothing() {
 fn with_all_rules_three_clients_break_nothing() {
     let large = Scope { evictions: 1, ..Scope::THREE };
     all_rules(Scope::THREE, large, 400_000, &[TakenOverByObservation, Expired, Held]);
+}
+
+#[test]
+fn with_all_rules_two_servers_for_one_claim_break_nothing() {
+    let large = Scope { unanswered: 1, ..Scope::REPLICAS };
+    let events = [
+        ActsForTheSameClaim,
+        HoldRepeated,
+        Spent,
+        ServerGaveUp,
+        Withdrawn,
+        WithdrawalEndedAGrant,
+        GrantedToNoOne,
+        GrantedTooLate,
+        TakenOverByObservation,
+    ];
+    all_rules(Scope::REPLICAS, large, 250_000, &events);
 }
 
 #[test]
@@ -168,4 +186,22 @@ fn without_rule_10_a_holder_in_between_gets_the_answer_held() {
 fn without_rule_11_a_holder_and_its_copy_renew_for_ever() {
     let model = LeaseModel::new(Scope::COPIED);
     is_broken(ONE_COPY_RENEWS, model.without(|rules| rules.what_a_copy_renews_is_lost = false));
+}
+
+#[test]
+fn without_rule_12_a_claim_is_granted_again_after_its_end() {
+    let model = LeaseModel::new(Scope::REPLICAS);
+    is_broken(ENDED_IS_SPENT, model.without(|rules| rules.ended_claims_are_spent = false));
+}
+
+#[test]
+fn without_rule_12_a_repetition_replaces_a_reported_token() {
+    let model = LeaseModel::new(Scope::REPLICAS);
+    is_broken(BACKED, model.without(|rules| rules.repetitions_keep_the_token = false));
+}
+
+#[test]
+fn without_rule_12_a_server_frees_what_another_reported() {
+    let model = LeaseModel::new(Scope::REPLICAS);
+    is_broken(EXCLUSION, model.without(|rules| rules.servers_end_no_grant_by_id = false));
 }

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold::env::Env;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -28,7 +29,7 @@ pub enum Harm {
     Delayed(Duration),
     /// Forwarded at once; the response is returned after this long.
     AnswerDelayed(Duration),
-    /// Forwarded twice, one after the other; the first response is returned.
+    /// Forwarded twice: one after the other, or to two servers at once. The first response is returned.
     Twice,
     /// Forwarded twice; the second response is returned, as by a client that retries.
     TwiceSecondAnswer,
@@ -74,7 +75,9 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    server: String,
+    servers: Vec<String>,
+    /// How many requests were forwarded.
+    forwarded: AtomicUsize,
     script: Mutex<Script>,
     seen: watch::Sender<usize>,
     env: Env,
@@ -93,10 +96,21 @@ impl Proxy {
     /// # Panics
     /// When no loopback port is free.
     pub async fn start(server: impl Into<String>) -> Self {
+        Self::before(vec![server.into()]).await
+    }
+
+    /// Starts a proxy that forwards requests to `servers` in turn, as a load balancer does. If one refuses the connection,
+    /// the request goes to the next one. If the client closes its connection, so does the proxy, except for requests that it
+    /// delays.
+    ///
+    /// # Panics
+    /// When no loopback port is free.
+    pub async fn before(servers: Vec<String>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            server: server.into(),
+            servers,
+            forwarded: AtomicUsize::new(0),
             script: Mutex::default(),
             seen: watch::Sender::new(0),
             env: Env::system(),
@@ -182,18 +196,39 @@ impl Shared {
         harm
     }
 
-    /// Sends `request` to the server and returns its whole response.
+    /// Connects to the server whose turn it is, or else to the next one that accepts the connection.
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let first = self.forwarded.fetch_add(1, Ordering::Relaxed);
+        let mut refused = io::Error::other("no server");
+        for n in 0..self.servers.len() {
+            match TcpStream::connect(&self.servers[(first + n) % self.servers.len()]).await {
+                Ok(server) => return Ok(server),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Sends `request` to a server and returns its whole response.
     async fn forward(&self, request: &Request) -> io::Result<Vec<u8>> {
-        let mut server = TcpStream::connect(&self.server).await?;
+        let mut server = self.connect().await?;
         server.write_all(&request.to_bytes()).await?;
         let mut answer = Vec::new();
         server.read_to_end(&mut answer).await?;
         Ok(answer)
     }
 
+    /// Sends `request` twice, and returns both responses. Several servers have it at the same time.
+    async fn forward_twice(&self, request: &Request) -> io::Result<(Vec<u8>, Vec<u8>)> {
+        if self.servers.len() > 1 {
+            return tokio::try_join!(self.forward(request), self.forward(request));
+        }
+        Ok((self.forward(request).await?, self.forward(request).await?))
+    }
+
     /// The response to return, if any.
-    async fn answer(&self, request: &Request) -> io::Result<Option<Vec<u8>>> {
-        match self.harm(request) {
+    async fn answer(&self, request: &Request, harm: Harm) -> io::Result<Option<Vec<u8>>> {
+        match harm {
             Harm::None => self.forward(request).await.map(Some),
             Harm::AnswerLost => self.forward(request).await.map(|_| None),
             Harm::Cut => Ok(None),
@@ -206,15 +241,8 @@ impl Shared {
                 self.env.sleep(delay).await;
                 Ok(Some(answer))
             }
-            Harm::Twice => {
-                let first = self.forward(request).await?;
-                self.forward(request).await?;
-                Ok(Some(first))
-            }
-            Harm::TwiceSecondAnswer => {
-                self.forward(request).await?;
-                self.forward(request).await.map(Some)
-            }
+            Harm::Twice => Ok(Some(self.forward_twice(request).await?.0)),
+            Harm::TwiceSecondAnswer => Ok(Some(self.forward_twice(request).await?.1)),
             Harm::Status(status) => {
                 let answer =
                     format!("HTTP/1.1 {status} Injected\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
@@ -235,13 +263,25 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 /// Each connection carries one request: the responses have `connection: close`.
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
-    if let Some(request) = Request::read(&mut connection).await?
-        && let Some(answer) = shared.answer(&request).await?
-    {
+    let Some(request) = Request::read(&mut connection).await? else { return Ok(()) };
+    let harm = shared.harm(&request);
+    let reports = shared.servers.len() > 1 && !matches!(harm, Harm::Delayed(_));
+    let answer = tokio::select! {
+        answer = shared.answer(&request, harm) => answer?,
+        () = closed(&mut connection), if reports => None,
+    };
+    if let Some(answer) = answer {
         connection.write_all(&answer).await?;
         connection.shutdown().await?;
     }
     Ok(())
+}
+
+/// Completes when the client has closed its connection. Cancel safe.
+async fn closed(connection: &mut BufReader<TcpStream>) {
+    while let Ok(bytes @ 1..) = connection.fill_buf().await.map(<[u8]>::len) {
+        connection.consume(bytes);
+    }
 }
 
 #[cfg(test)]
@@ -308,5 +348,29 @@ mod tests {
         );
         proxy.reset();
         assert!(proxy.log().is_empty());
+    }
+
+    #[tokio::test]
+    async fn requests_reach_several_servers_in_turn() {
+        let servers =
+            [FakeS3::start(Preconditions::Honoured).await, FakeS3::start(Preconditions::Honoured).await];
+        let refused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let addresses = [servers[0].address(), servers[1].address(), refused];
+        let proxy = Proxy::before(addresses.iter().map(ToString::to_string).collect()).await;
+        // The third one refuses the connection, so the first one gets its request.
+        for (status, have) in [("200", [1, 0]), ("200", [1, 1]), ("412", [1, 1]), ("412", [1, 1])] {
+            assert_eq!(send(&proxy, "PUT", CREATE).await.as_deref(), Some(status));
+            assert_eq!(servers.each_ref().map(|server| server.paths().len()), have);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_doubled_request_reaches_two_servers() {
+        let servers =
+            [FakeS3::start(Preconditions::Honoured).await, FakeS3::start(Preconditions::Honoured).await];
+        let proxy = Proxy::before(servers.iter().map(|server| server.address().to_string()).collect()).await;
+        proxy.next("PUT", Harm::Twice);
+        assert_eq!(send(&proxy, "PUT", CREATE).await.as_deref(), Some("200"));
+        assert_eq!(servers.each_ref().map(|server| server.paths().len()), [1, 1]);
     }
 }

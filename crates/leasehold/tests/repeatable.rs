@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Client, TTL, World, name};
+use crate::common::{Client, TTL, World, holder_span, name};
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::RegisterLeases;
@@ -118,6 +118,29 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
         locker(&two).renew(held.ticket()).await.unwrap();
     }
     assert_eq!(locker(&two).release(held.ticket()).await.unwrap(), Released::Released);
+}
+
+/// One server's repetition of a hold is answered when the lease is over by its clock. By the clock of the server that
+/// reported the hold, which is 0.3 % slower, it is not over yet.
+#[tokio::test(start_paused = true)]
+async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
+    let world = World::new();
+    let (one, two) = (world.dated(1), world.dated(2));
+    let earlier = acquired(&two, 9).await;
+    locker(&two).release(earlier.ticket()).await.unwrap();
+    let held = acquired(&two, 1).await;
+    one.network.next_write(Outcome::AnswerStalled);
+    let late = lock(&one);
+    let late = tokio::spawn(async move { late.acquire_ticket(id(1), Duration::ZERO).await });
+    while world.raw().await["beat"] == 0 {
+        tokio::task::yield_now().await;
+    }
+    two.clock.suspend(holder_span() - SECOND / 20);
+    one.clock.suspend(holder_span() + SECOND / 20);
+    one.network.deliver().await;
+    assert_eq!(late.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!held.remaining().is_zero());
+    locker(&two).renew(held.ticket()).await.unwrap();
 }
 
 /// As above, for a client that goes away while it waits, at the moment of the grant.

@@ -24,6 +24,9 @@ impl Turn<'_> {
         let lost = client.guard.is_none_or(|guard| guard.lost);
         if rules.lost_is_final && (lost || passed) {
             self.count(Event::RenewedTooLate);
+            if self.model.is_repeatable(grant) {
+                self.client_leaves();
+            }
             return self.send_release(who, grant, memo, Attempts::default());
         }
         if let Some(guard) = &mut client.guard {
@@ -46,6 +49,10 @@ impl Turn<'_> {
                 self.prolong(who, grant, attempt.age, Memo::of(version, memo.confirmed));
             }
             Settled::Earlier if !other_token => {
+                self.keep_on(who, grant, Memo::of(version, memo.confirmed));
+            }
+            // Another server has renewed the hold of the ticket.
+            Settled::Foreign if self.model.is_repeatable(grant) && !other_token => {
                 self.keep_on(who, grant, Memo::of(version, memo.confirmed));
             }
             Settled::Stolen => self.keep_on(who, grant, Memo { version, ..memo }),
@@ -104,6 +111,9 @@ impl Turn<'_> {
     pub(crate) fn release(&mut self, who: Who) {
         self.stop_waiting(who);
         let Task::Keep { grant, memo, attempts, .. } = self.client(who).task else { return };
+        if self.model.is_repeatable(grant) {
+            self.client_leaves();
+        }
         self.send_release(who, grant, memo, attempts);
     }
 
@@ -137,12 +147,20 @@ impl Turn<'_> {
             self.see(who, found, 0);
             return self.done(who);
         };
+        // The ticket is that of another grant.
+        let repeatable = self.model.is_repeatable(grant);
+        if repeatable && known.is_some_and(|memo| memo.record.token != record.token) {
+            return self.done(who);
+        }
+        if known.is_none() && repeatable {
+            self.count(Event::WithdrawalEndedAGrant);
+        }
         // A copy has renewed it by now.
         let foreign = |memo: Memo| {
             let (rules, nonce) = (&self.model.rules, memo.version.nonce);
             let attempts = self.world.clients[usize::from(who)].attempts();
             let settled = decide::settle_renewal(rules, grant, nonce, attempts, Some(&record));
-            settled == Settled::Foreign && record.token == memo.record.token
+            settled == Settled::Foreign && record.token == memo.record.token && !repeatable
         };
         if known.is_some_and(foreign) {
             return self.done(who);

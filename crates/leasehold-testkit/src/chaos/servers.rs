@@ -44,13 +44,28 @@ pub trait Servers: fmt::Debug + Send + Sync {
     }
 }
 
-/// A server that speaks HTTP, and a proxy for each worker.
+/// A server that speaks HTTP, or several of one store, and a proxy for each worker.
 #[derive(Debug)]
 pub struct Http {
-    server: tokio::sync::Mutex<Launched>,
+    servers: tokio::sync::Mutex<InTurn>,
     /// The store URL, without a proxy.
     url: String,
     proxies: Vec<Proxy>,
+}
+
+/// Servers that are stopped and killed in turn.
+#[derive(Debug)]
+struct InTurn {
+    servers: Vec<Launched>,
+    next: usize,
+}
+
+impl InTurn {
+    fn take(&mut self) -> &mut Launched {
+        let turn = self.next % self.servers.len();
+        self.next += 1;
+        &mut self.servers[turn]
+    }
 }
 
 impl Http {
@@ -60,14 +75,30 @@ impl Http {
         folder: &'a Path,
         workers: usize,
     ) -> BoxFuture<'a, io::Result<Box<dyn Servers>>> {
+        Self::start_replicas(launch, 1, folder, workers)
+    }
+
+    /// Starts `replicas` servers with the same data below `folder`. Each proxy sends the requests of its worker to them in
+    /// turn. The faults of servers concern one of them at a time, in turn.
+    pub fn start_replicas<'a>(
+        launch: &'static dyn Launch,
+        replicas: usize,
+        folder: &'a Path,
+        workers: usize,
+    ) -> BoxFuture<'a, io::Result<Box<dyn Servers>>> {
         Box::pin(async move {
-            let server = Launched::start(launch, folder).await?;
+            let mut servers = vec![Launched::start(launch, folder).await?];
+            while servers.len() < replicas {
+                servers.push(Launched::start(launch, folder).await?);
+            }
+            let addresses: Vec<_> = servers.iter().map(|server| server.address().to_owned()).collect();
             let mut proxies = Vec::new();
             for _ in 0..workers {
-                proxies.push(Proxy::start(server.address()).await);
+                proxies.push(Proxy::before(addresses.clone()).await);
             }
-            let url = server.url().to_owned();
-            Ok(Box::new(Self { server: tokio::sync::Mutex::new(server), url, proxies }) as _)
+            let url = servers[0].url().to_owned();
+            let servers = tokio::sync::Mutex::new(InTurn { servers, next: 0 });
+            Ok(Box::new(Self { servers, url, proxies }) as _)
         })
     }
 }
@@ -87,11 +118,11 @@ impl Servers for Http {
     }
 
     async fn stop(&self, duration: Duration) -> io::Result<()> {
-        self.server.lock().await.stop(duration).await
+        self.servers.lock().await.take().stop(duration).await
     }
 
     async fn kill(&self, duration: Duration) -> io::Result<()> {
-        self.server.lock().await.kill(duration).await
+        self.servers.lock().await.take().kill(duration).await
     }
 }
 

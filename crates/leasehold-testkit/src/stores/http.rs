@@ -95,7 +95,12 @@ impl TestStore for Http {
             |folder, workers| Proxied::start(&Serve, folder, workers),
             &[Fault::StopServer, Fault::KillServer],
         );
-        const ALL: &[Scenario] = &[HTTP];
+        const REPLICAS: Scenario = Scenario::store(
+            "http-replicas",
+            |folder, workers| Proxied::start_replicas(&Replica, 3, folder, workers),
+            &[Fault::StopServer, Fault::KillServer],
+        );
+        const ALL: &[Scenario] = &[HTTP, REPLICAS];
         ALL
     }
 
@@ -130,5 +135,27 @@ impl Launch for Serve {
 
     fn options(&self, address: &str) -> Vec<String> {
         options(&[("--server", &format!("http://{address}"))])
+    }
+}
+
+/// One of several servers with the same locks and secret.
+#[cfg(feature = "chaos")]
+#[derive(Debug)]
+struct Replica;
+
+#[cfg(feature = "chaos")]
+#[async_trait]
+impl Launch for Replica {
+    fn command(&self, address: &str, folder: &Path) -> Command {
+        let secret = folder.join("secret");
+        // A server says so if it cannot read it.
+        let _ = std::fs::write(&secret, "the secret of all replicas in a test");
+        let mut server = Serve.command(address, folder);
+        server.arg("--secret-file").arg(secret);
+        server
+    }
+
+    async fn make_store(&self, address: &str) -> io::Result<String> {
+        Serve.make_store(address).await
     }
 }

@@ -244,13 +244,17 @@ impl RegisterLeases {
                 }
             }
         }
-        self.in_time(grant).await
+        self.in_time(claim, grant).await
     }
 
     /// Returns `grant`, unless its deadline passed while its response was under way. Then the grant is released.
-    async fn in_time(&self, mut grant: Grant) -> Result<Next, StoreError> {
+    async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<Next, StoreError> {
         if !grant.deadline.passed(self.now()) {
             return Ok(Next::Done(grant));
+        }
+        if claim.repeatable {
+            // Rule 12: a repetition of the claim may have the same grant, and a clock that is slower than this one.
+            return Ok(Next::Late(grant.came_too_late()));
         }
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
         match self.release(&mut grant, None).await {

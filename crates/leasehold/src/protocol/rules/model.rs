@@ -25,7 +25,7 @@ fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
     let mut seen = HashSet::new();
     for found in founds() {
         for attempts in attempts() {
-            for lapsed in [false, true] {
+            for (lapsed, repeatable) in [(false, false), (false, true), (true, false), (true, true)] {
                 let theirs = decide::judge(
                     &ModelRules::ALL,
                     &Safeguards::ALL,
@@ -33,11 +33,13 @@ fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
                     &attempts,
                     found.as_ref(),
                     lapsed,
+                    repeatable,
                 );
+                let claim = Claim { repeatable, ..claim(OURS) };
                 let unchanged_for = if lapsed { Ttl::DEFAULT.contender_span() } else { Duration::ZERO };
                 let content = found.map(content);
                 let sent: Vec<_> = attempts.iter().map(attempt).collect();
-                let ours = match judge(&claim(OURS), &sent, content.as_ref(), unchanged_for, None, RULES) {
+                let ours = match judge(&claim, &sent, content.as_ref(), unchanged_for, None, RULES) {
                     Claimed::Ours(attempt) => decide::Claimed::Ours(known(&attempts, &attempt)),
                     Claimed::Grantable { over, floor_from_clock } => {
                         assert_eq!(over.is_some(), found.is_some());
@@ -46,7 +48,7 @@ fn the_model_judges_what_an_acquirer_reads_as_the_library_does() {
                     Claimed::Taken(_) => decide::Claimed::Taken,
                     Claimed::Lost(_) => decide::Claimed::Lost,
                 };
-                assert_eq!(ours, theirs, "{found:?} {attempts:?} lapsed: {lapsed}");
+                assert_eq!(ours, theirs, "{found:?} {attempts:?} lapsed: {lapsed}, repeatable: {repeatable}");
                 seen.insert(std::mem::discriminant(&ours));
             }
         }
@@ -95,7 +97,14 @@ fn the_model_writes_the_records_that_the_library_writes() {
             for tokens in 1..4 {
                 let theirs = decide::grant(&Safeguards::ALL, OURS, over.as_ref(), floor, tokens, 7, 0);
                 let claim = Claim { tokens: u64::from(tokens), ..claim(OURS) };
-                let ours = grant(&claim, previous.as_ref(), None, Some(u64::from(floor)), id(7)).unwrap();
+                let floor_us = Some(u64::from(floor));
+                let repeated = Claim { repeatable: true, ..claim.clone() };
+                let repeated = back(&grant(&repeated, previous.as_ref(), None, floor_us, id(7)).unwrap());
+                match over.filter(|_| decide::is_kept(OURS, over.as_ref())) {
+                    Some(own) => assert_eq!(repeated, decide::renewed(&own, 7, 0), "repeated over {over:?}"),
+                    None => assert_eq!(repeated, theirs, "repeated over {over:?}"),
+                }
+                let ours = grant(&claim, previous.as_ref(), None, floor_us, id(7)).unwrap();
                 assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}, {tokens} tokens");
                 // The tokens that the holder's process issues, if only counting has raised the token.
                 let (first, all) = tokens_of(&ours, before);
@@ -149,7 +158,7 @@ fn by_the_stores_clock_a_lease_lapses_a_margin_after_the_span() {
 /// All small records, and no record.
 fn founds() -> Vec<Option<model::Record>> {
     let mut all = vec![None];
-    for bits in 0..32_u8 {
+    for bits in 0..128_u8 {
         for token in 0..3 {
             for nonce in 1..4 {
                 for heartbeat in 0..2 {
@@ -164,6 +173,8 @@ fn founds() -> Vec<Option<model::Record>> {
                         stamp: 0,
                         edition: 0,
                         ended: u16::from(bit(3)) << OURS | u16::from(bit(4)) << OTHERS,
+                        // A grant that has lapsed has ended.
+                        spent: u16::from(bit(3) || bit(5)) << OURS | u16::from(bit(4) || bit(6)) << OTHERS,
                     }));
                 }
             }
@@ -243,9 +254,10 @@ fn record(found: model::Record) -> Record {
     let mut record = blank(&claim(found.grant), token(found.token), id(found.nonce));
     record.heartbeat = u64::from(found.heartbeat);
     record.newborn = found.newborn;
-    for grant in [OURS, OTHERS].into_iter().filter(|grant| found.remembers(*grant)) {
+    for grant in [OURS, OTHERS].into_iter().filter(|grant| found.has_seen_the_end_of(*grant)) {
         let before = blank(&claim(grant), token(0), id(0));
-        record.remember(past(&before, End::Lapsed, None));
+        let end = if found.remembers(grant) { End::Lapsed } else { End::Released };
+        record.remember(past(&before, end, None));
     }
     if !found.held {
         record.state = RecordState::Free;
@@ -254,6 +266,7 @@ fn record(found: model::Record) -> Record {
 }
 
 fn back(record: &Record) -> model::Record {
+    let bits = |past: &PastGrant| 1 << number(past.grant);
     let ended = record.history.iter().filter(|past| past.end != End::Released);
     model::Record {
         held: record.state == RecordState::Held,
@@ -264,6 +277,7 @@ fn back(record: &Record) -> model::Record {
         newborn: record.newborn,
         stamp: 0,
         edition: 0,
-        ended: ended.fold(0, |ended, past| ended | 1 << number(past.grant)),
+        ended: ended.fold(0, |ended, past| ended | bits(past)),
+        spent: record.history.iter().fold(0, |spent, past| spent | bits(past)),
     }
 }
