@@ -32,7 +32,7 @@ pub(crate) struct Lease {
 pub(super) enum State {
     Held {
         deadline: Deadline,
-        last_error: Option<String>,
+        last_error: Option<Box<str>>,
         /// The span `leasehold.hold`; `None` without a subscriber that wants it. Boxed, because that is the usual case.
         span: Option<Box<Span>>,
     },
@@ -122,7 +122,7 @@ impl Lease {
         let loss = self.state(|state| match state {
             State::Held { deadline, .. } if !deadline.passed(now) => None,
             State::Held { last_error, span, .. } => {
-                let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
+                let loss = grant.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
                 tracing::warn!(%loss, "lock lost");
                 closed = span.take();
                 *state = State::Lost(Box::new(loss.clone()));
@@ -233,7 +233,7 @@ impl Lease {
     pub(super) fn note(&self, error: &impl ToString) {
         self.state(|state| {
             if let State::Held { last_error, .. } = state {
-                *last_error = Some(error.to_string());
+                *last_error = Some(error.to_string().into());
             }
         });
     }
