@@ -9,6 +9,9 @@ use clap::ValueEnum as _;
 use leasehold::clock::Clock;
 use leasehold::{LockName, Locker};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
@@ -35,18 +38,29 @@ impl Context {
             color: color.unwrap_or_default(),
             verbose: common.verbose > 0,
         };
-        if common.verbose > 0 {
-            log_to_stderr(if common.verbose > 1 { "trace" } else { "debug" }, output);
-        }
         Ok(Self { settings, output, common })
     }
 
-    /// Writes warnings to stderr even without `-v`.
-    #[cfg(feature = "serve")]
-    pub(crate) fn log_warnings(&self) {
-        if !self.output.verbose {
-            log_to_stderr("warn", self.output);
+    /// Writes the log to stderr, with `-v`.
+    pub(crate) fn start_log(&self) {
+        if self.output.verbose {
+            self.log(None);
         }
+    }
+
+    /// Writes the log to stderr: warnings even without `-v`. `spans` gets the spans.
+    #[cfg(feature = "serve")]
+    pub(crate) fn start_log_of_server(&self, spans: Option<LogLayer>) {
+        self.log(spans);
+    }
+
+    fn log(&self, spans: Option<LogLayer>) {
+        let level = match self.common.verbose {
+            0 => "warn",
+            1 => "debug",
+            _ => "trace",
+        };
+        log_to_stderr(level, self.output, spans);
     }
 
     /// The store from the option, the environment or config.toml.
@@ -123,15 +137,20 @@ impl Note {
     }
 }
 
-fn log_to_stderr(level: &str, output: Output) {
+/// What gets spans and events.
+pub(crate) type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
+
+fn log_to_stderr(level: &str, output: Output, spans: Option<LogLayer>) {
     // Also for `leasehold_serve`, which begins with it.
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+    let log = tracing_subscriber::fmt::layer()
         .with_ansi(output.colors())
-        .with_writer(Log::start());
+        .with_writer(Log::start())
+        .with_filter(EnvFilter::new(filter))
+        .boxed();
+    let layers: Vec<LogLayer> = [log].into_iter().chain(spans).collect();
     // Fails only if a subscriber is already set.
-    let _ = subscriber.try_init();
+    let _ = Registry::default().with(layers).try_init();
 }
 
 /// Passes log lines to a thread that writes them. A stopped terminal (Ctrl-S) or a full pipe must not block the task

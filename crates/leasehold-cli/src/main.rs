@@ -13,6 +13,8 @@ mod filter;
 mod job;
 mod mode;
 mod object;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod output;
 mod report;
 mod signals;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use utoipa::OpenApi;
@@ -21,6 +21,7 @@ use utoipa::OpenApi;
 use crate::app::{App, Shared, admit};
 use crate::body::MAX_BODY;
 use crate::problem::Problem;
+use crate::trace::trace;
 
 /// All routes: those of the API and `pages`.
 pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
@@ -53,6 +54,7 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(app.clone(), admit))
+        .layer(from_fn(trace))
         .with_state(app)
 }
 

@@ -216,7 +216,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Arrival {
 }
 
 /// The routes that need no token: probes of a supervisor.
-const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+pub(crate) const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Checks each request before its route: where it was addressed to, and who sent it.
 pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) -> Response {

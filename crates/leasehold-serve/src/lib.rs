@@ -8,6 +8,7 @@
 //!   responds with a type from `view`, or with a `problem`.
 //! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
 //! - `connections`, `tls`: how requests arrive.
+//! - `trace`: the span of a request; its parent by `traceparent` (feature `otlp`).
 //! - `ui`: the dashboard.
 //! - `app`: what all routes share. `feed`: the events that viewers get. `examiner`: the doctor, for the dashboard.
 
@@ -24,6 +25,7 @@ mod metrics;
 mod problem;
 mod server;
 mod tls;
+mod trace;
 mod ui;
 mod view;
 mod waits;

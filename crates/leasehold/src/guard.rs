@@ -253,6 +253,7 @@ impl Guard {
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;
+        self.hold.lease.hand_on();
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {

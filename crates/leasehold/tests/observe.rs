@@ -337,6 +337,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         values.record(span.extensions_mut().get_mut::<Fields>().unwrap());
     }
 
+    fn on_follows_from(&self, id: &Id, follows: &Id, context: Context<'_, S>) {
+        let followed = context.span(follows).unwrap().name().to_owned();
+        let span = context.span(id).unwrap();
+        span.extensions_mut().get_mut::<Fields>().unwrap().0.insert("follows".to_owned(), followed);
+    }
+
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let span = context.span(&id).unwrap();
         let parent = span.parent().map(|parent| parent.name().to_owned());
@@ -396,8 +402,8 @@ async fn spans_are_below_those_of_the_caller() {
     let renewed = shown(spans.closed(), &["operation", "outcome"]);
     assert_eq!(
         renewed,
-        ["leasehold.request < leasehold.renew [renew done]", "leasehold.renew <  []"],
-        "in no span: the caller's may have ended"
+        ["leasehold.request < leasehold.renew [renew done]", "leasehold.renew < leasehold.hold []"],
+        "not below the caller's span, which may have ended"
     );
 
     guard.release().instrument(info_span!("clean-up")).await.unwrap();
@@ -405,7 +411,11 @@ async fn spans_are_below_those_of_the_caller() {
     let released = shown(spans.closed(), &["operation", "outcome"]);
     assert_eq!(
         released,
-        ["leasehold.request < leasehold.release [release done]", "leasehold.release < clean-up []"]
+        [
+            "leasehold.hold <  [released]",
+            "leasehold.request < leasehold.release [release done]",
+            "leasehold.release < clean-up []"
+        ]
     );
 
     let guard = lock.acquire().await.unwrap();
@@ -416,4 +426,77 @@ async fn spans_are_below_those_of_the_caller() {
         evicted,
         ["leasehold.request < leasehold.evict [evict done]", "leasehold.evict < operator []"]
     );
+}
+
+/// The closed spans of holds: what each follows from, its outcome, and whether it has a token.
+fn holds(spans: &Spans) -> Vec<String> {
+    let mut closed = spans.closed();
+    closed.retain(|(name, ..)| name == "leasehold.hold");
+    assert!(closed.iter().all(|(.., fields)| fields.contains_key("token")), "{closed:?}");
+    shown(closed, &["follows", "lock", "outcome"])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_span_of_a_hold_lasts_until_its_guard_ends() {
+    let spans = Spans::default();
+    let _default = record(&spans);
+    let world = world().await;
+    let client = world.observer(1);
+    spans.closed();
+    let locker = Locker::new(client.leases.clone());
+    let lock = locker.lock("x").ttl(TTL);
+
+    let guard = lock.acquire().instrument(info_span!("job")).await.unwrap();
+    client.env.sleep(SECOND * 12).await;
+    assert_eq!(holds(&spans), [""; 0], "it is held");
+    drop(guard);
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x released]"]);
+
+    // A resumed hold follows from no acquisition of this process.
+    let ticket = lock.acquire().await.unwrap().into_ticket().await.unwrap();
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x handed_on]"]);
+    let resumed = locker.resume(&ticket).await.unwrap();
+    resumed.release().await.unwrap();
+    assert_eq!(holds(&spans), ["leasehold.hold <  [x released]"]);
+
+    let evicted = lock.acquire().await.unwrap();
+    locker.evict(evicted.name(), evicted.token().unwrap()).await.unwrap();
+    evicted.lost().await;
+    client.env.sleep(SECOND).await;
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x lost]"], "the guard is still there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_span_of_a_hold_ends_at_the_deadline() {
+    let spans = Spans::default();
+    let _default = record(&spans);
+    let world = world().await;
+    let client = world.observer(1);
+    spans.closed();
+    let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.every(Kind::Write, Fault::Stalled);
+    guard.lost().await;
+    client.env.sleep(TTL * 3).await;
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x lost]"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_passed_on_has_a_span_for_each_hold() {
+    let spans = Spans::default();
+    let _default = record(&spans);
+    let world = world().await;
+    let client = world.observer(1);
+    spans.closed();
+    let lock = Locker::new(client.leases.clone()).lock("x").ttl(TTL);
+    let first = lock.acquire().await.unwrap();
+    let next = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.unwrap() }
+    });
+    client.env.sleep(SECOND).await;
+    first.release().await.unwrap();
+    let next = next.await.unwrap();
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x released]"]);
+    next.release().await.unwrap();
+    assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x released]"]);
 }

@@ -138,6 +138,9 @@ The configuration file is $XDG_CONFIG_HOME/leasehold/config.toml (~/.config/leas
   LEASEHOLD_STORE   URL of the store, without passwords
   LEASEHOLD_RUN     random id of this run
 
+`serve` exports traces by OTLP over HTTP if OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and
+reads further variables of OpenTelemetry: see docs/observability.md. This needs the cargo feature otlp.
+
 `update` sets this variable for the command:
   LEASEHOLD_OBJECT_EXISTS   1, or 0 if the object does not exist yet
 ";

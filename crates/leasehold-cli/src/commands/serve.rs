@@ -10,6 +10,8 @@ use serde_json::json;
 use crate::args::{ServeArgs, Ui};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
+#[cfg(feature = "otlp")]
+use crate::otlp::Traces;
 use crate::output::print;
 use crate::signals::Signals;
 
@@ -17,7 +19,13 @@ use crate::signals::Signals;
 const SECRET: usize = 32;
 
 pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
-    context.log_warnings();
+    #[cfg(feature = "otlp")]
+    let traces = Traces::start()?;
+    #[cfg(feature = "otlp")]
+    let spans = traces.as_ref().map(Traces::layer);
+    #[cfg(not(feature = "otlp"))]
+    let spans = None;
+    context.start_log_of_server(spans);
     let store = context.store()?;
     let operator = args.access.is_none().then(random_text);
     let access = match (&args.access, &operator) {
@@ -68,7 +76,12 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     let stop = async move {
         signals.next_ending().await;
     };
-    server.run(stop).await?;
+    let ended = server.run(stop).await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        traces.end();
+    }
+    ended?;
     Ok(0)
 }
 

@@ -7,6 +7,8 @@ mod dashboard;
 mod holds;
 #[cfg(feature = "oidc")]
 mod oidc;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod records;
 mod replicas;
 mod tls;
@@ -47,15 +49,34 @@ struct Answer {
 impl Server {
     /// Starts a server on the sandbox's store, with further `arguments`.
     fn start(sandbox: &Sandbox, arguments: &str) -> Self {
+        Self::start_in(sandbox, arguments, std::iter::empty())
+    }
+
+    /// Starts a server with these variables in its environment.
+    fn start_in<'a>(
+        sandbox: &Sandbox,
+        arguments: &str,
+        environment: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
         let secret = sandbox.write("secret", SECRET);
-        Self::start_with_secret(sandbox, &secret, arguments)
+        Self::launch(sandbox, &secret, arguments, environment)
     }
 
     fn start_with_secret(sandbox: &Sandbox, secret: &Path, arguments: &str) -> Self {
+        Self::launch(sandbox, secret, arguments, std::iter::empty())
+    }
+
+    fn launch<'a>(
+        sandbox: &Sandbox,
+        secret: &Path,
+        arguments: &str,
+        environment: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
         let listen = if arguments.contains("--listen ") { "" } else { "--listen 127.0.0.1:0" };
         let line = format!("serve --json {listen} --secret-file {} {arguments}", secret.display());
         let mut command = sandbox.leasehold(line.split_whitespace());
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut process =
+            command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap());
         let mut first = String::new();
         stdout.read_line(&mut first).unwrap();

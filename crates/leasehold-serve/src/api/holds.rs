@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use leasehold::clock::Deadline;
 use leasehold::lease::{End, HolderInfo, Id, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
+use tracing::Instrument as _;
 
 pub(crate) use self::bodies::AcquireRequest;
 use self::bodies::{
@@ -23,6 +24,7 @@ use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
 use crate::limits::Waiting;
 use crate::problem::Problem;
+use crate::trace;
 use crate::view::ms;
 use crate::waits::{Outcome, Waiter};
 
@@ -114,7 +116,7 @@ async fn granted(
     let waiter = match id {
         Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
             let lock = lock.clone().on_wait(move |held| reporter.report(held));
-            async move { repeatable(&lock, id, Duration::MAX).await }
+            async move { repeatable(&lock, id, Duration::MAX).await }.instrument(trace::waiting())
         })),
         Some(id) => app.waits.find(&name, id),
         None => None,

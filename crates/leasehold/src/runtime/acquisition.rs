@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tracing::Instrument;
 use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use crate::clock::{Moment, timeout};
 use crate::error::{Error, ErrorKind, Result, StoreError};
@@ -123,27 +123,32 @@ impl Acquisition {
     /// Acquires the lock in a task. Dropping the future ends the task, but drops no request to the store. A grant that
     /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
-        self.answer(Reply::Hold, |hold| hold.identity.token).await
+        self.answer(Reply::Hold, |hold, span| {
+            // The hold's span is no child: it may last much longer.
+            hold.lease.span().follows_from(span);
+            hold.identity.token
+        })
+        .await
     }
 
     /// Acquires the lock in a task, and returns the grant as the store made it. Dropping the future ends the task. A
     /// grant that arrives afterwards stays, and lapses.
     pub(crate) async fn grant(self) -> Result<Grant> {
-        self.answer(Reply::Grant, |grant| grant.token).await
+        self.answer(Reply::Grant, |grant, _| grant.token).await
     }
 
-    /// Acquires the lock in a span, whose parent is the caller's current span.
+    /// Acquires the lock in a span, whose parent is the caller's current span. `token` also gets that span.
     async fn answer<T>(
         self,
         reply: fn(oneshot::Sender<Result<T>>) -> Reply,
-        token: fn(&T) -> Token,
+        token: fn(&T, &Span) -> Token,
     ) -> Result<T> {
         let lock = &self.request.claim.name;
         let span = tracing::info_span!("leasehold.acquire", %lock, token = Empty, outcome = Empty);
         let answer = task::answer_of(|sender| self.queue_up(reply(sender))).instrument(span.clone()).await;
         let outcome = answer.unwrap_or_else(|| Err(task::shut_down()));
         match &outcome {
-            Ok(acquired) => span.record("token", token(acquired).get()).record("outcome", "acquired"),
+            Ok(acquired) => span.record("token", token(acquired, &span).get()).record("outcome", "acquired"),
             Err(error) => span.record("outcome", error.kind().as_str()),
         };
         outcome

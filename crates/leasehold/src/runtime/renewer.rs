@@ -91,11 +91,12 @@ pub(crate) fn keep(
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
     let env = opened.store.env();
     let granted = env.now();
+    let identity = Identity { name: grant.name.clone(), token };
     let renewer = Renewer {
         granted,
         renewal: next_renewal(&grant, env),
-        lease: Arc::new(Lease::new(env.clone(), grant.deadline)),
-        identity: Identity { name: grant.name.clone(), token },
+        lease: Arc::new(Lease::new(env.clone(), grant.deadline, identity.span())),
+        identity,
         opened,
         grant,
         cohort,
@@ -282,8 +283,8 @@ impl Renewer {
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
         self.tell_released(ReleaseResult::PassedOn);
         self.granted = now;
-        self.lease = Arc::new(Lease::new(env, self.grant.deadline));
         self.identity.token = token;
+        self.lease = Arc::new(Lease::new(env, self.grant.deadline, self.identity.span()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
@@ -328,7 +329,8 @@ impl Renewer {
         };
         let (renewal, asked) = {
             let (lock, token) = (&self.identity.name, self.identity.token);
-            let span = tracing::info_span!("leasehold.renew", %lock, token = token.get());
+            let hold = self.lease.span();
+            let span = tracing::info_span!(parent: &hold, "leasehold.renew", %lock, token = token.get());
             let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {

@@ -7,6 +7,8 @@ use futures_util::future::select_all;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
+use tracing::{Span, info_span};
 
 use crate::clock::{Deadline, Moment};
 use crate::env::Env;
@@ -30,7 +32,9 @@ pub(crate) struct Lease {
 pub(super) enum State {
     Held {
         deadline: Deadline,
-        last_error: Option<String>,
+        last_error: Option<Box<str>>,
+        /// The span `leasehold.hold`; `None` without a subscriber that wants it. Boxed, because that is the usual case.
+        span: Option<Box<Span>>,
     },
     /// Boxed, because it is rare and larger than the other variants.
     Lost(Box<Loss>),
@@ -39,13 +43,23 @@ pub(super) enum State {
 }
 
 impl Lease {
-    pub(super) fn new(env: Env, deadline: Deadline) -> Self {
-        let state = Mutex::new(State::Held { deadline, last_error: None });
+    /// `span` is the span of the hold.
+    pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
+        let span = (!span.is_disabled()).then(|| Box::new(span));
+        let state = Mutex::new(State::Held { deadline, last_error: None, span });
         Self { env, state, over: CancellationToken::new(), renewed: Notify::new(), asked: Notify::new() }
     }
 
     pub(super) fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The span of the hold. A disabled one if the lease is over.
+    pub(crate) fn span(&self) -> Span {
+        self.state(|state| match state {
+            State::Held { span: Some(span), .. } => Span::clone(span),
+            _ => Span::none(),
+        })
     }
 
     /// For how long the lease is certain to be held. Zero if it is over.
@@ -104,18 +118,22 @@ impl Lease {
     /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
     pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
-        self.state(|state| match state {
+        let mut closed = None;
+        let loss = self.state(|state| match state {
             State::Held { deadline, .. } if !deadline.passed(now) => None,
-            State::Held { last_error, .. } => {
-                let loss = grant.loss(LossReason::Expired { last_error: last_error.take() });
+            State::Held { last_error, span, .. } => {
+                let loss = grant.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
                 tracing::warn!(%loss, "lock lost");
+                closed = span.take();
                 *state = State::Lost(Box::new(loss.clone()));
                 self.over.cancel();
                 Some(loss)
             }
             State::Lost(loss) => Some(Loss::clone(loss)),
             State::Ended(_) => Some(grant.loss(LossReason::Ended)),
-        })
+        });
+        close(closed, "lost");
+        loss
     }
 
     /// Completes when the lease is lost. Never completes if it was released.
@@ -142,15 +160,28 @@ impl Lease {
 
     /// Ends the lease, before anything is sent. Returns the loss if the lease was lost before.
     pub(crate) fn end(&self) -> Option<Loss> {
+        self.end_as("released")
+    }
+
+    /// Does the same as [`end`](Self::end), for a hold that becomes a ticket.
+    pub(crate) fn hand_on(&self) -> Option<Loss> {
+        self.end_as("handed_on")
+    }
+
+    /// `outcome` is for the span.
+    fn end_as(&self, outcome: &str) -> Option<Loss> {
         let now = self.env.now();
+        let mut closed = None;
         let lost = self.state(|state| match state {
             State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } => {
+            State::Held { span, .. } => {
+                closed = span.take();
                 *state = State::Ended(now);
                 None
             }
             State::Ended(_) => None,
         });
+        close(closed, outcome);
         self.over.cancel();
         lost
     }
@@ -172,12 +203,15 @@ impl Lease {
     }
 
     pub(super) fn lose(&self, loss: Loss) {
+        let mut closed = None;
         self.state(|state| {
-            if let State::Held { .. } = state {
+            if let State::Held { span, .. } = state {
                 tracing::warn!(%loss, "lock lost");
+                closed = span.take();
                 *state = State::Lost(Box::new(loss));
             }
         });
+        close(closed, "lost");
         self.over.cancel();
     }
 
@@ -186,7 +220,7 @@ impl Lease {
     pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();
         let left = self.state(|state| match state {
-            State::Held { deadline, last_error } if !deadline.passed(now) => {
+            State::Held { deadline, last_error, .. } if !deadline.passed(now) => {
                 *last_error = None;
                 Some(std::mem::replace(deadline, prolonged).remaining(now))
             }
@@ -199,9 +233,16 @@ impl Lease {
     pub(super) fn note(&self, error: &impl ToString) {
         self.state(|state| {
             if let State::Held { last_error, .. } = state {
-                *last_error = Some(error.to_string());
+                *last_error = Some(error.to_string().into());
             }
         });
+    }
+}
+
+/// Closes the span of a hold. Must not be called while the state is locked: a subscriber may do anything.
+fn close(span: Option<Box<Span>>, outcome: &str) {
+    if let Some(span) = span {
+        span.record("outcome", outcome);
     }
 }
 
@@ -213,6 +254,11 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// A new span of this hold. It has no parent, because a hold may outlast every span of its caller.
+    pub(super) fn span(&self) -> Span {
+        info_span!(parent: None, "leasehold.hold", lock = %self.name, token = self.token.get(), outcome = Empty)
+    }
+
     pub(crate) fn loss(&self, reason: LossReason) -> Loss {
         Loss::new(self.name.clone(), self.token, reason)
     }

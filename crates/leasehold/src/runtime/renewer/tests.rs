@@ -27,7 +27,7 @@ async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let clock = Arc::new(TestClock::default());
     let env = Env { clock, ..Env::system() };
     let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-    let lease = || Lease::new(env.clone(), Deadline::new(env.now(), Duration::from_secs(10)));
+    let lease = || Lease::new(env.clone(), Deadline::new(env.now(), SECOND * 10), Span::none());
     let released = lease();
     assert!(released.end().is_none());
     assert!(released.lost(&grant).now_or_never().is_none());
@@ -77,7 +77,7 @@ async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
 async fn rule_9_an_expired_lease_is_not_prolonged_even_if_unnoticed() {
     let clock = Arc::new(TestClock::default());
     let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
-    let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline);
+    let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline, Span::none());
     let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
     lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
     assert_eq!(lease.remaining(), Duration::from_secs(40));
@@ -190,7 +190,8 @@ async fn a_renewal_on_request_moves_the_deadline_at_once() {
 async fn a_renewal_that_was_sent_earlier_does_not_count() {
     let clock = Arc::new(TestClock::default());
     let deadline = || Deadline::new(clock.now(), SECOND * 30);
-    let (sent_before, lease) = (deadline(), Lease::new(Env::seeded(clock.clone(), 1), deadline()));
+    let (sent_before, lease) =
+        (deadline(), Lease::new(Env::seeded(clock.clone(), 1), deadline(), Span::none()));
     clock.sleep(SECOND).await;
     let mut renewed = Box::pin(lease.renewed_since(clock.now()));
     assert!(renewed.as_mut().now_or_never().is_none());
