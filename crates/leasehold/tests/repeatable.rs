@@ -120,7 +120,7 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     assert_eq!(locker(&two).release(held.ticket()).await.unwrap(), Released::Released);
 }
 
-/// One server's repetition of a hold is answered when the lease is over by its clock. By the clock of the server that
+/// One server's repetition of a hold gets its response when the lease is over by its clock. By the clock of the server that
 /// reported the hold, which is 0.3 % slower, it is not over yet.
 #[tokio::test(start_paused = true)]
 async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
