@@ -101,7 +101,7 @@ pub(crate) async fn be(arguments: &[String]) -> ExitCode {
         #[cfg(feature = "serve")]
         "served" => serve(served::Served::open(&options).await, &options).await,
         #[cfg(feature = "etcd")]
-        "etcd-http" => serve(etcd::Gateway::open(&options), &options).await,
+        "etcd-http" => serve(etcd::Gateway::open(&options).await, &options).await,
         #[cfg(feature = "servers")]
         "plain-s3" => serve(s3::Plain::open(&options).await, &options).await,
         #[cfg(feature = "servers")]

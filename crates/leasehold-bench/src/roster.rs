@@ -201,7 +201,7 @@ pub(crate) const CONTENDERS: &[Contender] = &[
         ProgramOf::Variable("LEASEHOLD_BENCH_PEER_ETCD_RUST"),
     ),
     Contender {
-        scenarios: &[Uncontended, Tasks, HandOff],
+        scenarios: &[Uncontended],
         ..peer("etcd-http", "etcd's HTTP API (JSON gateway)", &["etcd"], ProgramOf::This("etcd-http"))
     },
     calls(

@@ -1,40 +1,24 @@
 //! etcd's lock service through its HTTP API, the JSON gateway.
 
-use std::sync::Mutex;
-use std::time::Duration;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leasehold::clock::{Clock, SystemClock};
 use reqwest::Client;
 use serde::Deserialize;
-use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use serde_json::json;
+use tokio::task::JoinSet;
 
 use super::Options;
 use super::http::{client, read, send};
 
 /// `/v3/lock/lock` and `/v3/lock/unlock` for each acquisition, in a lease that is granted once and kept alive.
 ///
-/// All users of one lease share its locks. So each lease is used for one acquisition at a time, and a task that finds
-/// none that is free is granted another one.
+/// All users of one lease share its locks, so this is for one task.
 pub(super) struct Gateway {
     client: Client,
     endpoint: String,
-    ttl: Duration,
-    free: Mutex<Vec<Lease>>,
-}
-
-/// A lease, which is kept alive until this is dropped.
-pub(super) struct Lease {
-    id: String,
-    kept: JoinHandle<()>,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.kept.abort();
-    }
+    lease: String,
+    _kept: JoinSet<()>,
 }
 
 /// An answer to `/v3/lease/grant`.
@@ -47,64 +31,49 @@ struct Granted {
 /// An answer to `/v3/lock/lock`.
 #[derive(Deserialize)]
 struct Locked {
-    /// In base64.
     key: String,
 }
 
 impl Gateway {
-    pub(super) fn open(options: &Options) -> Result<Self, String> {
-        Ok(Self {
-            client: client()?,
-            endpoint: format!("http://{}/v3", options.text("endpoint")?),
-            ttl: options.ttl()?,
-            free: Mutex::default(),
-        })
-    }
-
-    async fn lease(&self) -> Result<Lease, String> {
-        if let Some(lease) = self.free.lock().map_err(|error| error.to_string())?.pop() {
-            return Ok(lease);
-        }
+    pub(super) async fn open(options: &Options) -> Result<Self, String> {
+        let (client, ttl) = (client()?, options.ttl()?);
+        let endpoint = format!("http://{}/v3", options.text("endpoint")?);
         // etcd's leases have whole seconds.
-        let seconds = self.ttl.as_secs();
-        let granted = self.post("lease/grant", &json!({"TTL": seconds})).await?;
-        let Granted { id } = read(&granted)?;
-        let (client, url) = (self.client.clone(), format!("{}/lease/keepalive", self.endpoint));
-        let (body, pause) = (json!({"ID": id}), self.ttl / 3);
-        let kept = tokio::spawn(async move {
+        let grant = client.post(format!("{endpoint}/lease/grant"));
+        let granted = send(grant, &json!({"TTL": ttl.as_secs()})).await?;
+        let Granted { id: lease } = read(&granted)?;
+        let (keeper, url, body) =
+            (client.clone(), format!("{endpoint}/lease/keepalive"), json!({"ID": lease}));
+        let mut kept = JoinSet::new();
+        kept.spawn(async move {
             loop {
-                SystemClock.sleep(pause).await;
-                if let Err(error) = send(client.post(&url), &body).await {
+                SystemClock.sleep(ttl / 3).await;
+                if let Err(error) = send(keeper.post(&url), &body).await {
                     eprintln!("contender: {error}");
                 }
             }
         });
-        Ok(Lease { id, kept })
-    }
-
-    async fn post(&self, method: &str, body: &Value) -> Result<Vec<u8>, String> {
-        send(self.client.post(format!("{}/{method}", self.endpoint)), body).await
+        Ok(Self { client, endpoint, lease, _kept: kept })
     }
 }
 
 impl super::Client for Gateway {
-    type Held = (Lease, String);
+    /// The key of the hold, in base64.
+    type Held = String;
 
-    async fn acquire(&self, lock: &str) -> Result<Self::Held, String> {
-        let lease = self.lease().await?;
-        let body = json!({"name": STANDARD.encode(lock), "lease": lease.id});
-        let locked = self.post("lock/lock", &body).await?;
+    async fn acquire(&self, lock: &str) -> Result<String, String> {
+        let body = json!({"name": STANDARD.encode(lock), "lease": self.lease});
+        let locked = send(self.client.post(format!("{}/lock/lock", self.endpoint)), &body).await?;
         let Locked { key } = read(&locked)?;
-        Ok((lease, key))
+        Ok(key)
     }
 
-    async fn release(&self, (lease, key): Self::Held) -> Result<(), String> {
-        self.post("lock/unlock", &json!({"key": key})).await?;
-        self.free.lock().map_err(|error| error.to_string())?.push(lease);
-        Ok(())
+    async fn release(&self, key: String) -> Result<(), String> {
+        let request = self.client.post(format!("{}/lock/unlock", self.endpoint));
+        send(request, &json!({"key": key})).await.map(|_| ())
     }
 
-    fn still(&self, _: &Self::Held) -> Option<bool> {
+    fn still(&self, _: &String) -> Option<bool> {
         None
     }
 }
