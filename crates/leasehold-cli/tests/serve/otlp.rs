@@ -190,7 +190,7 @@ fn an_acquisition_is_below_the_span_of_its_client() {
     let body = collector.bodies.recv().unwrap();
     let raw = String::from_utf8_lossy(&body);
     assert!(!raw.contains(&ticket) && !raw.contains(&operator) && !raw.contains("secret-path"), "{raw}");
-    let resource = parts(&parts(&[body.clone()], 1), 1);
+    let resource = parts(&parts(std::slice::from_ref(&body), 1), 1);
     let resource: HashMap<_, _> = parts(&resource, 1).iter().map(|bytes| attribute(bytes)).collect();
     assert_eq!(resource["service.name"], "leasehold");
     assert_eq!(resource["deployment.environment.name"], "test");

@@ -125,7 +125,9 @@ impl Acquisition {
     pub(crate) async fn outcome(self) -> Result<Hold> {
         self.answer(Reply::Hold, |hold, span| {
             // The hold's span is no child: it may last much longer.
-            hold.lease.span().follows_from(span);
+            if let Some(hold) = hold.lease.span() {
+                hold.follows_from(span);
+            }
             hold.identity.token
         })
         .await

@@ -329,8 +329,10 @@ impl Renewer {
         };
         let (renewal, asked) = {
             let (lock, token) = (&self.identity.name, self.identity.token);
+            // Kept, because the parent must be open when the span is made.
             let hold = self.lease.span();
-            let span = tracing::info_span!(parent: &hold, "leasehold.renew", %lock, token = token.get());
+            let parent = hold.as_ref().and_then(|hold| hold.id());
+            let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
             let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {

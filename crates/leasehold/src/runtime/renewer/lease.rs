@@ -33,8 +33,8 @@ pub(super) enum State {
     Held {
         deadline: Deadline,
         last_error: Option<Box<str>>,
-        /// The span `leasehold.hold`; `None` without a subscriber that wants it. Boxed, because that is the usual case.
-        span: Option<Box<Span>>,
+        /// The span `leasehold.hold`; `None` without a subscriber that wants it, which is the usual case.
+        span: Option<Arc<Span>>,
     },
     /// Boxed, because it is rare and larger than the other variants.
     Lost(Box<Loss>),
@@ -45,7 +45,7 @@ pub(super) enum State {
 impl Lease {
     /// `span` is the span of the hold.
     pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
-        let span = (!span.is_disabled()).then(|| Box::new(span));
+        let span = (!span.is_disabled()).then(|| Arc::new(span));
         let state = Mutex::new(State::Held { deadline, last_error: None, span });
         Self { env, state, over: CancellationToken::new(), renewed: Notify::new(), asked: Notify::new() }
     }
@@ -54,11 +54,11 @@ impl Lease {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The span of the hold. A disabled one if the lease is over.
-    pub(crate) fn span(&self) -> Span {
+    /// The span of the hold; `None` if the lease is over.
+    pub(crate) fn span(&self) -> Option<Arc<Span>> {
         self.state(|state| match state {
-            State::Held { span: Some(span), .. } => Span::clone(span),
-            _ => Span::none(),
+            State::Held { span, .. } => span.clone(),
+            State::Lost(_) | State::Ended(_) => None,
         })
     }
 
@@ -181,8 +181,8 @@ impl Lease {
             }
             State::Ended(_) => None,
         });
-        close(closed, outcome);
         self.over.cancel();
+        close(closed, outcome);
         lost
     }
 
@@ -211,8 +211,8 @@ impl Lease {
                 *state = State::Lost(Box::new(loss));
             }
         });
-        close(closed, "lost");
         self.over.cancel();
+        close(closed, "lost");
     }
 
     /// Lost is final: a renewal that is confirmed after the loss changes nothing (rule 9). Returns what was left of the
@@ -240,7 +240,7 @@ impl Lease {
 }
 
 /// Closes the span of a hold. Must not be called while the state is locked: a subscriber may do anything.
-fn close(span: Option<Box<Span>>, outcome: &str) {
+fn close(span: Option<Arc<Span>>, outcome: &str) {
     if let Some(span) = span {
         span.record("outcome", outcome);
     }
