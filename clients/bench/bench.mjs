@@ -3,7 +3,9 @@
 //     bench.mjs CONTENDER SECONDS [STORE]
 
 import { writeFileSync } from "node:fs";
+import { Agent } from "node:http";
 import { performance } from "node:perf_hooks";
+import { promisify } from "node:util";
 
 const [contender, seconds, store] = process.argv.slice(2);
 
@@ -24,7 +26,49 @@ const contenders = {
     writeFileSync("bench.proper", "");
     return async () => (await lockfile.lock("bench.proper"))();
   },
+  async "dynamodb-lock-client"() {
+    process.env.AWS_SDK_JS_SUPPRESS_MAINTENANCE_MODE_MESSAGE = "1";
+    const { default: AWS } = await import("aws-sdk");
+    const { default: DynamoDBLockClient } = await import("dynamodb-lock-client");
+    const options = {
+      region: "us-east-1",
+      endpoint: new URL(store).searchParams.get("endpoint"),
+      httpOptions: { agent: new Agent({ keepAlive: true }) }, // the default of newer versions of Node
+    };
+    const lockTable = "bench-dynamodb-lock-client";
+    await createTable(new AWS.DynamoDB(options), lockTable);
+    // The options of its README.
+    const locks = new DynamoDBLockClient.FailOpen({
+      dynamodb: new AWS.DynamoDB.DocumentClient(options),
+      lockTable,
+      partitionKey: "id",
+      heartbeatPeriodMs: 3_000,
+      leaseDurationMs: 10_000,
+    });
+    const acquire = promisify(locks.acquireLock.bind(locks));
+    return async () => {
+      const lock = await acquire("bench");
+      lock.on("error", (error) => {
+        throw error;
+      });
+      await promisify(lock.release.bind(lock))();
+    };
+  },
 };
+
+async function createTable(dynamodb, name) {
+  const table = {
+    TableName: name,
+    AttributeDefinitions: [{ AttributeName: "id", AttributeType: "S" }],
+    KeySchema: [{ AttributeName: "id", KeyType: "HASH" }],
+    BillingMode: "PAY_PER_REQUEST",
+  };
+  try {
+    await dynamodb.createTable(table).promise();
+  } catch (error) {
+    if (error.code !== "ResourceInUseException") throw error; // An earlier round created it.
+  }
+}
 
 const once = await contenders[contender]();
 for (let warm = 0; warm < 20; warm += 1) await once();

@@ -5,12 +5,14 @@ bench.py CONTENDER SECONDS [STORE]
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
 
 contender, seconds, *rest = sys.argv[1:]
 
@@ -64,6 +66,23 @@ def filelock() -> Callable[[], None]:
     return once
 
 
+def python_dynamodb_lock() -> Callable[[], None]:
+    import boto3
+    from python_dynamodb_lock.python_dynamodb_lock import DynamoDBLockClient
+
+    options = {"region_name": "us-east-1", "endpoint_url": parse_qs(urlsplit(rest[0]).query)["endpoint"][0]}
+    table, client = "bench-python-dynamodb-lock", boto3.client("dynamodb", **options)
+    with contextlib.suppress(client.exceptions.ResourceInUseException):  # an earlier round created it
+        DynamoDBLockClient.create_dynamodb_table(client, table_name=table)
+    locks = DynamoDBLockClient(boto3.resource("dynamodb", **options), table_name=table)
+
+    def once() -> None:
+        with locks.acquire_lock("bench"):
+            pass
+
+    return once
+
+
 def measure(once: Callable[[], None]) -> list[float]:
     for _ in range(20):
         once()
@@ -77,7 +96,10 @@ def measure(once: Callable[[], None]) -> list[float]:
 
 def of_the_rust_library() -> list[float]:
     """The library in a separate program, which LEASEHOLD_BENCH names (crates/leasehold-bench/src/contender.rs)."""
-    options = {"lock": "bench-rust", "tasks": 1, "seconds": seconds, "ttl-ms": 30_000, "hold-us": 0, "store": rest[0]}
+    # A new lock each time: the program may end during an acquisition, and the lock is then held until its lease ends. On
+    # DynamoDB, the first grant of a new lock takes a second longer.
+    options = {"lock": f"bench-rust/{os.getpid()}", "seconds": float(seconds) + 1, "store": rest[0]}
+    options |= {"tasks": 1, "ttl-ms": 30_000, "hold-us": 0}
     command = [os.environ["LEASEHOLD_BENCH"], "contender", "ours", "contend"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     said = subprocess.run(command, input="go\n", stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -146,6 +168,7 @@ LOCKS = {
     "redis-py": redis_py,
     "python-redis-lock": python_redis_lock,
     "filelock": filelock,
+    "python-dynamodb-lock": python_dynamodb_lock,
 }
 OTHERS = {"memory": memory_of_workers, "rust": of_the_rust_library, "start": start_of_an_agent}
 print(json.dumps(OTHERS[contender]() if contender in OTHERS else measure(LOCKS[contender]())))

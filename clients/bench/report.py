@@ -14,9 +14,13 @@ ROWS = [
     ("node leasehold, SQLite", "rust leasehold, SQLite"),
     ("python leasehold, Redis", "rust leasehold, Redis"),
     ("node leasehold, Redis", "rust leasehold, Redis"),
+    ("python leasehold, DynamoDB", "rust leasehold, DynamoDB"),
+    ("node leasehold, DynamoDB", "rust leasehold, DynamoDB"),
     ("python leasehold, Redis", "python redis-py, Redis"),
     ("python leasehold, Redis", "python python-redis-lock, Redis"),
     ("node leasehold, Redis", "node redlock, Redis"),
+    ("python leasehold, DynamoDB", "python python-dynamodb-lock, DynamoDB"),
+    ("node leasehold, DynamoDB", "node dynamodb-lock-client, DynamoDB"),
     ("python leasehold, SQLite", "python filelock, file"),
     ("node leasehold, SQLite", "node proper-lockfile, file"),
 ]
