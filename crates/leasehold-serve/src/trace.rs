@@ -9,7 +9,8 @@ use tracing::{Instrument as _, Span, info_span};
 
 use crate::app::PROBES;
 
-/// Answers a request in a span with the fields of OpenTelemetry's conventions for HTTP. Its end is the head of the answer.
+/// Responds to a request in a span with the fields of OpenTelemetry's conventions for HTTP. The span ends when the head of
+/// the response is known.
 ///
 /// It has the route and not the path, which can be anything. Probes have no span: there are many, and all are the same.
 pub(crate) async fn trace(request: Request, next: Next) -> Response {

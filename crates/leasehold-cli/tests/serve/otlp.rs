@@ -37,8 +37,8 @@ const SERVER: u64 = 2;
 const CLIENT: u64 = 3;
 
 impl Collector {
-    /// `answers`: or else it reads and never answers.
-    fn start(answers: bool) -> Self {
+    /// `responds`: otherwise, it reads and never responds.
+    fn start(responds: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (sender, bodies) = channel();
@@ -58,7 +58,7 @@ impl Collector {
                 let mut body = vec![0; header("content-length:").parse().unwrap()];
                 reader.read_exact(&mut body).unwrap();
                 sender.send(body).unwrap();
-                if answers {
+                if responds {
                     stream
                         .write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
                         .unwrap();
@@ -272,7 +272,7 @@ fn a_caller_that_is_not_sampled_has_no_spans() {
 }
 
 #[test]
-fn a_collector_that_does_not_answer_delays_nothing() {
+fn a_silent_collector_delays_nothing() {
     let (sandbox, collector) = (Sandbox::new(), Collector::start(false));
     let environment = [("OTEL_BSP_SCHEDULE_DELAY", "1"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")];
     let server = collector.server(&sandbox, &environment);
