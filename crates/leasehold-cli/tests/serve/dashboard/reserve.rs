@@ -169,7 +169,7 @@ fn a_reservation_whose_time_is_over_is_shown_as_such() {
     let cookies = format!("{session}; {}", reserved.cookie());
     wait_until("the lease has lapsed", || sandbox.run("show deploy --json").stdout.contains("\"lapsed\""));
     let page = page(&server, "deploy", &cookies);
-    assert!(page.contains("Your reservation</b> has ended") && page.contains("value=\"renew\""), "{page}");
+    assert!(page.contains("Your reservation</b> ended at") && page.contains("value=\"renew\""), "{page}");
     assert!(!page.contains("Reserved by you"), "{page}");
 }
 
