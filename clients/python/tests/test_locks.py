@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -301,15 +302,23 @@ def test_a_command_that_is_not_an_agent(locker: Locker, monkeypatch: pytest.Monk
 
 def test_the_agent_ends_when_it_is_idle(locker: Locker) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leasehold_locks._agent._IDLE", 0.0)
-        end_idle(locker)
+        with locker.lock("x").hold():
+            # Not before: without a hold or a request, it could end before the first one.
+            patch.setattr("leasehold_locks._agent._IDLE", 0.0)
+            first = agent()
+        first._reader.join()
+    assert first._process.returncode == 0 and _shared.running() is None
     with locker.lock("x").hold():
         pass
 
 
-def end_idle(locker: Locker) -> None:
-    with locker.lock("x").hold():
-        first = agent()
-        assert first.alive
-    first._reader.join()
-    assert first._process.returncode == 0 and _shared.running() is None
+def test_an_idle_agent_is_kept_for_the_request_that_follows(locker: Locker) -> None:
+    locker.lock("x").guard().release()
+    first = agent()
+    with first.lock:
+        # As in a function that was frozen for an hour. The thread that ends idle agents waits for the lock.
+        first._used -= 3_600
+        assert _shared.shared() is first
+        assert time.monotonic() - first._used < 3_600
+    locker.lock("x").guard().release()
+    assert agent() is first

@@ -139,6 +139,14 @@ class Agent:
     def alive(self) -> bool:
         return self._death is None and not self.is_forked()
 
+    def keep(self) -> bool:
+        """Whether it is alive. If so, it does not end as idle between this call and the request that follows."""
+        if self.is_forked():
+            return False
+        with self.lock:
+            self._used = time.monotonic()
+            return self._death is None
+
     def _close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:

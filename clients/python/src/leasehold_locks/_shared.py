@@ -20,14 +20,20 @@ def running() -> Agent | None:
     return agent if agent is not None and agent.alive else None
 
 
+def kept() -> Agent | None:
+    """The agent of this process, if it is running, for a request that follows. It does not end as idle meanwhile."""
+    agent = _agent
+    return agent if agent is not None and agent.keep() else None
+
+
 def shared() -> Agent:
-    """The agent of this process. Starts it if there is none."""
+    """The agent of this process, for a request that follows. Starts it if there is none."""
     global _agent
-    agent = running()
+    agent = kept()
     if agent is not None:
         return agent
     with _starting:
-        agent = running()
+        agent = kept()
         if agent is None:
             agent = _agent = Agent(_command.find())
         return agent

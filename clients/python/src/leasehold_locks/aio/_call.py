@@ -53,7 +53,7 @@ class Call:
 
 async def begin(fields: Message) -> Call:
     """Sends a request. Starting the agent takes some milliseconds, so a thread does it."""
-    agent = _shared.running()
+    agent = _shared.kept()
     if agent is None:
         agent = await asyncio.get_running_loop().run_in_executor(None, _shared.shared)
     return Call(agent, fields)
