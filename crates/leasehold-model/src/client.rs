@@ -308,7 +308,7 @@ impl Turn<'_> {
     }
 }
 
-/// Requests and answers.
+/// Requests and responses.
 impl Turn<'_> {
     /// Sends a conditional write. The attempt is listed before it is sent.
     fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
@@ -355,7 +355,7 @@ impl Turn<'_> {
         let age = if model.rules.holder_counts_from_before_the_send { latest.age } else { 0 };
         match self.client(who).task {
             Task::Idle => {}
-            // If the answer to a create was late, its token may no longer be above all others.
+            // If the response to a create was late, its token may no longer be above all others.
             Task::Acquire { .. }
                 if latest.created && latest.age > 0 && model.safeguards.late_creates_are_written_again =>
             {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An event that must occur in some history, or the check proves little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A grant that was answered.
+    /// A grant with its response.
     Granted,
-    /// A grant whose answer was lost, found by its nonce.
+    /// A grant whose response was lost, found by its nonce.
     GrantFoundByNonce,
     /// An unexpected record of the client's own claim, adopted by a write (rule 5).
     AdoptedByWrite,
-    /// A grant whose time was over when its answer arrived.
+    /// A grant whose time was over when its response arrived.
     GrantedTooLate,
     /// A create that was written once more.
     CreateWrittenAgain,
@@ -19,21 +19,21 @@ pub enum Event {
     TakenOverByObservation,
     /// The same, by the store's clock alone.
     TakenOverByStoreClock,
-    /// A renewal that was answered.
+    /// A renewal with its response.
     Renewed,
-    /// A renewal whose answer was lost, found by its nonce.
+    /// A renewal whose response was lost, found by its nonce.
     RenewalFoundByNonce,
-    /// A renewal that was answered after the deadline.
+    /// A renewal whose response came after the deadline.
     RenewedTooLate,
     /// A deadline that passed.
     Expired,
     /// A holder that learned from the store that its lease is gone.
     Gone,
-    /// An acquirer answered "held".
+    /// An acquirer returned "held".
     Held,
-    /// An acquirer answered "lost" instead of "held" (rule 10).
+    /// An acquirer returned "lost" instead of "held" (rule 10).
     LostInBetween,
-    /// A release that was answered.
+    /// A release with its response.
     Released,
     /// A read showed that a release had landed or was not needed.
     ReleaseSettledByReading,

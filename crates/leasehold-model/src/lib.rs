@@ -61,11 +61,11 @@ pub enum Action {
     Look(Who),
     /// A waiting client writes over the record that it has seen, if it has lapsed by now.
     TakeKnown(Who),
-    /// The store answers a client's read.
+    /// The store responds to a client's read.
     Read(Who),
-    /// A client receives the answer that it waits for, and continues.
+    /// A client receives the response that it waits for, and continues.
     Receive(Who),
-    /// A client stops waiting for the answer to its write.
+    /// A client stops waiting for the response to its write.
     GiveUp(Who),
     /// A client stops acquiring and withdraws its claim.
     Abandon(Who),
@@ -99,9 +99,9 @@ pub enum Action {
 pub enum Copy {
     /// It does not.
     None,
-    /// It does; this copy is answered.
+    /// It does; this copy gets the response.
     ComesUnanswered,
-    /// It does; the later copy is answered.
+    /// It does; the later copy gets the response.
     ComesAnswered,
 }
 

@@ -16,7 +16,7 @@ pub const TOKENS_RISE: &str = "tokens rise, and no past grant comes back";
 pub const TOLD_TOKENS_RISE: &str = "every reported token is above all earlier ones";
 /// A user that learned of its loss no longer believes.
 pub const LOST_IS_FINAL: &str = "lost is final";
-/// A call that was granted the lock never answers "held".
+/// A call that was granted the lock never returns "held".
 pub const HELD_IS_TRUE: &str = "no granted call answers held";
 /// A client that has watched a dead lease for as long as it can last may take it over, whatever happened to its record
 /// meanwhile.

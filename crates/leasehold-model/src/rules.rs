@@ -3,7 +3,7 @@
 /// The rules of the lease protocol (`docs/protocol.md`). Rule 1 has two halves, rule 12 three parts. `true`: the rule is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Rule 1, the holder. Without it: its time counts from the answer.
+    /// Rule 1, the holder. Without it: its time counts from the response.
     pub holder_counts_from_before_the_send: bool,
     /// Rule 1, the contender. Without it: its time counts from when it asked.
     pub contender_counts_from_the_answer: bool,
@@ -11,19 +11,19 @@ pub struct Rules {
     pub fresh_nonces: bool,
     /// Rule 3. Without it: a release deletes the record.
     pub release_keeps_the_record: bool,
-    /// Rule 4. Without it: a conflict or a missing answer counts as a refusal.
+    /// Rule 4. Without it: a conflict or a missing response counts as a refusal.
     pub unknown_until_read_back: bool,
     /// Rule 5. Without it: an unexpected record of the client's own is adopted when it is read.
     pub adopted_only_by_a_write: bool,
-    /// Rule 6. Without it: belief ends when the release has been answered.
+    /// Rule 6. Without it: belief ends when the response to the release arrives.
     pub belief_ends_before_the_release: bool,
     /// Rule 7. Without it: a renewal overwrites whatever it finds.
     pub renewal_is_no_acquisition: bool,
     /// Rule 8. Without it: any new version counts as a sign of life.
     pub alive_by_grant_and_beat: bool,
-    /// Rule 9. Without it: a renewal that is answered after the deadline prolongs the lease.
+    /// Rule 9. Without it: a renewal whose response comes after the deadline prolongs the lease.
     pub lost_is_final: bool,
-    /// Rule 10. Without it: a client that finds another's record after a write with unknown outcome answers "held".
+    /// Rule 10. Without it: a client that finds another's record after a write with unknown outcome returns "held".
     pub may_have_held_is_lost: bool,
     /// Rule 11. Without it: a record that a copy of the client has renewed counts as one that the client's own earlier
     /// write left.
@@ -68,12 +68,12 @@ pub struct Safeguards {
     pub outer_bounds: bool,
     /// A create marks its record as newborn: the next token comes from the store's clock.
     pub newborn_mark: bool,
-    /// A create that was answered late or read back is written again before its grant is reported.
+    /// A create whose response was late or read back is written again before its grant is reported.
     pub late_creates_are_written_again: bool,
-    /// A release removes the newborn mark only from the record whose grant was answered in time, not from another one
-    /// that a late create of the same claim has left.
+    /// A release removes the newborn mark only from the record whose grant got its response in time, not from another
+    /// one that a late create of the same claim has left.
     pub only_the_answered_record_is_confirmed: bool,
-    /// Rule 10 also reads the record's history: a conflict may be the answer to a duplicate of a request whose first
+    /// Rule 10 also reads the record's history: a conflict may be the response to a duplicate of a request whose first
     /// copy was committed.
     pub history_tells: bool,
     /// Hand-off: a grant over no record has one token, since nothing shows which tokens were used before.

@@ -15,10 +15,10 @@ pub struct Scope {
     pub renewals: u8,
     /// How many times each grant may be passed on within its process. It has as many additional tokens.
     pub hand_offs: u8,
-    /// How many writes, in total, are given up before their answer arrives. Each may have been applied already, may be
-    /// applied later, or never.
+    /// How many writes, in total, are given up before their response arrives. Each may have been applied already,
+    /// may be applied later, or never.
     pub unanswered: u8,
-    /// How many writes, in total, arrive twice, at any two times. Either of the two may be answered.
+    /// How many writes, in total, arrive twice, at any two times. Either of the two may get the response.
     pub doubled: u8,
     /// How many live grants an operator evicts.
     pub evictions: u8,
@@ -57,7 +57,7 @@ impl Scope {
         store_clock: false,
     };
 
-    /// Two answers that are lost.
+    /// Two responses that are lost.
     pub const SILENCE: Self = Self { renewals: 1, unanswered: 2, ..Self::NETWORK };
 
     /// With an operator who evicts, and duplicated requests.
@@ -86,7 +86,7 @@ impl Scope {
     /// Takeovers by the store's clock.
     pub const STORE_CLOCK: Self = Self { renewals: 1, unanswered: 0, store_clock: true, ..Self::NETWORK };
 
-    /// Grants that are passed on while renewals are in progress and answers are lost.
+    /// Grants that are passed on while renewals are in progress and responses are lost.
     pub const HAND_OFF: Self = Self { any_clocks: false, renewals: 1, hand_offs: 2, ..Self::NETWORK };
 
     /// The same, for holders that are evicted.

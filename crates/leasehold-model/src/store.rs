@@ -263,7 +263,7 @@ impl Turn<'_> {
     }
 }
 
-/// One bit for each claim that may still answer "held".
+/// One bit for each claim that may still return "held".
 fn claims_that_may_be_judged(world: &World) -> u16 {
     let claim = |client: &Client| match client.task {
         Task::Acquire { claim, .. } => Some(claim),

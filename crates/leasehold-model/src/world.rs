@@ -58,7 +58,7 @@ impl Record {
 pub struct Request {
     /// Who sent it.
     pub from: Who,
-    /// Whether its sender waits for the answer.
+    /// Whether its sender waits for the response.
     pub awaited: bool,
     /// The expected record; `None` if there must be none.
     pub expect: Option<Record>,
@@ -81,7 +81,7 @@ pub struct Attempt {
     pub first: Token,
     /// Whether it creates the record.
     pub created: bool,
-    /// Whether its answer was lost.
+    /// Whether its response was lost.
     pub unknown: bool,
 }
 
@@ -94,14 +94,14 @@ pub enum Step {
     /// Nothing.
     #[default]
     Ready,
-    /// A read, and the answer once there is one.
+    /// A read, and the response once there is one.
     Reading {
         /// The time since it was sent; counted only if contenders use it.
         asked: Age,
         /// What was read; `Some(None)`: no record.
         answer: Option<Option<Record>>,
     },
-    /// A write of this record (`None`: a deletion), and the answer once there is one.
+    /// A write of this record (`None`: a deletion), and the response once there is one.
     Writing {
         /// What was sent.
         sent: Option<Record>,
@@ -117,7 +117,7 @@ pub struct Memo {
     pub record: Record,
     /// The record that they expect.
     pub version: Record,
-    /// Whether the grant was answered in time, so that its token is certain.
+    /// Whether the response to the grant arrived in time, so that its token is certain.
     pub confirmed: bool,
 }
 
@@ -134,7 +134,7 @@ pub enum Task {
     /// Nothing. It may ask again with a claim that it gave up.
     #[default]
     Idle,
-    /// Acquires. With no request under way and no attempts, it was answered "held" and waits.
+    /// Acquires. With no request under way and no attempts, it found the lock held and waits.
     Acquire {
         /// The id of the claim.
         claim: Grant,
@@ -256,7 +256,7 @@ pub struct Wrongs {
     pub low_token_told: bool,
     /// A guard that was lost came back.
     pub lost_came_back: bool,
-    /// A call answered "held" although its grant had been committed.
+    /// A call returned "held" although its grant had been committed.
     pub held_denied: bool,
     /// A client had watched a dead lease for as long as it can last, and did not get it.
     pub prolonged_by_others: bool,
@@ -300,7 +300,7 @@ pub struct World {
     pub copied: Option<Copied>,
     /// Whether the claim for which two servers act has had a grant that ended.
     pub shared_ended: bool,
-    /// Whether the client of that claim has released or withdrawn it. It then believes no answer any more.
+    /// Whether the client of that claim has released or withdrawn it. It then accepts no response any more.
     pub client_is_gone: bool,
     /// The violations.
     pub wrongs: Wrongs,

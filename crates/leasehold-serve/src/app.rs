@@ -86,7 +86,7 @@ pub(crate) struct App {
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Cancelled when the server stops: requests that wait are answered.
+    /// Cancelled when the server stops: requests that wait get their response.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
     pub(crate) examiner: Examiner,

@@ -110,7 +110,7 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` completes. Then requests that wait for a lock are answered with 503, those that are under way
+    /// Serves until `stop` completes. Then requests that wait for a lock get the response 503, those that are under way
     /// are finished, and no hold is released.
     ///
     /// # Errors

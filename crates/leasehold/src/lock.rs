@@ -55,7 +55,7 @@ pub struct Lock {
     for_another: bool,
     /// The queue of this lock, if it is one of several permits.
     permit_queue: Option<PermitQueue>,
-    /// Why the store does not answer the current acquisition.
+    /// Why the store does not respond to the current acquisition.
     trouble: StoreTrouble,
 }
 
@@ -114,8 +114,8 @@ impl Lock {
         self
     }
 
-    /// Sets how long to keep trying a store that does not answer. Defaults to 15 s, and to 5 min for an acquisition
-    /// that waits once the store has answered it.
+    /// Sets how long to keep trying a store that does not respond. Defaults to 15 s, and to 5 min for an acquisition
+    /// that waits once the store has responded to it.
     #[must_use]
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = Some(timeout);
@@ -191,7 +191,7 @@ impl Lock {
     /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
     ///
     /// While another task of this process acquires the lock, no second request is sent. The lock then counts as held,
-    /// by a [holder](Error::holder) that is unknown until the store has answered that task.
+    /// by a [holder](Error::holder) that is unknown until the store has responded to that task.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
@@ -224,7 +224,7 @@ impl Lock {
     ///
     /// # Errors
     /// [`ErrorKind::Held`] after the time limit, with the [holder](Error::holder), or [`ErrorKind::Unavailable`] if
-    /// the store had not answered by then; otherwise as [`acquire`](Self::acquire).
+    /// the store had not responded by then; otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.within(limit, |lock| async move { lock.acquire().await }).await
     }
@@ -392,7 +392,7 @@ impl Lock {
         }
     }
 
-    /// Starts to measure how long the store does not answer.
+    /// Starts to measure how long the store does not respond.
     pub(crate) fn outage(&self) -> Outage {
         Outage::new(self.locker.opened(), &self.name, self.store_timeout)
     }
@@ -401,7 +401,7 @@ impl Lock {
         self.locker.queues().of(name)
     }
 
-    /// The error of an acquisition of `name` without an answer from the store within `limit`.
+    /// The error of an acquisition of `name` without a response from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
         let store = self.locker.opened().shown();
         let mut message = format!("lock `{name}`: no response from {store} within {limit:.1?}");

@@ -94,7 +94,7 @@ pub enum Event<'a> {
         lock: Option<&'a LockName>,
         /// How long it took.
         took: Duration,
-        /// The answer.
+        /// The response.
         outcome: Outcome,
     },
     /// An acquisition begins to wait: another process holds the lock, or another task of this process holds or acquires
@@ -255,7 +255,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The answer to a request.
+/// The response to a request.
 ///
 /// ```
 /// use leasehold::{ErrorKind, observe::Outcome};
@@ -266,7 +266,7 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The store did what it was asked to do, or answered the question.
+    /// The store did what it was asked to do, or returned what was requested.
     Done,
     /// Another holder has the lock.
     Held,
@@ -274,7 +274,7 @@ pub enum Outcome {
     Lost,
     /// An error.
     Failed(ErrorKind),
-    /// There was no answer before the caller gave up: its time was over, or its future was dropped.
+    /// There was no response before the caller gave up: its time was over, or its future was dropped.
     GivenUp,
 }
 

@@ -21,14 +21,14 @@ pub(super) struct Gateway {
     _kept: JoinSet<()>,
 }
 
-/// An answer to `/v3/lease/grant`.
+/// The response to `/v3/lease/grant`.
 #[derive(Deserialize)]
 struct Granted {
     #[serde(rename = "ID")]
     id: String,
 }
 
-/// An answer to `/v3/lock/lock`.
+/// The response to `/v3/lock/lock`.
 #[derive(Deserialize)]
 struct Locked {
     key: String,

@@ -31,7 +31,7 @@ impl GcsLock {
         })
     }
 
-    /// Repeats a request until its answer is one of `answers`.
+    /// Repeats a request until its response is one of `answers`.
     async fn insist(&self, method: Method, url: &str, answers: &[StatusCode]) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -65,7 +65,7 @@ impl super::Client for GcsLock {
 
     async fn release(&self, held: String) -> Result<(), String> {
         let url = format!("{}/storage/v1/b/{}/o/{held}", self.endpoint, self.bucket);
-        // GCS answers 204. fake-gcs-server answers 200, which the original would not accept.
+        // GCS responds with 204. fake-gcs-server responds with 200, which the original would not accept.
         self.insist(Method::DELETE, &url, &[StatusCode::NO_CONTENT, StatusCode::OK]).await;
         Ok(())
     }

@@ -10,7 +10,7 @@ pub(super) fn client() -> Result<Client, String> {
     client.map_err(|error| error.to_string())
 }
 
-/// The body of a successful answer. It is read in full: only then can the connection be used again.
+/// The body of a successful response. It is read in full: only then can the connection be used again.
 pub(super) async fn send(request: RequestBuilder, body: &Value) -> Result<Vec<u8>, String> {
     let request = request.header("content-type", "application/json").body(body.to_string());
     let answer = request.send().await.map_err(|error| format!("{error:?}"))?;

@@ -43,7 +43,7 @@ pub(super) struct Held {
     ticket: String,
 }
 
-/// An answer to `/v1/holds`.
+/// The response to `/v1/holds`.
 #[derive(Deserialize)]
 struct Granted {
     ticket: String,

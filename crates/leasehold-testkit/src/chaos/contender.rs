@@ -20,7 +20,7 @@ pub enum Attempt {
 /// How to end a hold.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
-    /// Releases the lock and waits for the answer.
+    /// Releases the lock and waits for the response.
     Release,
     /// Drops the guard.
     Drop,

@@ -19,7 +19,7 @@ pub enum Kind {
     KillWaiter,
     /// The holder cannot reach the store for longer than its lease.
     CutHolder,
-    /// Workers' requests are applied, and the answers are lost.
+    /// Workers' requests are applied, and the responses are lost.
     LoseAnswers,
     /// Connections break, and requests with them.
     CutConnections,
@@ -29,7 +29,7 @@ pub enum Kind {
     DelayAnswers,
     /// Requests arrive twice.
     DoubleRequests,
-    /// Requests arrive twice, and the second answer is returned.
+    /// Requests arrive twice, and the second response is returned.
     GiveSecondAnswer,
     /// The store reports that it is overloaded.
     Unavailable,

@@ -1,5 +1,5 @@
 //! The servers of a scenario, which can be killed and restarted on the same data and port, and the proxies between
-//! them and the workers, which inject faults into requests and answers.
+//! them and the workers, which inject faults into requests and responses.
 
 use std::fmt;
 use std::io;

@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Opens the lock. Retries if the store does not answer.
+    /// Opens the lock. Retries if the store does not respond.
     async fn contender(&mut self) -> Box<dyn Contender> {
         let Orders { kind, store, lock, ttl, who, .. } = self.orders.clone();
         match kind {

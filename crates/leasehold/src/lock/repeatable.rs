@@ -1,4 +1,4 @@
-//! Acquisitions that may be repeated: a caller that got no answer asks again, perhaps another process.
+//! Acquisitions that may be repeated: a caller that got no response sends the request again, perhaps another process.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::ticket::{HeldTicket, Ticket};
 impl Lock {
     /// Acquires the lock as a [`Ticket`], under an `id` that the caller chose, waiting for at most `limit`.
     ///
-    /// For servers whose clients repeat a request that was not answered, perhaps at another server. A call with the same
+    /// For servers whose clients repeat a request that got no response, perhaps at another server. A call with the same
     /// id, in any process, returns the same hold, renewed. Once that hold has ended, the id is spent: a further call
     /// fails with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store knows this for the lock's latest grants, as many
     /// as its [history](crate::Status::history) has.
@@ -40,7 +40,7 @@ impl Lock {
     /// let locker = leasehold::Locker::open("mem:").await?;
     /// let (lock, id) = (locker.lock("deploy"), Id::random(&Random::from_os()));
     /// let first = lock.acquire_ticket(id, Duration::ZERO).await?;
-    /// let again = lock.acquire_ticket(id, Duration::ZERO).await?; // its answer was lost, and the client asks again
+    /// let again = lock.acquire_ticket(id, Duration::ZERO).await?; // its response was lost, and the client repeats it
     /// assert!(again.ticket().token() >= first.ticket().token());
     ///
     /// locker.release(again.ticket()).await?;
@@ -138,7 +138,7 @@ impl Lock {
         )
     }
 
-    /// The error while another task of this process acquires `name`, and the store has not answered it yet.
+    /// The error while another task of this process acquires `name`, and the store has not responded to it yet.
     pub(super) fn unknown_holder(&self, name: &crate::LockName) -> Error {
         Error::held_as(
             format!("lock `{name}` is being acquired by another task of this process"),

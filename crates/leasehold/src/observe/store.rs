@@ -56,11 +56,11 @@ impl ObservedStore {
             lock = lock.map(tracing::field::display),
             outcome = Empty
         );
-        // Reported as given up if it is dropped before there is an answer.
+        // Reported as given up if it is dropped before there is a response.
         Request { store: self, operation, lock, began, span, outcome: Outcome::GivenUp }
     }
 
-    /// Awaits the answer to a request, whose outcome `judge` names.
+    /// Awaits the response to a request, whose outcome `judge` names.
     async fn asked<T>(
         &self,
         operation: Operation,
@@ -74,7 +74,7 @@ impl ObservedStore {
         answer
     }
 
-    /// Awaits the answer to an eviction, for the reason `why`.
+    /// Awaits the response to an eviction, for the reason `why`.
     async fn evicted(
         &self,
         lock: &LockName,
