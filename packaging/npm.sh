@@ -68,6 +68,7 @@ npm_platform() {
 # As users install it: from a registry, here one on this machine that has nothing but these packages.
 try_npm() {
     local registry
+    touch "$scratch/registry" # It is read before the server has opened it.
     packaging/npm-registry.py "$out" >"$scratch/registry" 2>"$scratch/registry.log" &
     server=$!
     while registry=$(cat "$scratch/registry") && [[ -z $registry ]]; do
