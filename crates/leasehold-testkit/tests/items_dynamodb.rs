@@ -218,7 +218,7 @@ async fn a_job_that_only_tries_takes_over_from_a_dead_client(table: &Table) {
 async fn a_cooldown_keeps_another_client_waiting(table: &Table) {
     let locker = table.locker().await;
     let env = locker.store().env().clone();
-    let ttl = leasehold::lease::Ttl::new(Duration::from_secs(2)).unwrap();
+    let ttl = leasehold::lease::Ttl::new(Duration::from_secs(60)).unwrap();
     let claim = leasehold::lease::Claim::new(&env, lock(), ttl, leasehold::Holder::this_process());
     let leasehold::lease::AcquireOutcome::Granted(mut grant) =
         locker.store().try_acquire(&claim).await.unwrap()
