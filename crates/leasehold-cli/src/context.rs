@@ -44,17 +44,12 @@ impl Context {
     /// Writes the log to stderr, with `-v`.
     pub(crate) fn start_log(&self) {
         if self.output.verbose {
-            self.log(None);
+            self.start_log_of_server(None);
         }
     }
 
     /// Writes the log to stderr: warnings even without `-v`. `spans` gets the spans.
-    #[cfg(feature = "serve")]
     pub(crate) fn start_log_of_server(&self, spans: Option<LogLayer>) {
-        self.log(spans);
-    }
-
-    fn log(&self, spans: Option<LogLayer>) {
         let level = match self.common.verbose {
             0 => "warn",
             1 => "debug",

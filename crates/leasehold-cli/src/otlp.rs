@@ -34,9 +34,7 @@ pub(crate) struct Traces(SdkTracerProvider);
 impl Traces {
     /// Starts to export spans, if the environment names an endpoint.
     pub(crate) fn start() -> Result<Option<Self>, Failure> {
-        if !is_wanted() {
-            return Ok(None);
-        }
+        let Some((endpoint, url)) = first_of(ENDPOINTS).filter(|_| !is_off()) else { return Ok(None) };
         if let Some((name, protocol)) = first_of(PROTOCOLS)
             && protocol != PROTOCOL
         {
@@ -46,10 +44,8 @@ impl Traces {
                 PROTOCOLS[0]
             )));
         }
-        if let Some((name, url)) = first_of(ENDPOINTS)
-            && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
-        {
-            let message = format!("{name} is not a URL that begins with http:// or https://");
+        if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+            let message = format!("{endpoint} is not a URL that begins with http:// or https://");
             return Err(Failure::usage(message).with_help("for example http://localhost:4318"));
         }
         let exporter = opentelemetry_otlp::SpanExporter::builder().with_http().build().map_err(|error| {
@@ -98,10 +94,9 @@ fn first_of<const N: usize>(names: [&'static str; N]) -> Option<(&'static str, S
     names.into_iter().find_map(|name| Some((name, variable(name)?)))
 }
 
-fn is_wanted() -> bool {
-    let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
-        || variable("OTEL_TRACES_EXPORTER").is_some_and(|exporter| exporter != "otlp");
-    !is_off && first_of(ENDPOINTS).is_some()
+fn is_off() -> bool {
+    variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+        || variable("OTEL_TRACES_EXPORTER").is_some_and(|exporter| exporter != "otlp")
 }
 
 /// What the environment says about this process. Its name is `leasehold`, if the environment has none.

@@ -58,13 +58,11 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
 }
 
 fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
-    // The server starts its log itself.
-    #[cfg(feature = "serve")]
-    let has_log = matches!(subcommand, Subcommand::Serve(_));
-    #[cfg(not(feature = "serve"))]
-    let has_log = false;
-    if !has_log {
-        context.start_log();
+    match subcommand {
+        // The server starts its log itself.
+        #[cfg(feature = "serve")]
+        Subcommand::Serve(_) => {}
+        _ => context.start_log(),
     }
     match subcommand {
         Subcommand::Run(args) => on(run_runtime(), run::run(context, args)),

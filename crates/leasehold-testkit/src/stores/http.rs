@@ -97,7 +97,7 @@ impl TestStore for Http {
         );
         const REPLICAS: Scenario = Scenario::store(
             "http-replicas",
-            |folder, workers| Proxied::start_replicas(&Replica, 3, folder, workers),
+            |folder, workers| Proxied::start_replicas(&Serve, 3, folder, workers),
             &[Fault::StopServer, Fault::KillServer],
         );
         const ALL: &[Scenario] = &[HTTP, REPLICAS];
@@ -120,9 +120,12 @@ struct Serve;
 #[async_trait]
 impl Launch for Serve {
     fn command(&self, address: &str, folder: &Path) -> Command {
+        let secret = folder.join("secret");
+        // If this fails, the server reports that it cannot read the file.
+        let _ = std::fs::write(&secret, "the secret of all servers in this folder");
         let mut server = Command::new(leasehold().expect("the path of this program"));
         server.arg("--store").arg(format!("sqlite:{}", folder.join(LOCKS).display()));
-        server.args(["serve", "--listen", address]);
+        server.args(["serve", "--listen", address, "--secret-file"]).arg(secret);
         server
     }
 
@@ -135,27 +138,5 @@ impl Launch for Serve {
 
     fn options(&self, address: &str) -> Vec<String> {
         options(&[("--server", &format!("http://{address}"))])
-    }
-}
-
-/// One of several servers with the same locks and secret.
-#[cfg(feature = "chaos")]
-#[derive(Debug)]
-struct Replica;
-
-#[cfg(feature = "chaos")]
-#[async_trait]
-impl Launch for Replica {
-    fn command(&self, address: &str, folder: &Path) -> Command {
-        let secret = folder.join("secret");
-        // A server says so if it cannot read it.
-        let _ = std::fs::write(&secret, "the secret of all replicas in a test");
-        let mut server = Serve.command(address, folder);
-        server.arg("--secret-file").arg(secret);
-        server
-    }
-
-    async fn make_store(&self, address: &str) -> io::Result<String> {
-        Serve.make_store(address).await
     }
 }
