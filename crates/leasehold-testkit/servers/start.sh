@@ -5,10 +5,14 @@
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
 servers=()
 declare -A stop_signals=()                    # by process id, where it is not TERM
-scratch=
+scratch=                                      # the folder of their data and logs
+
+make_scratch() {
+    scratch=$(mktemp -d "${TMPDIR:-/tmp}/leasehold-test.XXXXXX")
+}
 
 start_servers() {
-    scratch=$(mktemp -d "${TMPDIR:-/tmp}/leasehold-test.XXXXXX")
+    [[ -n $scratch ]] || make_scratch
     set_credentials
     # If a server does not start, it prints an error and its tests fail. The others are started anyway.
     local server failed=0
