@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold::lease::{LeaseStore, StoreOptions, Ttl};
+use leasehold::lease::{LeaseStore, StoreOptions};
 use leasehold::register::{Deleted, Register};
 use leasehold::stores::STORES;
 use leasehold::url::StoreUrl;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::conformance::Harness;
 use crate::servers::{Server, with_option};
-use crate::test_store::{Kind, Reaper, Storage, TestStore};
+use crate::test_store::{Reaper, Storage, TestStore};
 
 /// Fresh storage at a store URL. Its files are deleted when it is dropped.
 pub struct Fresh {
@@ -99,16 +99,11 @@ impl Harness for Fresh {
     }
 
     fn ttl(&self) -> Duration {
-        match (self.storage.ttls, self.storage.kind) {
-            (Some((shortest, _)), _) => shortest,
-            // Requests queue at a server that handles one at a time.
-            (None, Kind::Serial) => Duration::from_secs(5),
-            (None, _) => Duration::from_secs(2),
-        }
+        self.storage.ttl
     }
 
     fn longest_ttl(&self) -> Duration {
-        self.storage.ttls.map_or(Ttl::MAX, |(_, longest)| longest)
+        self.storage.longest_ttl
     }
 
     fn limit(&self) -> Duration {

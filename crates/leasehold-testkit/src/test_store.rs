@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
+use leasehold::lease::Ttl;
 
 #[cfg(feature = "chaos")]
 use crate::chaos::scenario::Scenario;
@@ -74,25 +75,34 @@ pub struct Storage {
     pub options: &'static str,
     /// The suites that it supports.
     pub kind: Kind,
-    /// The shortest and the longest ttl, if it does not have all.
-    pub ttls: Option<(Duration, Duration)>,
+    /// The ttl of leases that must lapse or be renewed in a test.
+    pub ttl: Duration,
+    /// The longest ttl that it has.
+    pub longest_ttl: Duration,
 }
 
 impl Storage {
     /// The storage of `server`, without options.
     pub const fn at(name: &'static str, server: Server, kind: Kind) -> Self {
-        Self { name, server: Some(server), options: "", kind, ttls: None }
+        Self { server: Some(server), ..Self::local(name, kind) }
     }
 
     /// A file or the memory of this process.
     pub const fn local(name: &'static str, kind: Kind) -> Self {
-        Self { name, server: None, options: "", kind, ttls: None }
+        Self { name, server: None, options: "", kind, ttl: Duration::from_secs(2), longest_ttl: Ttl::MAX }
     }
 
-    /// The same with no other ttls than these.
+    /// The same with another ttl: the shortest one that it has, or a longer one for a slow server, whose response must
+    /// arrive while the lease is valid.
     #[must_use]
-    pub const fn with_ttls(self, shortest: Duration, longest: Duration) -> Self {
-        Self { ttls: Some((shortest, longest)), ..self }
+    pub const fn with_ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    /// The same without longer ttls.
+    #[must_use]
+    pub const fn with_longest_ttl(self, longest_ttl: Duration) -> Self {
+        Self { longest_ttl, ..self }
     }
 
     /// The same with the `options` of its store URL.

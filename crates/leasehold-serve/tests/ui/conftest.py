@@ -3,13 +3,16 @@
 import os
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
-from locks import Site, populate
+from locks import LIMIT, Site, populate
 
 BINARY = os.environ.get("LEASEHOLD", "target/debug/leasehold")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
+
+
+expect.set_options(timeout=LIMIT * 1_000)
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +49,9 @@ def open_page(browser):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(LIMIT * 1_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        # A server that was killed, or an answer with a status of an error, is no complaint about the page.
+        # A server that was killed, or a response with the status of an error, is no complaint about the page.
         page.on("console", lambda message: complaints.append(message.text)
                 if message.type in ("error", "warning") and "Failed to load resource" not in message.text else None)
         if token:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+LIMIT = 120  # seconds, for what must happen: a busy machine needs some
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script> \u202eevil"
 HOSTILE_NAME = "odd/<script>document.title='hacked'</script> & \"quotes\""
 
@@ -35,7 +36,7 @@ class Site:
             process.send_signal(signal.SIGCONT)
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(LIMIT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -46,7 +47,7 @@ class Site:
 
     def command(self, *arguments, check=True):
         done = subprocess.run(
-            [self.binary, *arguments], env=self.environment(), capture_output=True, text=True, timeout=120
+            [self.binary, *arguments], env=self.environment(), capture_output=True, text=True, timeout=LIMIT
         )
         if check and done.returncode != 0:
             raise AssertionError(f"leasehold {' '.join(arguments)}: {done.stderr}")
@@ -106,7 +107,7 @@ def viewers(address):
 
 
 def count(address, attribute):
-    page = urllib.request.urlopen(f"{address}/ui/store", timeout=30).read().decode()
+    page = urllib.request.urlopen(f"{address}/ui/store", timeout=LIMIT).read().decode()
     return int(page.split(f'{attribute}="')[1].split('"')[0])
 
 

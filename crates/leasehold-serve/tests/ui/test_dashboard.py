@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
-from locks import HOSTILE, HOSTILE_NAME, requests, viewers
+from locks import HOSTILE, HOSTILE_NAME, LIMIT, requests, viewers
 
 PAGES = ["/ui/", "/ui/?prefix=deploy/&state=held&sort=waiting", "/ui/?find=nothing-like-this", "/ui/lock/deploy/prod/api",
          "/ui/lock/" + quote(HOSTILE_NAME), "/ui/waiting", "/ui/activity", "/ui/store", "/ui/evict/deploy/prod/api", "/ui/sign-in"]
@@ -40,16 +41,17 @@ def test_names_and_notes_are_text(full, open_page):
         assert page.locator("main script, main img").count() == 0
     page.click("nav[aria-label=Pages] >> text=Locks")
     page.click(f"a.name >> text={HOSTILE_NAME.split('/', 1)[0]}")
-    assert page.inner_text("h1") == HOSTILE_NAME
+    expect(page.locator("h1")).to_have_text(HOSTILE_NAME)
 
 
 def test_pages_work_without_javascript(full, open_page):
     page = open_page(full.server.address + "/ui/", java_script_enabled=False)
     assert page.locator("tbody tr").count() > 25
     page.click(".states >> text=Overdue")
-    assert page.locator("tbody tr").count() == 2 and "may be taken over" in page.inner_text("tbody")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    assert "may be taken over" in page.inner_text("tbody")
     page.click("tbody a.name >> nth=0")
-    assert page.inner_text("h1") == "backup/db-1"
+    expect(page.locator("h1")).to_have_text("backup/db-1")
 
 
 def test_rows_change_in_place_and_keep_the_focus(site, open_page):
@@ -139,7 +141,7 @@ def test_evicting_with_the_keyboard_alone(site, open_page):
     press("Enter")
     page.wait_for_url("**/ui/lock/deploy/prod")
     page.locator("section[data-lock] >> text=bob").wait_for()
-    assert holder.wait(60) == 122, "the holder learns that it lost the lock"
+    assert holder.wait(LIMIT) == 122, "the holder learns that it lost the lock"
     page.goto(server.address + "/ui/activity")
     assert "the build hangs <b>again</b>" in page.inner_text("main")
 
@@ -153,8 +155,9 @@ def test_an_eviction_that_comes_too_late_shows_the_change(site, open_page):
     page.fill("#confirm", "deploy")
     page.fill("#reason", "hangs")
     page.click("main button")
+    page.get_by_text("Nothing was evicted").wait_for()
     text = page.inner_text("main")
-    assert "Nothing was evicted" in text and "alice" in text and "bob" in text
+    assert "alice" in text and "bob" in text
     assert site.show("deploy")["holder"]["name"] == "bob"
 
 
@@ -269,8 +272,10 @@ def test_forms_and_findings_fit_and_are_accessible(site, open_page, scheme, widt
     check("findings")
     page.goto(server.address + "/ui/lock/deploy/prod")
     check("free")
+    page.evaluate(HIDE, True)  # so that the page keeps the form when another process acquires the lock
+    until(lambda: viewers(server.address) == 0, page)
     site.acquire("deploy/prod", owner="bob", note="a deploy")
-    page.evaluate("document.querySelector('form.stack').submit()")  # as it was shown before
+    page.evaluate("document.querySelector('form.stack').submit()")
     page.locator("main [role=alert]").wait_for()
     check("taken")
     page.goto(server.address + "/ui/lock/mine")
@@ -328,12 +333,13 @@ def asks_nothing(server, page, who):
     """For 3 s, more than the longest pause between two requests for a viewer. That nothing happens has no event."""
     before = requests(server.address)
     page.wait_for_timeout(3_000) if page else time.sleep(3)
-    assert requests(server.address) == before, f"{who} costs the store nothing"
+    # A request counts when it ends: one may have been under way.
+    assert requests(server.address) <= before + 1, f"{who} costs the store nothing"
 
 
 def until(happened, page=None):
     """Asks the server until it says so: it has no event for its own counts."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT
     while not happened():
-        assert time.monotonic() < end, "it did not happen within 30 s"
+        assert time.monotonic() < end, f"it did not happen within {LIMIT} s"
         page.wait_for_timeout(50) if page else time.sleep(0.05)

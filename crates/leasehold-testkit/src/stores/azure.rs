@@ -78,7 +78,7 @@ impl TestStore for Azure {
             let leases = Storage::at("azure_lease", Server::AZURITE, Kind::Alone).with("protocol=lease");
             &[
                 Storage::at("azure", Server::AZURITE, Kind::Http),
-                leases.with_ttls(Duration::from_secs(15), Duration::from_secs(60)),
+                leases.with_ttl(Duration::from_secs(15)).with_longest_ttl(Duration::from_secs(60)),
             ]
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
@@ -44,7 +45,10 @@ impl TestStore for Gcs {
         const {
             &[
                 Storage::at("gcs", Server::FAKE_GCS, Kind::Http),
-                Storage::at("gcs_existence", Server::FAKE_GCS, Kind::Alone).with("protocol=existence"),
+                // Some responses of fake-gcs-server take longer than a second on a busy machine.
+                Storage::at("gcs_existence", Server::FAKE_GCS, Kind::Alone)
+                    .with("protocol=existence")
+                    .with_ttl(Duration::from_secs(5)),
             ]
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::LockName;
@@ -54,9 +55,12 @@ impl TestStore for S3 {
         const {
             &[
                 Storage::at("s3_minio", Server::MINIO, Kind::Http),
-                Storage::at("s3_moto", Server::MOTO, Kind::Serial),
+                // Requests queue at a server that handles one at a time.
+                Storage::at("s3_moto", Server::MOTO, Kind::Serial).with_ttl(Duration::from_secs(5)),
                 // The existence protocol has no tokens.
-                Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone).with("protocol=existence"),
+                Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone)
+                    .with("protocol=existence")
+                    .with_ttl(Duration::from_secs(5)),
             ]
         }
     }
