@@ -1,7 +1,7 @@
 //! Observers and spans: each event once and in order, and spans below the caller's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, name};
@@ -12,7 +12,7 @@ use leasehold_testkit::fault::{Kind, Outcome as Fault};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Dispatch, Instrument as _, Subscriber, info_span};
+use tracing::{Dispatch, Instrument as _, Level, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 
@@ -478,6 +478,40 @@ async fn the_span_of_a_hold_ends_at_the_deadline() {
     guard.lost().await;
     client.env.sleep(TTL * 3).await;
     assert_eq!(holds(&spans), ["leasehold.hold <  [leasehold.acquire x lost]"]);
+}
+
+/// Uses the guard while the loss is logged, as a subscriber may.
+#[derive(Clone, Default)]
+struct UsesTheGuard {
+    guard: Arc<OnceLock<Guard>>,
+    remaining: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl<S: Subscriber> Layer<S> for UsesTheGuard {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if *event.metadata().level() == Level::WARN
+            && let Some(guard) = self.guard.get()
+        {
+            self.remaining.lock().unwrap().push(guard.remaining());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_may_use_the_guard_whose_loss_is_logged() {
+    let spans = Spans::default();
+    let _default = record(&spans);
+    let subscriber = UsesTheGuard::default();
+    let _default = tracing::subscriber::set_default(Registry::default().with(subscriber.clone()));
+    let world = world().await;
+    let client = world.observer(1);
+    let locker = Locker::new(client.leases.clone());
+    // Its deadline passes, which the guard notices itself.
+    let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
+    client.network.every(Kind::Write, Fault::Stalled);
+    subscriber.guard.set(guard).unwrap();
+    subscriber.guard.get().unwrap().lost().await;
+    assert_eq!(*subscriber.remaining.lock().unwrap(), [Duration::ZERO]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,6 +64,8 @@ impl PostgresServer {
             "unix_socket_directories=",
             "fsync=off",
             "max_connections=200",
+            // In its folder: a server that was killed would leave segments of shared memory.
+            "dynamic_shared_memory_type=mmap",
         ];
         let address = format!("127.0.0.1:{}", &port["port=".len()..]);
         let mut server = Self { folder: data, address, process: None };

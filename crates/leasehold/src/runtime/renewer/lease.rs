@@ -118,22 +118,18 @@ impl Lease {
     /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
     pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
-        let mut closed = None;
-        let loss = self.state(|state| match state {
-            State::Held { deadline, .. } if !deadline.passed(now) => None,
-            State::Held { last_error, span, .. } => {
-                let loss = grant.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
-                tracing::warn!(%loss, "lock lost");
-                closed = span.take();
-                *state = State::Lost(Box::new(loss.clone()));
-                self.over.cancel();
-                Some(loss)
-            }
+        let expired = self.state(|state| match state {
+            State::Held { deadline, last_error, .. } if deadline.passed(now) => Some(last_error.take()),
+            State::Held { .. } | State::Lost(_) | State::Ended(_) => None,
+        });
+        if let Some(last_error) = expired {
+            self.lose(grant.loss(LossReason::Expired { last_error: last_error.map(Into::into) }));
+        }
+        self.state(|state| match state {
+            State::Held { .. } => None,
             State::Lost(loss) => Some(Loss::clone(loss)),
             State::Ended(_) => Some(grant.loss(LossReason::Ended)),
-        });
-        close(closed, "lost");
-        loss
+        })
     }
 
     /// Completes when the lease is lost. Never completes if it was released.
@@ -202,17 +198,21 @@ impl Lease {
         })
     }
 
+    /// Records a loss, unless the lease is over.
     pub(super) fn lose(&self, loss: Loss) {
-        let mut closed = None;
-        self.state(|state| {
-            if let State::Held { span, .. } = state {
-                tracing::warn!(%loss, "lock lost");
-                closed = span.take();
-                *state = State::Lost(Box::new(loss));
+        let lost = self.state(|state| match state {
+            State::Held { span, .. } => {
+                let span = span.take();
+                *state = State::Lost(Box::new(loss.clone()));
+                Some(span)
             }
+            State::Lost(_) | State::Ended(_) => None,
         });
         self.over.cancel();
-        close(closed, "lost");
+        if let Some(span) = lost {
+            tracing::warn!(%loss, "lock lost");
+            close(span, "lost");
+        }
     }
 
     /// Lost is final: a renewal that is confirmed after the loss changes nothing (rule 9). Returns what was left of the
