@@ -232,6 +232,27 @@ impl Caller {
             .any(|(prefix, rights)| name.starts_with(prefix.as_str()) && rights.contains(&right))
     }
 
+    /// The prefixes of those names that begin with `prefix` and that it may read. None of them is a prefix of another.
+    pub(crate) fn readable(&self, prefix: &str) -> Vec<String> {
+        let rules = self.rights.iter().filter(|(_, rights)| rights.contains(&Right::Read));
+        let mut readable: Vec<&str> = rules
+            .filter_map(|(rule, _)| match (prefix.starts_with(rule.as_str()), rule.starts_with(prefix)) {
+                (true, _) => Some(prefix),
+                (false, true) => Some(rule.as_str()),
+                (false, false) => None,
+            })
+            .collect();
+        // A prefix comes directly before the names that begin with it.
+        readable.sort_unstable();
+        let mut disjoint: Vec<String> = Vec::new();
+        for prefix in readable {
+            if !disjoint.last().is_some_and(|last| prefix.starts_with(last.as_str())) {
+                disjoint.push(prefix.to_owned());
+            }
+        }
+        disjoint
+    }
+
     /// Its rights: the prefixes of names, and what it may do with such locks.
     pub(crate) fn rights(&self) -> &[(String, Vec<Right>)] {
         &self.rights

@@ -22,6 +22,7 @@ use crate::feed::{Feed, FeedEvent};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::readiness::Readiness;
 use crate::tls::{CertificateNames, Tls};
 use crate::waits::Waits;
 
@@ -90,6 +91,7 @@ pub(crate) struct App {
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
     pub(crate) examiner: Examiner,
+    pub(crate) readiness: Readiness,
     access: Access,
     hosts: Hosts,
     audit: Option<Audit>,
@@ -102,6 +104,8 @@ impl App {
     pub(crate) fn new(locker: Locker, settings: Settings, address: SocketAddr, audit: Option<Audit>) -> Self {
         let metrics = Arc::new(Metrics::new(locker.capabilities().store));
         let locker = locker.observed_by(metrics.clone());
+        let hosts =
+            Hosts::of(address, &settings.hosts, settings.access.needs_token(), settings.tls.is_some());
         Self {
             feed: Arc::new(Feed::new(&locker)),
             metrics,
@@ -112,8 +116,9 @@ impl App {
             stopping: CancellationToken::new(),
             dashboard: settings.dashboard,
             examiner: Examiner::default(),
+            readiness: Readiness::default(),
             access: settings.access,
-            hosts: Hosts::of(address, &settings.hosts, settings.tls.is_some()),
+            hosts,
             secret: settings.secret,
         }
     }

@@ -20,6 +20,8 @@ pub(crate) struct Audit(Mutex<Log>);
 #[derive(Debug)]
 struct Log {
     file: File,
+    /// Whether it ends with a part of a line, which a full disk or a crash has left.
+    is_torn: bool,
     /// The SHA-256 of the last line; empty if there is none.
     last: String,
 }
@@ -53,17 +55,20 @@ impl Audit {
         let lines = text.trim_ascii_end();
         let last = lines.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
         let last = if last.is_empty() { String::new() } else { digest(last) };
-        Ok(Self(Mutex::new(Log { file, last })))
+        let is_torn = text.last().is_some_and(|byte| *byte != b'\n');
+        Ok(Self(Mutex::new(Log { file, is_torn, last })))
     }
 
     /// Appends what `principal` did.
     pub(crate) fn record(&self, event: &FeedEvent, principal: &str) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = if log.is_torn { "\n" } else { "" };
         let line = Line { event, principal, previous: &log.last };
         let written = serde_json::to_string(&line).map_err(io::Error::other).and_then(|line| {
             // In one piece, so that no part of a line is left behind by another writer.
-            log.file.write_all(format!("{line}\n").as_bytes()).map(|()| digest(line.as_bytes()))
+            log.file.write_all(format!("{begin}{line}\n").as_bytes()).map(|()| digest(line.as_bytes()))
         });
+        log.is_torn = written.is_err();
         match written {
             Ok(digest) => log.last = digest,
             Err(error) => tracing::error!(%error, "the audit log cannot be written"),
@@ -96,6 +101,22 @@ mod tests {
         let second: Value = serde_json::from_str(lines[1]).unwrap();
         assert_eq!((&second["principal"], &second["lock"]), (&"ops".into(), &"x".into()));
         assert_eq!(second["previous"], digest(lines[0].as_bytes()));
+    }
+
+    #[test]
+    fn a_part_of_a_line_spoils_no_other_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let name = LockName::new("x").unwrap();
+        let record = || Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), "ci");
+        record();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"type\":").unwrap();
+        record();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[1]), (3, "{\"type\":"));
+        let last: Value = serde_json::from_str(lines[2]).unwrap();
+        assert_eq!(last["previous"], digest(lines[1].as_bytes()), "no line can be removed unnoticed");
     }
 
     #[test]

@@ -18,8 +18,8 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
 
-use self::known::Known;
-pub(crate) use self::known::Look;
+use self::known::{Known, Step};
+pub(crate) use self::known::{Look, MOST_LOCKS};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::{LockDetail, LockView};
 
@@ -27,10 +27,6 @@ use crate::view::{LockDetail, LockView};
 const KEPT: usize = 1_000;
 /// The pause between two looks at a lock: five requests in a second.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often the names are listed.
-const LIST: Duration = Duration::from_secs(15);
-/// How many locks of a prefix are watched at most.
-pub(crate) const MOST_LOCKS: usize = 500;
 
 /// Something that happened to a lock.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -107,7 +103,7 @@ struct Recent {
 /// A viewer. Dropping it ends the view.
 pub(crate) struct Viewer {
     feed: Arc<Feed>,
-    prefix: String,
+    prefixes: Vec<String>,
     /// Events that it missed.
     pub(crate) missed: Vec<Numbered>,
     /// Whether it missed more than are kept, so that it must read everything again.
@@ -118,11 +114,8 @@ pub(crate) struct Viewer {
 impl Drop for Viewer {
     fn drop(&mut self) {
         let mut known = self.feed.known();
-        if let Some(viewers) = known.interests.get_mut(&self.prefix) {
-            *viewers -= 1;
-            if *viewers == 0 {
-                known.interests.remove(&self.prefix);
-            }
+        for prefix in &self.prefixes {
+            known.leave(prefix);
         }
         drop(known);
         self.feed.viewers.send_modify(|viewers| *viewers -= 1);
@@ -143,6 +136,12 @@ impl Feed {
         }
     }
 
+    /// The locker whose requests are counted.
+    #[cfg(test)]
+    pub(crate) fn locker(&self) -> &Locker {
+        &self.locker
+    }
+
     fn recent(&self) -> MutexGuard<'_, Recent> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,9 +155,20 @@ impl Feed {
         &self.meter
     }
 
-    /// Looks at a lock for a viewer.
+    /// Reads a lock for a page. The viewers of the lock need no other request for it.
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
-        self.locker.inspect(name).await.map(|status| LockDetail::of(&status))
+        let look = self.look(name).await?;
+        let detail = look.detail.clone();
+        if self.known().watches(name) {
+            self.record(name, look);
+        }
+        Ok(detail)
+    }
+
+    async fn look(&self, name: &LockName) -> leasehold::Result<Look> {
+        let at = self.locker.store().env().now();
+        let status = self.locker.inspect(name).await?;
+        Ok(Look { detail: LockDetail::of(&status), at })
     }
 
     /// The names that begin with `prefix` in order, at most `most`.
@@ -168,9 +178,14 @@ impl Feed {
         Ok(names)
     }
 
-    /// The locks under `prefix` as they were seen lately; `None` if they are not watched.
-    pub(crate) fn seen(&self, prefix: &str) -> Option<Vec<Look>> {
-        self.known().under(prefix)
+    /// The locks under `prefixes` as they were seen lately; `None` if one of them is not watched.
+    pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<Look>> {
+        let known = self.known();
+        prefixes
+            .iter()
+            .map(|prefix| known.under(prefix))
+            .collect::<Option<Vec<_>>>()
+            .map(|looks| looks.concat())
     }
 
     /// The lock `name` as it was seen lately; `None` if it is not watched.
@@ -190,11 +205,7 @@ impl Feed {
             && self.viewers() > 0
             && let Ok(name) = LockName::new(&event.lock)
         {
-            let mut known = self.known();
-            let is_watched = known.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
-            if is_watched && !known.urgent.contains(&name) {
-                known.urgent.push_back(name);
-            }
+            self.known().changed(name);
         }
         let mut recent = self.recent();
         recent.last += 1;
@@ -228,8 +239,8 @@ impl Feed {
         *self.viewers.borrow()
     }
 
-    /// A new viewer of the locks under `prefix`, which has seen everything up to the event with the id `seen`.
-    pub(crate) fn view(self: &Arc<Self>, prefix: &str, seen: Option<&str>) -> Viewer {
+    /// A new viewer of the locks under `prefixes`, which has seen everything up to the event with the id `seen`.
+    pub(crate) fn view(self: &Arc<Self>, prefixes: Vec<String>, seen: Option<&str>) -> Viewer {
         let recent = self.recent();
         let receiver = self.sender.subscribe();
         let (missed, has_gap) = match seen.map(|seen| self.number(seen)) {
@@ -243,13 +254,17 @@ impl Feed {
             }
         };
         drop(recent);
-        *self.known().interests.entry(prefix.to_owned()).or_default() += 1;
+        let mut known = self.known();
+        for prefix in &prefixes {
+            known.join(prefix);
+        }
+        drop(known);
         self.viewers.send_modify(|viewers| *viewers += 1);
-        Viewer { feed: self.clone(), prefix: prefix.to_owned(), missed, has_gap, receiver }
+        Viewer { feed: self.clone(), prefixes, missed, has_gap, receiver }
     }
 
     /// Reads the locks as long as there are viewers, and sends them what has changed. Never ends.
-    pub(crate) async fn look(&self) {
+    pub(crate) async fn watch(&self) {
         let mut viewers = self.viewers.subscribe();
         loop {
             if viewers.wait_for(|viewers| *viewers > 0).await.is_err() {
@@ -260,91 +275,51 @@ impl Feed {
                 _ = viewers.wait_for(|viewers| *viewers == 0) => {}
             }
             // What was seen is outdated from now on. The next viewer may be there already.
-            let mut known = self.known();
-            *known = Known { interests: std::mem::take(&mut known.interests), ..Known::default() };
+            self.known().clear();
         }
     }
 
-    /// Lists the names at intervals, and reads one lock after the other: at most five requests a second.
+    /// Sends at most five requests a second.
     async fn look_around(&self) {
         let env = self.locker.store().env();
-        let mut listed_at = None;
         loop {
-            let now = env.now();
-            let is_old = listed_at.is_none_or(|at| now.longest_since(at) >= LIST);
-            let prefixes = self.known().prefixes();
-            if is_old || self.known().listed != prefixes {
-                self.list(prefixes).await;
-                listed_at = Some(now);
-            } else {
-                let next = self.known().next(now);
-                if let Some(name) = next {
-                    self.look_at(&name).await;
-                }
-            }
+            // Before the first request too: viewers that come and go cost no more.
             env.sleep(LOOK).await;
+            let step = self.known().next(env.now());
+            match step {
+                Some(Step::List(prefix)) => self.list(&prefix).await,
+                Some(Step::Look(name)) => match self.look(&name).await {
+                    Ok(look) => {
+                        self.note(None);
+                        self.record(&name, look);
+                    }
+                    Err(error) => self.note(Some(error.to_string())),
+                },
+                None => {}
+            }
         }
     }
 
-    async fn list(&self, prefixes: Vec<String>) {
-        let mut names = Vec::new();
-        for prefix in &prefixes {
-            match self.names(prefix, MOST_LOCKS).await {
-                Ok(found) => names.extend(found),
-                Err(error) => return self.note(Some(error.to_string())),
-            }
-        }
-        let mut gone = Vec::new();
-        let mut known = self.known();
-        let can_be_gone = known.listed == prefixes;
-        known.looks.retain(|name, _| {
-            let is_there = names.contains(name);
-            if !is_there && can_be_gone {
-                gone.push(name.clone());
-            }
-            is_there
-        });
-        // A name that was not there at the last listing is new: viewers get it as a change.
-        let can_be_new = known.listed == prefixes;
-        for name in names {
-            if known.looks.contains_key(&name) || known.urgent.contains(&name) {
-                continue;
-            }
-            if can_be_new {
-                known.urgent.push_back(name);
-            } else {
-                known.looks.insert(name, None);
-            }
-        }
-        known.listed = prefixes;
-        drop(known);
+    async fn list(&self, prefix: &str) {
+        let names = match self.names(prefix, MOST_LOCKS).await {
+            Ok(names) => names,
+            Err(error) => return self.note(Some(error.to_string())),
+        };
+        let gone = self.known().list(prefix, names, self.locker.store().env().now());
         for name in &gone {
             self.show(FeedEvent::new("gone", name));
         }
     }
 
-    /// Reads a lock, and notifies viewers.
-    async fn look_at(&self, name: &LockName) {
-        let detail = match self.inspect(name).await {
-            Ok(detail) => detail,
-            Err(error) => return self.note(Some(error.to_string())),
-        };
-        self.note(None);
-        let (view, version) = (detail.lock.clone(), detail.lock.version());
-        let at = self.locker.store().env().now();
-        let before = self.known().looks.insert(name.clone(), Some(Look { detail, at }));
-        // `before` is `None` for a name that this server has just learned of, by changing its lock.
-        let has_changed = match before {
-            Some(Some(before)) => before.detail.lock.version() != version,
-            Some(None) => false,
-            None => true,
-        };
+    /// Records how a lock looked, and notifies viewers.
+    fn record(&self, name: &LockName, look: Look) {
+        let (view, at) = (look.detail.lock.clone(), look.at);
+        let Some(has_changed) = self.known().record(name, look) else { return };
         let kind = if has_changed { "lock" } else { "look" };
-        let token = view.token;
         let event = FeedEvent {
-            token,
+            token: view.token,
+            version: Some(view.version()),
             now: Some(view),
-            version: Some(version),
             at_us: at.wall_us(),
             ..FeedEvent::new(kind, name)
         };
@@ -357,8 +332,8 @@ impl Feed {
 
     /// Records whether the store responded, and notifies viewers if this has changed.
     fn note(&self, trouble: Option<String>) {
-        let before = std::mem::replace(&mut self.known().trouble, trouble.clone());
-        if before.is_some() != trouble.is_some() {
+        let responded = self.known().note(trouble.clone());
+        if responded != trouble.is_none() {
             let kind = if trouble.is_some() { "unavailable" } else { "available" };
             self.show(FeedEvent { kind, reason: trouble, ..FeedEvent::of_the_store() });
         }

@@ -23,6 +23,7 @@ mod feed;
 mod limits;
 mod metrics;
 mod problem;
+mod readiness;
 mod server;
 mod tls;
 mod trace;

@@ -88,10 +88,13 @@ impl Limits {
 }
 
 impl Bucket {
-    /// The state of the bucket at `now`.
+    /// The state of the bucket at `now`, which is when a request arrived: earlier requests may be counted later.
     fn at(self, now: Moment) -> Self {
-        let refilled = now.shortest_since(self.at).as_secs_f64() * RATE;
-        Self { left: (self.left + refilled).min(RATE), at: now }
+        let passed = now.shortest_since(self.at);
+        if passed.is_zero() {
+            return self;
+        }
+        Self { left: (self.left + passed.as_secs_f64() * RATE).min(RATE), at: now }
     }
 }
 
@@ -144,5 +147,16 @@ mod tests {
         assert_eq!(limits.admit("a", at(1)).unwrap_err().word(), "too-many-requests");
         limits.admit("b", at(1)).unwrap();
         limits.admit("a", at(2)).unwrap();
+    }
+
+    #[test]
+    fn a_request_that_arrived_earlier_refills_nothing() {
+        let (limits, second) = (Limits::default(), 1_000_000_000);
+        let at = |seconds: u64| Moment::from_raw(seconds * second, (seconds * second).cast_signed());
+        for _ in 0..50 {
+            limits.admit("a", at(9)).unwrap();
+        }
+        limits.admit("a", at(1)).unwrap_err();
+        limits.admit("a", at(9)).unwrap_err();
     }
 }

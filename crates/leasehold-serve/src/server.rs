@@ -119,7 +119,7 @@ impl Server {
         let stopping = self.app.stopping.clone();
         let looking = tokio::spawn({
             let app = self.app.clone();
-            async move { app.feed.look().await }
+            async move { app.feed.watch().await }
         });
         let keys = tokio::spawn({
             let app = self.app.clone();

@@ -101,7 +101,7 @@ fn the_address_alone_leads_to_the_dashboard() {
     for path in ["/", "/ui"] {
         assert_eq!(get(&server, path).expect(307).header("location"), Some("/ui/"));
     }
-    assert!(get(&server, "/ui/").expect(200).text.contains("There are no locks in this store yet."));
+    assert!(get(&server, "/ui/").expect(200).text.contains("There are no locks here yet."));
     let off = Server::start(&sandbox, "--ui off");
     assert_eq!((get(&off, "/").status, get(&off, "/ui/").status), (404, 404));
 }

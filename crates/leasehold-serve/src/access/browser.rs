@@ -1,6 +1,6 @@
 //! Checks against pages of other sites in a browser on a machine that can reach the server.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::http::{HeaderMap, StatusCode, header};
 
@@ -13,32 +13,51 @@ use crate::problem::Problem;
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     names: Vec<String>,
+    /// Which names are allowed if there are none.
+    unnamed: Unnamed,
     /// Whether the server has TLS. If not, a proxy may have it.
     has_tls: bool,
 }
 
+/// The names under which a server without names may be addressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unnamed {
+    /// All: callers need a token, which another site does not have.
+    All,
+    /// Addresses: the name of another site is none.
+    Addresses,
+}
+
 impl Hosts {
-    /// The names of a server that listens on `address`, and `others`. Empty: any name, because callers need a token.
-    pub(crate) fn of(address: SocketAddr, others: &[String], has_tls: bool) -> Self {
+    /// The names of a server that listens on `address`, and `others`.
+    pub(crate) fn of(address: SocketAddr, others: &[String], needs_token: bool, has_tls: bool) -> Self {
         let mut names: Vec<String> = others.iter().map(|name| name.to_ascii_lowercase()).collect();
         if address.ip().is_loopback() {
             names.extend(["127.0.0.1", "localhost", "[::1]"].map(str::to_owned));
             names.push(address.ip().to_string());
         }
-        Self { names, has_tls }
+        Self { names, unnamed: if needs_token { Unnamed::All } else { Unnamed::Addresses }, has_tls }
+    }
+
+    fn is_own(&self, host: &str) -> bool {
+        match self.unnamed {
+            _ if !self.names.is_empty() => self.names.iter().any(|name| name == host),
+            Unnamed::All => true,
+            Unnamed::Addresses => is_address(host),
+        }
     }
 
     /// Refuses a request that was addressed to another name, or that a page of another site sent.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let host = host.to_ascii_lowercase();
-        if !self.names.is_empty() && !self.names.iter().any(|name| name == without_port(&host)) {
+        if !self.is_own(without_port(&host)) {
             return Err(Problem::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 "misdirected",
                 "the header `Host` names another server",
             )
-            .with_help("use http://127.0.0.1 with the port, or start the server with --host NAME"));
+            .with_help("use the address of the server, or start it with --host NAME"));
         }
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();
@@ -53,6 +72,10 @@ impl Hosts {
         }
         Ok(())
     }
+}
+
+fn is_address(host: &str) -> bool {
+    host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok()
 }
 
 fn without_port(host: &str) -> &str {
@@ -78,7 +101,7 @@ mod tests {
 
     #[test]
     fn on_loopback_other_names_and_origins_are_refused() {
-        let hosts = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], false);
+        let hosts = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], false, false);
         let check = |host, origin| hosts.check(&headers(host, origin)).is_ok();
         assert!(check("127.0.0.1:7420", None) && check("localhost", None) && check("[::1]:7420", None));
         assert!(
@@ -87,7 +110,7 @@ mod tests {
         assert!(check("localhost:7420", Some("http://localhost:7420")));
         assert!(!check("localhost:7420", Some("http://evil.example")));
         assert!(!check("localhost:7420", Some("null")) && !check("localhost:7420", Some("http://localhost")));
-        let with_tls = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], true);
+        let with_tls = Hosts::of("127.0.0.1:7420".parse().unwrap(), &[], false, true);
         let check = |origin| with_tls.check(&headers("localhost:7420", Some(origin))).is_ok();
         assert!(check("https://localhost:7420") && !check("http://localhost:7420"));
     }
@@ -95,9 +118,22 @@ mod tests {
     #[test]
     fn beyond_loopback_only_listed_names_count() {
         let address = "10.0.0.1:7420".parse().unwrap();
-        assert!(Hosts::of(address, &[], false).check(&headers("any", None)).is_ok());
-        let hosts = Hosts::of(address, &["Locks.example".to_owned()], false);
+        assert!(Hosts::of(address, &[], true, false).check(&headers("any", None)).is_ok());
+        let hosts = Hosts::of(address, &["Locks.example".to_owned()], true, false);
         assert!(hosts.check(&headers("locks.example:443", None)).is_ok());
         assert!(hosts.check(&headers("10.0.0.1", None)).is_err());
+    }
+
+    #[test]
+    fn beyond_loopback_without_tokens_only_addresses_count() {
+        let check = |names: &[String], host| {
+            Hosts::of("0.0.0.0:7420".parse().unwrap(), names, false, false)
+                .check(&headers(host, None))
+                .is_ok()
+        };
+        assert!(check(&[], "10.0.0.1:7420") && check(&[], "10.0.0.1") && check(&[], "[fd00::1]:7420"));
+        // Its owner may have it resolve to this server (DNS rebinding).
+        assert!(!check(&[], "evil.example:7420") && !check(&[], "10.0.0.1.evil.example") && !check(&[], ""));
+        assert!(check(&["locks.example".to_owned()], "locks.example:7420"));
     }
 }

@@ -76,7 +76,16 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
                 "the `sha256` of a token of `{principal}` is not 64 hexadecimal digits: `printf %s \"$token\" | sha256sum` prints them"
             )));
         };
-        tokens.insert(digest, principal);
+        if digest == super::digest("") {
+            return Err(InvalidAccess(format!(
+                "the `sha256` of a token of `{principal}` is that of an empty token"
+            )));
+        }
+        if let Some(other) = tokens.insert(digest, principal.clone()) {
+            return Err(InvalidAccess(format!(
+                "`{other}` and `{principal}` have the same token: give each principal its own"
+            )));
+        }
     }
     let mut certificates = HashMap::new();
     for CertificateEntry { principal, name } in file.certificate {
@@ -147,6 +156,12 @@ mod tests {
                     "[[token]]\nprincipal = \"a\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"b\"\nallow = []"
                 ),
                 "`b`",
+            ),
+            (format!("{token}{token}"), "the same token"),
+            (
+                "[[token]]\nprincipal = \"a\"\nsha256 = \"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\""
+                    .to_owned(),
+                "empty token",
             ),
             ("[[certificate]]\nprincipal = \"a\"\nname = \"\"".to_owned(), "empty"),
             ("[[certificate]]\nprincipal = \"a\"\nname = \"n\"\n".repeat(2), "two principals"),

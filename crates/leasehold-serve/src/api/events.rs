@@ -58,7 +58,7 @@ pub(crate) async fn events(
         .retry_after(Duration::from_secs(10)));
     }
     let seen = headers.get("last-event-id").and_then(|seen| seen.to_str().ok());
-    let mut viewer = app.feed.view(&query.prefix, seen);
+    let mut viewer = app.feed.view(arrival.caller.readable(&query.prefix), seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
     let streaming =

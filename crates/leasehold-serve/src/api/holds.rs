@@ -201,8 +201,8 @@ async fn hold(app: &App, lock: Lock, request: &AcquireRequest, id: Option<Id>, w
         return repeatable(&lock, id, wait).await;
     }
     let guard = guard(lock, request, wait).await?;
-    let (remaining, now) = (guard.remaining(), app.now());
-    Ok((guard.into_ticket().await?, Deadline::new(now, remaining)))
+    let deadline = guard.deadline()?;
+    Ok((guard.into_ticket().await?, deadline))
 }
 
 async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
@@ -476,5 +476,67 @@ fn idempotency_key(key: &[u8]) -> Result<&str, Problem> {
             Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
                 .with_help(KEY_HELP))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, OnceLock};
+
+    use async_trait::async_trait;
+    use leasehold::Locker;
+    use leasehold::clock::{Clock, Moment, TestClock};
+    use leasehold::env::Env;
+    use leasehold::lease::StoreOptions;
+    use leasehold::observe::{Event, Observer};
+
+    use super::*;
+    use crate::access::Access;
+    use crate::app::Settings;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    /// A machine on which a second passes between two readings of the clock, once a lock was granted.
+    #[derive(Debug, Default)]
+    struct SlowMachine {
+        clock: TestClock,
+        granted: OnceLock<Moment>,
+    }
+
+    #[async_trait]
+    impl Clock for SlowMachine {
+        fn now(&self) -> Moment {
+            if self.granted.get().is_some() {
+                self.clock.suspend(Duration::from_secs(1));
+            }
+            self.clock.now()
+        }
+
+        async fn sleep(&self, duration: Duration) {
+            self.clock.sleep(duration).await;
+        }
+    }
+
+    impl Observer for SlowMachine {
+        fn observe(&self, event: &Event<'_>) {
+            if matches!(event, Event::Acquired { .. }) {
+                let _ = self.granted.set(self.clock.now());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_reported_for_no_longer_than_its_lease() {
+        let machine = Arc::new(SlowMachine::default());
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(machine.clone(), 1);
+        let locker = Locker::open_with("mem:", options).await.unwrap().observed_by(machine.clone());
+        let address = "127.0.0.1:7420".parse().unwrap();
+        let app = App::new(locker, Settings::new(address, Access::local("t"), b"s".to_vec()), address, None);
+        let lock = app.locker.lock("a").ttl(TTL).for_ticket();
+        let held = hold(&app, lock, &AcquireRequest::default(), None, Duration::ZERO).await;
+        let (_, deadline) = held.ok().expect("a free lock");
+        let granted = *machine.granted.get().unwrap();
+        assert!(deadline.remaining(granted) <= TTL, "{:?}", deadline.remaining(granted));
     }
 }

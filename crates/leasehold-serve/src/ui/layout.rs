@@ -24,8 +24,8 @@ pub(super) struct Page {
 /// The content of the top and the bottom of a page.
 #[derive(Clone)]
 pub(super) struct Head {
-    store: &'static str,
-    url: String,
+    /// The kind of the store and its URL, unless the caller may do nothing.
+    store: Option<(&'static str, String)>,
     dashboard: Dashboard,
     principal: Option<String>,
     now_us: u64,
@@ -38,8 +38,8 @@ const ENTRIES: [(&str, &str); 4] =
 impl Head {
     pub(super) fn new(app: &App, arrival: &Arrival, path: &str) -> Self {
         Self {
-            store: app.locker.capabilities().store,
-            url: app.locker.url().unwrap_or_default().to_owned(),
+            store: (!arrival.caller.is_stranger())
+                .then(|| (app.locker.capabilities().store, app.locker.url().unwrap_or_default().to_owned())),
             dashboard: app.dashboard,
             principal: arrival.caller.principal.clone(),
             now_us: app.now().wall_us(),
@@ -132,7 +132,9 @@ impl Page {
                     main id="content" tabindex="-1" { (self.content) }
                     p class="sr" id="say" role="status" aria-live="polite" {}
                     footer {
-                        span { (head.store) " · " span class="url" { (head.url) } }
+                        span {
+                            @if let Some((store, url)) = &head.store { (store) " · " span class="url" { (url) } }
+                        }
                         span id="asof" {
                             "As of " time datetime=(stamp(head.now_us)) { (time(head.now_us)) " UTC" }
                         }

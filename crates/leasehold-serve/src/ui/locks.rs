@@ -266,7 +266,7 @@ fn empty(filter: &Filter, is_store_empty: bool) -> Markup {
     html! {
         div class="empty" {
             @if is_store_empty && filter.prefix.is_empty() {
-                p { "There are no locks in this store yet." }
+                p { "There are no locks here yet." }
                 p class="muted" { "Acquire one:" }
                 pre { code { "leasehold run demo -- sleep 60" } }
             } @else {

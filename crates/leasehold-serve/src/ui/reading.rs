@@ -36,20 +36,24 @@ pub(super) async fn locks(
     headers: &HeaderMap,
     prefix: &str,
 ) -> Result<Reading, Problem> {
-    let may_see = |name: &str| arrival.caller.may(Right::Read, name);
+    let prefixes = arrival.caller.readable(prefix);
     if is_update(headers)
-        && let Some(looks) = app.feed.seen(prefix)
+        && let Some(looks) = app.feed.seen(&prefixes)
     {
-        let looks = looks.into_iter().filter(|look| may_see(&look.detail.lock.lock));
-        let (locks, ages): (Vec<_>, Vec<_>) = looks.map(|look| aged(app, look)).unzip();
+        let (locks, ages): (Vec<_>, Vec<_>) = looks.into_iter().map(|look| aged(app, look)).unzip();
         let has_more = locks.len() >= MOST_LOCKS;
         return Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) });
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
-    let mut names = app.feed.names(prefix, MOST_LOCKS + 1).await?;
+    let mut names = Vec::new();
+    for prefix in &prefixes {
+        names.extend(app.feed.names(prefix, MOST_LOCKS + 1 - names.len()).await?);
+        if names.len() > MOST_LOCKS {
+            break;
+        }
+    }
     let has_more = names.len() > MOST_LOCKS;
     names.truncate(MOST_LOCKS);
-    names.retain(|name| may_see(name.as_str()));
     let mut reads =
         stream::iter(names).map(|name| async move { app.feed.inspect(&name).await }).buffered(AT_ONCE);
     let mut locks = Vec::new();

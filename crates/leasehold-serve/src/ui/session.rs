@@ -112,9 +112,9 @@ pub(super) async fn sign_in(
     Timely(form): Timely<Result<Form<SignIn>, FormRejection>>,
 ) -> Response {
     let head = Head::new(&app, &arrival, "/ui/sign-in");
-    let checked = must_be_own(&headers).and_then(|()| app.limits.admit("sign-in", arrival.at));
     // The rejection's text may quote what was sent.
-    let form = checked.and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
+    let form =
+        must_be_own(&headers).and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
     let Form(form) = match form {
         Ok(form) => form,
         Err(problem) => return head.problem(&problem).into_response(),
