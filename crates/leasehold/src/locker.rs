@@ -137,8 +137,8 @@ impl Locker {
         Ok(self.store().evict(name, token).instrument(span).await?)
     }
 
-    /// As [`evict`](Self::evict), and keeps in the lock's [history](Status::history) who decided it and why, on stores with
-    /// records: SQLite, S3, GCS, Azure, DynamoDB.
+    /// As [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
+    /// [history](Status::history) keeps who decided it and why.
     ///
     /// # Errors
     /// Errors of the store.

@@ -1,5 +1,5 @@
-//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS), or of a missing response: the part that is the
-//! same for all of them. Each store's `errors` interprets its own codes.
+//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS, Azure, Kubernetes), or of a missing response: the
+//! part that is the same for all of them. Each store's `errors` interprets its own codes.
 
 use std::fmt::Display;
 use std::time::Duration;
