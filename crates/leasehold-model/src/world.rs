@@ -1,6 +1,6 @@
 //! The state of the world: the store, the network, the clients, and what the properties need to know about the past.
 
-use crate::few::Few;
+use crate::inline_vec::Few;
 use crate::time::{Age, Rate};
 
 /// A fencing token.

@@ -13,7 +13,7 @@ use leasehold::{Holder, LockName};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
 use leasehold_testkit::stores::etcd::{Cluster, etcdctl, in_line};
-use leasehold_testkit::wire::{Answers, Wire};
+use leasehold_testkit::tcp_proxy::{Answers, Wire};
 
 const TTL: Duration = Duration::from_secs(3);
 

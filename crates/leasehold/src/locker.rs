@@ -15,7 +15,7 @@ use crate::lease::{
     Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
-use crate::runtime::opened::Opened;
+use crate::runtime::open_store::Opened;
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::Hold;
 use crate::stores;

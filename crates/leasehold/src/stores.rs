@@ -30,6 +30,8 @@ mod answer;
 mod aws;
 #[cfg(feature = "azure")]
 pub mod azure;
+#[cfg(any(feature = "azure", feature = "kubernetes"))]
+mod credential_cache;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -49,8 +51,6 @@ pub mod http;
 mod https;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
-#[cfg(any(feature = "azure", feature = "kubernetes"))]
-mod loads;
 pub mod memory;
 #[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", feature = "s3", fuzzing))]
 #[cfg_attr(

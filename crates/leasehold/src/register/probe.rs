@@ -28,7 +28,7 @@ use self::checks::{
 };
 use self::evidence::{Marker, Standing};
 use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
-use super::fronts::{self, Fronts};
+use super::front_ends::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -260,7 +260,7 @@ impl Probe<'_> {
                 return Err(error);
             }
         }
-        fronts::log(&self.place(), &unexamined);
+        front_ends::log(&self.place(), &unexamined);
         self.record(None, false).await
     }
 
