@@ -55,7 +55,7 @@ fn without_reserving_tokens_in_the_record_tokens_do_not_rise() {
 }
 
 #[test]
-fn without_the_death_of_the_one_before_two_tasks_hold_the_lock() {
+fn without_ending_the_previous_guard_two_tasks_hold_the_lock() {
     let model = LeaseModel::new(Scope::HAND_OFF);
     is_broken(
         EXCLUSION,

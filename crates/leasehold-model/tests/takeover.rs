@@ -70,7 +70,7 @@ fn a_release_confirming_another_record_leads_to_a_low_token() {
 }
 
 #[test]
-fn without_the_history_a_doubled_grant_gets_the_answer_held() {
+fn without_the_history_a_doubled_grant_gets_the_response_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without_safeguard(|safeguards| safeguards.history_tells = false));
 }

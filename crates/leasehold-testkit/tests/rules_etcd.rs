@@ -234,7 +234,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
 
 /// Whatever the last response was, a claim whose key stands in line is withdrawn only on request.
 #[tokio::test]
-async fn an_error_in_line_does_not_say_that_nothing_is_there() {
+async fn an_error_while_waiting_in_line_is_maybe_applied() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();

@@ -197,7 +197,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_help_fits_why_there_is_no_connection() {
+    fn the_help_matches_the_cause_of_a_missing_response() {
         let not_connected = |detail: &str| Trouble::NotConnected { detail: detail.to_owned() };
         let no_answer = |detail: &str| Trouble::NoAnswer { detail: detail.to_owned() };
         for (endpoint, trouble, help) in [

@@ -164,7 +164,7 @@ fn another_clients_lock_is_held_for_its_duration() {
 }
 
 #[test]
-fn what_is_not_understood_is_never_taken_over() {
+fn leases_not_understood_are_never_taken_over() {
     let mut lease = lease_of(&golden_record("1-free.json"), None);
     lease["spec"]["strategy"] = json!("OldestEmulationVersion");
     assert!(foreign(&lease).contains("OldestEmulationVersion"));
