@@ -337,6 +337,8 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// # }).unwrap();
 /// ```
 ///
+/// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
+///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; the errors of the

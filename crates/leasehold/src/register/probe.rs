@@ -81,7 +81,7 @@ impl Subject {
 
 /// Checks that `register` enforces its preconditions, by writing to its own objects.
 ///
-/// Dropping the future leaves the marker as it is. The next probe can handle that.
+/// Not cancel safe: a probe that is dropped leaves behind what it has written. The next probe can handle that.
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
@@ -109,6 +109,8 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 
 /// Checks that deletes of `register` are conditional and exclude writes, for locks whose release deletes, and for
 /// sweeps.
+///
+/// Not cancel safe, as [`probe`].
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
