@@ -42,9 +42,9 @@ fn without_one_token_for_a_create_a_low_token_is_issued() {
 }
 
 #[test]
-fn without_one_token_over_a_newborn_record_a_low_one_is_issued() {
+fn without_one_token_over_an_unconfirmed_record_a_low_one_comes() {
     let model = LeaseModel::new(Scope::BY_HAND);
-    let without = model.without_safeguard(|safeguards| safeguards.over_a_newborn_one_token = false);
+    let without = model.without_safeguard(|safeguards| safeguards.over_an_unconfirmed_one_token = false);
     is_broken(TOLD_TOKENS_RISE, without);
 }
 

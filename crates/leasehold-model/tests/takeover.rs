@@ -49,9 +49,9 @@ fn with_wrong_store_clock_bounds_a_live_lease_is_ended() {
 }
 
 #[test]
-fn without_the_newborn_mark_a_late_create_leads_to_a_low_token() {
+fn without_the_unconfirmed_mark_a_late_create_gives_a_low_token() {
     let model = LeaseModel::new(Scope::BY_HAND);
-    is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.newborn_mark = false));
+    is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.unconfirmed_mark = false));
 }
 
 #[test]
