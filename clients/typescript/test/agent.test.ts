@@ -67,7 +67,7 @@ test("a killed agent loses its locks at once, and the next request starts anothe
   assert.ok(next.token > guard.token);
 });
 
-test("host and agent are stopped together: the host gives the lock up when it continues", async (t) => {
+test("a host that was stopped with its agent detects the loss when it continues", async (t) => {
   const url = store(t);
   const host = new Host(t, "hold", url, "3s");
   const { token } = (await host.said()) as { token: string };

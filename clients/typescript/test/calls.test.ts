@@ -64,7 +64,7 @@ test("tryAcquire resolves to null if the lock is held", async (t) => {
   assert.equal(await trying, null);
 });
 
-test("a signal cancels a waiting request, and a grant that arrives nevertheless is released", async (t) => {
+test("a signal cancels a waiting request; a grant that arrives later is released", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const stop = new AbortController();
   const waiting = locker.acquire("x", { signal: stop.signal });

@@ -30,11 +30,11 @@ mod etcd;
 mod gcs;
 #[cfg(any(feature = "etcd", feature = "serve"))]
 mod http;
+#[cfg(feature = "serve")]
+mod http_api;
 mod ours;
 #[cfg(feature = "servers")]
 mod s3;
-#[cfg(feature = "serve")]
-mod served;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -99,7 +99,7 @@ pub(crate) async fn be(arguments: &[String]) -> ExitCode {
     match name {
         "ours" => serve(ours::Ours::open(&options).await, &options).await,
         #[cfg(feature = "serve")]
-        "served" => serve(served::Served::open(&options).await, &options).await,
+        "served" => serve(http_api::Served::open(&options).await, &options).await,
         #[cfg(feature = "etcd")]
         "etcd-http" => serve(etcd::Gateway::open(&options).await, &options).await,
         #[cfg(feature = "servers")]

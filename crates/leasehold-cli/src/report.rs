@@ -17,7 +17,7 @@ use crate::exit::{FAILED, Failure};
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// `exited`, `signaled`, `lost`, `held`, `timed_out`, `interrupted`, `not_found`, `not_executable`, `failed`. For
-    /// `once` also `already_ran`, and `not_told`: the command succeeded, but the run could not be recorded in the
+    /// `once` also `already_ran`, and `not_recorded`: the command succeeded, but the run could not be recorded in the
     /// store.
     pub(crate) outcome: String,
     /// The exit code of leasehold.

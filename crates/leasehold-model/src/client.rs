@@ -95,7 +95,7 @@ impl Turn<'_> {
             Some(Seen { record, unchanged_for, .. })
                 if self.model.may_be_granted(who, &client, &record, unchanged_for)
                     && record.grant != claim
-                    && !record.newborn =>
+                    && !record.unconfirmed =>
             {
                 if self.model.is_repeatable(claim) {
                     return self.judge(who, claim, Some(record));
@@ -205,7 +205,7 @@ impl Turn<'_> {
         if kept.is_some() {
             self.count(Event::HoldRepeated);
         }
-        record.newborn &= safeguards.newborn_mark;
+        record.unconfirmed &= safeguards.unconfirmed_mark;
         self.send(who, over, Some(record), nonce, record.token);
         if let Some(attempt) = self.client(who).attempts_mut().last_mut() {
             attempt.first = decide::first_token(safeguards, over.as_ref(), &record, more);

@@ -40,7 +40,9 @@ pub fn judge(
                 Claimed::Grantable { floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
-            None if rules.adopted_only_by_a_write => Claimed::Grantable { floor_from_clock: record.newborn },
+            None if rules.adopted_only_by_a_write => {
+                Claimed::Grantable { floor_from_clock: record.unconfirmed }
+            }
             None => Claimed::AdoptedByReading,
         };
     }
@@ -48,9 +50,9 @@ pub fn judge(
         return Claimed::Lost;
     }
     if !record.held || lapsed {
-        return Claimed::Grantable { floor_from_clock: record.newborn };
+        return Claimed::Grantable { floor_from_clock: record.unconfirmed };
     }
-    let after = |attempt: &&Attempt| attempt.token < record.token || record.newborn;
+    let after = |attempt: &&Attempt| attempt.token < record.token || record.unconfirmed;
     let may_have_held = attempts.iter().filter(|attempt| attempt.unknown).any(|attempt| after(&attempt));
     match may_have_held || safeguards.history_tells && record.remembers(claim) {
         true if rules.may_have_held_is_lost => Claimed::Lost,
@@ -105,14 +107,14 @@ pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<
     match over {
         None if safeguards.a_create_has_one_token => None,
         None => Some(0),
-        Some(record) if record.newborn && safeguards.over_a_newborn_one_token => None,
+        Some(record) if record.unconfirmed && safeguards.over_an_unconfirmed_one_token => None,
         Some(record) => Some(record.token),
     }
 }
 
 /// Whether `over` is a hold of `claim` that a repetition of the claim renews, so that it keeps its token.
 pub fn is_kept(claim: Grant, over: Option<&Record>) -> bool {
-    over.is_some_and(|record| record.grant == claim && record.held && !record.newborn)
+    over.is_some_and(|record| record.grant == claim && record.held && !record.unconfirmed)
 }
 
 /// The record that grants `claim` over `over`, with a token of at least `floor` and room for `tokens` tokens.
@@ -136,7 +138,7 @@ pub fn grant(
         // Distinguishes it from the earlier grant of the same claim.
         heartbeat: again.map_or(0, |record| record.heartbeat + 1),
         nonce,
-        newborn: over.is_none(),
+        unconfirmed: over.is_none(),
         stamp,
         edition: 0,
         ended: over.map_or(0, |record| record.ended) | lapses.map_or(0, |record| 1 << record.grant),
@@ -152,7 +154,7 @@ pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Reco
 
 /// The record that renews the grant of `previous`.
 pub fn renewed(previous: &Record, nonce: Nonce, stamp: i8) -> Record {
-    Record { heartbeat: previous.heartbeat + 1, nonce, newborn: false, stamp, edition: 0, ..*previous }
+    Record { heartbeat: previous.heartbeat + 1, nonce, unconfirmed: false, stamp, edition: 0, ..*previous }
 }
 
 /// The record that ends the grant of `previous`.

@@ -12,7 +12,7 @@
 mod client;
 pub mod coverage;
 pub mod decide;
-pub mod few;
+pub mod inline_vec;
 pub mod properties;
 pub mod rules;
 pub mod scope;

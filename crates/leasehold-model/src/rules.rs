@@ -66,20 +66,20 @@ pub struct Safeguards {
     pub margin: bool,
     /// A record is written with the upper bound of the store's clock and judged by the lower bound.
     pub outer_bounds: bool,
-    /// A create marks its record as newborn: the next token comes from the store's clock.
-    pub newborn_mark: bool,
+    /// A create marks its record as unconfirmed: the next token comes from the store's clock.
+    pub unconfirmed_mark: bool,
     /// A create whose response was late or read back is written again before its grant is reported.
     pub late_creates_are_written_again: bool,
-    /// A release removes the newborn mark only from the record whose grant got its response in time, not from another
-    /// one that a late create of the same claim has left.
+    /// A release removes the unconfirmed mark only from the record whose grant got its response in time, not from
+    /// another one that a late create of the same claim has left.
     pub only_the_answered_record_is_confirmed: bool,
     /// Rule 10 also reads the record's history: a conflict may be the response to a duplicate of a request whose first
     /// copy was committed.
     pub history_tells: bool,
     /// Hand-off: a grant over no record has one token, since nothing shows which tokens were used before.
     pub a_create_has_one_token: bool,
-    /// Hand-off: a grant over a newborn record has one token too.
-    pub over_a_newborn_one_token: bool,
+    /// Hand-off: a grant over an unconfirmed record has one token too.
+    pub over_an_unconfirmed_one_token: bool,
     /// Hand-off: the record's token is raised by as many tokens as may be used, so that no other grant gets one of
     /// them.
     pub tokens_are_reserved: bool,
@@ -97,12 +97,12 @@ impl Safeguards {
         rate_distances: true,
         margin: true,
         outer_bounds: true,
-        newborn_mark: true,
+        unconfirmed_mark: true,
         late_creates_are_written_again: true,
         only_the_answered_record_is_confirmed: true,
         history_tells: true,
         a_create_has_one_token: true,
-        over_a_newborn_one_token: true,
+        over_an_unconfirmed_one_token: true,
         tokens_are_reserved: true,
         invalidated_before_the_next: true,
         lost_is_not_passed_on: true,

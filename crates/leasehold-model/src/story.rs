@@ -74,11 +74,11 @@ struct Shown(Option<Record>);
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Record { held, token, grant, heartbeat, newborn, .. }) = self.0 else {
+        let Some(Record { held, token, grant, heartbeat, unconfirmed, .. }) = self.0 else {
             return write!(f, "nothing");
         };
         let state = if held { "held" } else { "free" };
-        let newborn = if newborn { " newborn" } else { "" };
-        write!(f, "[{state} token {token} claim {grant} heartbeat {heartbeat}{newborn}]")
+        let unconfirmed = if unconfirmed { " unconfirmed" } else { "" };
+        write!(f, "[{state} token {token} claim {grant} heartbeat {heartbeat}{unconfirmed}]")
     }
 }

@@ -1,6 +1,6 @@
 //! The state of the world: the store, the network, the clients, and what the properties need to know about the past.
 
-use crate::few::Few;
+use crate::inline_vec::Few;
 use crate::time::{Age, Rate};
 
 /// A fencing token.
@@ -29,7 +29,7 @@ pub struct Record {
     /// Fresh in every write.
     pub nonce: Nonce,
     /// Whether a create wrote this record and its claim has not renewed it since.
-    pub newborn: bool,
+    pub unconfirmed: bool,
     /// When it was written, by the store's clock, in ticks from now (negative: in the past).
     pub stamp: i8,
     /// How many times it was edited since it was written. Each edit gives a new version with the same meaning.

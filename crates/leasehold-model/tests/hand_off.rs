@@ -42,9 +42,9 @@ fn without_one_token_for_a_create_a_low_token_is_issued() {
 }
 
 #[test]
-fn without_one_token_over_a_newborn_record_a_low_one_is_issued() {
+fn without_one_token_over_an_unconfirmed_record_a_low_one_comes() {
     let model = LeaseModel::new(Scope::BY_HAND);
-    let without = model.without_safeguard(|safeguards| safeguards.over_a_newborn_one_token = false);
+    let without = model.without_safeguard(|safeguards| safeguards.over_an_unconfirmed_one_token = false);
     is_broken(TOLD_TOKENS_RISE, without);
 }
 
@@ -55,7 +55,7 @@ fn without_reserving_tokens_in_the_record_tokens_do_not_rise() {
 }
 
 #[test]
-fn without_the_death_of_the_one_before_two_tasks_hold_the_lock() {
+fn without_ending_the_previous_guard_two_tasks_hold_the_lock() {
     let model = LeaseModel::new(Scope::HAND_OFF);
     is_broken(
         EXCLUSION,

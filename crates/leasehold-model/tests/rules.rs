@@ -37,7 +37,7 @@ fn with_all_rules_no_counterexample_exists() {
 }
 
 #[test]
-fn with_all_rules_lost_answers_break_nothing() {
+fn with_all_rules_lost_responses_break_nothing() {
     let large = Scope { unanswered: 3, ..Scope::SILENCE };
     let events = [
         GrantFoundByNonce,
@@ -113,7 +113,7 @@ fn without_copies_no_renewal_by_a_copy_is_found() {
 }
 
 #[test]
-fn without_rule_1_a_holder_counting_from_the_answer_overlaps() {
+fn without_rule_1_a_holder_counting_from_the_response_overlaps() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(EXCLUSION, model.without(|rules| rules.holder_counts_from_before_the_send = false));
 }
@@ -136,7 +136,7 @@ fn without_rule_3_a_late_create_brings_back_what_was_released() {
 }
 
 #[test]
-fn without_rule_4_a_granted_client_gets_the_answer_held() {
+fn without_rule_4_a_granted_client_gets_the_response_held() {
     let model = LeaseModel::new(Scope::NETWORK);
     is_broken(HELD_IS_TRUE, model.without(|rules| rules.unknown_until_read_back = false));
 }
@@ -177,13 +177,13 @@ fn without_rule_9_a_guard_that_was_lost_comes_back() {
 }
 
 #[test]
-fn without_rule_10_a_holder_in_between_gets_the_answer_held() {
+fn without_rule_10_a_holder_in_between_gets_the_response_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without(|rules| rules.may_have_held_is_lost = false));
 }
 
 #[test]
-fn without_rule_11_a_holder_and_its_copy_renew_for_ever() {
+fn without_rule_11_a_holder_and_its_copy_renew_forever() {
     let model = LeaseModel::new(Scope::COPIED);
     is_broken(ONE_COPY_RENEWS, model.without(|rules| rules.what_a_copy_renews_is_lost = false));
 }

@@ -49,9 +49,9 @@ fn with_wrong_store_clock_bounds_a_live_lease_is_ended() {
 }
 
 #[test]
-fn without_the_newborn_mark_a_late_create_leads_to_a_low_token() {
+fn without_the_unconfirmed_mark_a_late_create_gives_a_low_token() {
     let model = LeaseModel::new(Scope::BY_HAND);
-    is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.newborn_mark = false));
+    is_broken(TOLD_TOKENS_RISE, model.without_safeguard(|safeguards| safeguards.unconfirmed_mark = false));
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_release_confirming_another_record_leads_to_a_low_token() {
 }
 
 #[test]
-fn without_the_history_a_doubled_grant_gets_the_answer_held() {
+fn without_the_history_a_doubled_grant_gets_the_response_held() {
     let model = LeaseModel::new(Scope::OPERATOR);
     is_broken(HELD_IS_TRUE, model.without_safeguard(|safeguards| safeguards.history_tells = false));
 }

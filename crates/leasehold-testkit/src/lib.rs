@@ -36,5 +36,5 @@ pub mod proxy;
 pub mod servers;
 pub mod simulation;
 pub mod stores;
+pub mod tcp_proxy;
 pub mod test_store;
-pub mod wire;

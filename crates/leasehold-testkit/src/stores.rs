@@ -36,6 +36,8 @@ pub mod sqlite;
 
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 use leasehold::LockName;
+#[cfg(any(feature = "azure", feature = "s3", feature = "gcs", feature = "dynamodb"))]
+use leasehold::clock::{Clock as _, SystemClock};
 
 #[cfg(feature = "chaos")]
 use crate::chaos::scenario::Scenario;
@@ -170,7 +172,7 @@ async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str
 /// The record of an examination that the server at `place` has just passed.
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs", feature = "dynamodb"))]
 fn marker(place: &str, outdated: &str) -> String {
-    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros();
+    let now = SystemClock.now().wall_us();
     format!(
         r#"{{"about":"the testkit knows this server","examination":2,"outdated":{outdated:?},"verdicts":[{{"place":"{place}","at_us":{now}}}],"nonce":"{:032x}"}}"#,
         1

@@ -11,7 +11,7 @@ use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Renewa
 use leasehold::{Holder, Leader, LockName, Locker, Released};
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores::etcd::Cluster;
-use leasehold_testkit::wire::{Answers, Wire};
+use leasehold_testkit::tcp_proxy::{Answers, Wire};
 
 const LONG: Duration = Duration::from_secs(120);
 

@@ -115,7 +115,7 @@ impl Pair {
 
 /// The standby lacks the grant. Without the grace, two processes hold the lock at once.
 #[tokio::test]
-async fn a_promoted_asynchronous_standby_doubles_no_grant() {
+async fn a_promoted_asynchronous_standby_adds_no_second_holder() {
     for grace in [Duration::ZERO, GRACE] {
         let mut pair = Pair::start().await;
         let url = pair.url(&format!("failover_grace={}s", grace.as_secs()));

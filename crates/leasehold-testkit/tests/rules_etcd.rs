@@ -13,7 +13,7 @@ use leasehold::{Holder, LockName};
 use leasehold_testkit::process::within;
 use leasehold_testkit::servers::Server;
 use leasehold_testkit::stores::etcd::{Cluster, etcdctl, in_line};
-use leasehold_testkit::wire::{Answers, Wire};
+use leasehold_testkit::tcp_proxy::{Answers, Wire};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -234,7 +234,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
 
 /// Whatever the last response was, a claim whose key stands in line is withdrawn only on request.
 #[tokio::test]
-async fn an_error_in_line_does_not_say_that_nothing_is_there() {
+async fn an_error_while_waiting_in_line_is_maybe_applied() {
     let (one, two) = two().await;
     let mut first = one.granted(&one.claim("lock", TTL)).await;
     let claim = two.waiting();

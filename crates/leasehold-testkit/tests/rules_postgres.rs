@@ -20,7 +20,7 @@ use leasehold_testkit::process::within;
 use leasehold_testkit::servers::{Server, with_option};
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{PostgresServer, literal, make_table, psql, table};
-use leasehold_testkit::wire::{Answers, Wire};
+use leasehold_testkit::tcp_proxy::{Answers, Wire};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};

@@ -1,5 +1,4 @@
-//! The vocabulary of the [`doctor`](crate::doctor) and of the stores: what a store is examined for, and what it
-//! responses.
+//! The types that the [`doctor`](crate::doctor) and the stores share: what to examine, and the findings.
 
 use std::time::Duration;
 

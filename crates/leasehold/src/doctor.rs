@@ -5,13 +5,13 @@
 //! preconditions of its writes), checks for every store of locks, and conclusions from what was measured (ttls, costs).
 
 mod cost;
+mod latency;
 mod leases;
-mod measured;
 
 use serde::Serialize;
 
 pub use self::cost::Cost;
-pub use self::measured::RoundTrips;
+pub use self::latency::RoundTrips;
 pub use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding, RESERVED};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Capabilities, Id, LeaseStore};
@@ -110,9 +110,9 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         }
         report.findings.extend(leases.findings);
         left.extend(leases.left);
-        let ttl = measured::smallest_ttl(&leases.trips, examined.least_ttl);
-        if let Some(finding) = measured::round_trips_finding(&leases.trips) {
-            report.findings.extend([finding, measured::ttl_finding(ttl, examination.ttl)]);
+        let ttl = latency::smallest_ttl(&leases.trips, examined.least_ttl);
+        if let Some(finding) = latency::round_trips_finding(&leases.trips) {
+            report.findings.extend([finding, latency::ttl_finding(ttl, examination.ttl)]);
         }
         report.smallest_ttl_ms = ttl.map(|ttl| ttl.smallest.as_millis());
         report.round_trips = leases.trips;
@@ -166,7 +166,7 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     let asked = store.inspect(&name).await;
     let took = store.env().now().longest_since(sent);
     match asked {
-        Ok(_) => (Finding::passed(REACHABLE, format!("responded in {}", measured::shown(took))), true),
+        Ok(_) => (Finding::passed(REACHABLE, format!("responded in {}", latency::shown(took))), true),
         Err(error) if error.fault().kind == ErrorKind::Denied => {
             (Finding::passed(REACHABLE, "responds, and refuses a read"), true)
         }

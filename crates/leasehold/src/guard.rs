@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
-use crate::runtime::opened::Opened;
+use crate::runtime::open_store::Opened;
 use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
 use crate::runtime::task;
 use crate::ticket::Ticket;

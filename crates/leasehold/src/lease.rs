@@ -419,7 +419,7 @@ impl fmt::Display for Capabilities {
             (self.cooldowns, "cooldowns"),
             (self.history, "history"),
             (self.sees_dead_processes, "takeover at once when a process dies"),
-            (self.watches, "waiters notified of a release"),
+            (self.watches, "waiters do not poll"),
             (self.fifo(), "waiters in order of arrival"),
         ];
         let can: Vec<_> = can.iter().filter(|(can, _)| *can).map(|(_, what)| *what).collect();

@@ -1,5 +1,5 @@
-//! Distributed locks with leases on storage that you already have: a local file, a bucket, a table, or etcd. All stores
-//! give the same guarantees.
+//! Distributed locks with leases on storage that you already have: a local file, a bucket, a database, etcd or
+//! Kubernetes. All stores give the guarantees below; the README lists the exceptions.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,13 +22,13 @@
 //! For every lock name, on every store:
 //!
 //! 1. **Exclusion.** A grant begins only after the previous one was released or evicted, or after its holder's own
-//!    deadline has passed.
+//!    deadline has passed, or, with SQLite on Linux, after its process died.
 //! 2. **Fencing.** Every grant carries a [`Token`] that is greater than the token of every earlier grant of that name:
 //!    across release, expiry, takeover, eviction, and deletion of the record by hand.
 //! 3. **No trusted client clock.** No client's wall clock is compared with another's. Clients only measure durations,
 //!    on a clock that counts through suspend. Clock *rates* are assumed to be within 0.5 % of true time.
-//! 4. **The holder knows first.** The [`Guard`] reports loss no later than its local deadline, even if the network is
-//!    down or a renewal hangs.
+//! 4. **The holder detects a loss first.** The [`Guard`] reports loss no later than its local deadline, even if the
+//!    network is down or a renewal hangs.
 //! 5. **Lost responses are resolved.** If the response to a write is lost, leasehold does not guess whether it was
 //!    applied. It looks for the nonce of the write in the record.
 //! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, an unknown option: each is a

@@ -15,7 +15,7 @@ use crate::lease::{
     Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
-use crate::runtime::opened::Opened;
+use crate::runtime::open_store::Opened;
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::Hold;
 use crate::stores;
@@ -50,6 +50,8 @@ struct Shared {
 impl Locker {
     /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`.
     /// [`stores::STORES`] lists all stores.
+    ///
+    /// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the URL is malformed or has an unknown option.
@@ -119,6 +121,9 @@ impl Locker {
     }
 
     /// The names of all locks that have a record and whose names start with `prefix`.
+    ///
+    /// # Errors
+    /// An error of the store is an item of the stream. The listing is then incomplete.
     pub fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName>> {
         self.store().list(prefix).map(|name| name.map_err(Error::from)).boxed()
     }
@@ -137,8 +142,10 @@ impl Locker {
         Ok(self.store().evict(name, token).instrument(span).await?)
     }
 
-    /// As [`evict`](Self::evict), and keeps in the lock's [history](Status::history) who decided it and why, on stores with
-    /// records: SQLite, S3, GCS, Azure, DynamoDB.
+    /// As [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
+    /// [history](Status::history) keeps who decided it and why.
+    ///
+    /// Not cancel safe, as [`evict`](Self::evict).
     ///
     /// # Errors
     /// Errors of the store.
@@ -177,6 +184,8 @@ impl Locker {
     ///
     /// The ids of processes that have already ended are ignored. On other stores this does nothing.
     ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    ///
     /// # Errors
     /// Errors of the store.
     pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
@@ -191,6 +200,8 @@ impl Locker {
     /// The ticket remains valid. The guard and other users of the ticket do not know of each other: the first one that
     /// releases the lock ends it for all of them.
     ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    ///
     /// # Errors
     /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost in the meantime.
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
@@ -202,6 +213,8 @@ impl Locker {
     }
 
     /// Renews the lock of `ticket` once. Returns the ticket, and for how long the lock is now certain to be held.
+    ///
+    /// Not cancel safe, as [`resume`](Self::resume).
     ///
     /// # Errors
     /// As [`resume`](Self::resume).
@@ -222,6 +235,8 @@ impl Locker {
 
     /// Releases the lock of `ticket`.
     ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
     ///   ([`Ticket::check_store`]).
@@ -231,6 +246,8 @@ impl Locker {
     }
 
     /// As [`release`](Self::release), and the lock is not granted for `cooldown`.
+    ///
+    /// Not cancel safe, as [`release`](Self::release).
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has
@@ -250,6 +267,8 @@ impl Locker {
     /// Withdraws the acquisition of `name` that was started with this `id`
     /// ([`Lock::acquire_ticket`](crate::Lock::acquire_ticket)): ends the hold that it may have received unnoticed, and gives
     /// up its place in the line. A request that arrives at the store later may still be granted, and then lapses.
+    ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
     ///
     /// # Errors
     /// Errors of the store.
@@ -281,6 +300,8 @@ impl Locker {
     }
 
     /// Creates what the store needs, such as a file or a table. Does nothing if it already exists.
+    ///
+    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
     ///
     /// # Errors
     /// Errors of the store.

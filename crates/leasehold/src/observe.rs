@@ -22,8 +22,8 @@ use crate::types::LockName;
 ///
 /// leasehold calls it where something happens, mostly in tasks that renew and release locks. So it must return quickly:
 /// count, or send to a channel, and do not block. While it runs, the next renewal of that lock waits: an observer that
-/// blocks for longer than the rest of a lease loses the lock. The deadline itself is a moment on the clock, and
-/// [`Guard::check`](crate::Guard::check) knows it.
+/// blocks for longer than the rest of a lease loses the lock. The deadline does not depend on observers:
+/// [`Guard::check`](crate::Guard::check) compares it with the clock.
 ///
 /// A panic in an observer is caught and logged, and has no effect on the lock. (With `panic = "abort"`, it ends the
 /// process.)
@@ -63,7 +63,7 @@ pub trait Observer: Send + Sync + 'static {
 /// [`HandedOn`](Self::HandedOn), unless the tokio runtime ends before. Its [`Renewed`](Self::Renewed) come in between.
 /// Renewals and releases by a [`Ticket`](crate::Ticket), which is no hold of this process, are reported as requests only.
 ///
-/// A permit of a semaphore is a lock with a name of its own, and so is a share of a readers-writer lock.
+/// A permit of a semaphore is a lock with a separate name, and so is a share of a readers-writer lock.
 ///
 /// The token means nothing on a store [without tokens](crate::lease::Capabilities::tokens). Durations count on the clock
 /// that continues while the machine is suspended.

@@ -8,7 +8,7 @@ mod body;
 pub(crate) mod examine;
 #[cfg(test)]
 pub(crate) mod flawed;
-mod fronts;
+mod front_ends;
 pub(crate) mod probe;
 
 use std::fmt;

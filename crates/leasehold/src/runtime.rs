@@ -7,7 +7,7 @@
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;
 pub(crate) mod limiter;
-pub(crate) mod opened;
+pub(crate) mod open_store;
 pub(crate) mod outage;
 pub(crate) mod pacing;
 pub(crate) mod queue;

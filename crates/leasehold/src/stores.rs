@@ -30,6 +30,8 @@ mod answer;
 mod aws;
 #[cfg(feature = "azure")]
 pub mod azure;
+#[cfg(any(feature = "azure", feature = "kubernetes"))]
+mod credential_cache;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
@@ -49,8 +51,6 @@ pub mod http;
 mod https;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
-#[cfg(any(feature = "azure", feature = "kubernetes"))]
-mod loads;
 pub mod memory;
 #[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", feature = "s3", fuzzing))]
 #[cfg_attr(
@@ -240,7 +240,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "etcd",
         name: "etcd cluster",
-        can: "fencing tokens, cooldowns, waiters notified of a release, waiters in order of arrival",
+        can: "fencing tokens, cooldowns, waiters do not poll, waiters in order of arrival",
         example: "etcd://host:2379,host2:2379/prefix/",
         feature: Some("etcd"),
         location: Location::Hosts { port: 2379 },
@@ -284,7 +284,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "https",
         name: "leasehold serve, on the server's store",
-        can: "fencing tokens, cooldowns, history, waiters notified of a release",
+        can: "fencing tokens, cooldowns, history, waiters do not poll",
         example: "https://locks.example.com",
         feature: Some("http"),
         location: Location::Hosts { port: 443 },
@@ -295,7 +295,7 @@ pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "http",
         name: "leasehold serve on this machine",
-        can: "fencing tokens, cooldowns, history, waiters notified of a release",
+        can: "fencing tokens, cooldowns, history, waiters do not poll",
         example: "http://127.0.0.1:7420",
         feature: Some("http"),
         location: Location::Hosts { port: 80 },
@@ -336,6 +336,8 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// # Ok::<_, leasehold::Error>(())
 /// # }).unwrap();
 /// ```
+///
+/// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;

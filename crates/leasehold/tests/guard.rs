@@ -216,7 +216,7 @@ async fn a_try_in_the_holders_process_names_it_without_a_request() {
 
 /// The task before it may wait for the store for any time.
 #[tokio::test(start_paused = true)]
-async fn a_try_beside_a_task_that_asks_the_store_names_no_holder() {
+async fn a_try_during_another_tasks_request_names_no_holder() {
     let world = World::new();
     let client = world.observer(1);
     let lock = locker(&client).lock("x").ttl(TTL);

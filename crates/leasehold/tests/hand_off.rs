@@ -103,11 +103,11 @@ async fn the_first_grant_of_a_record_has_one_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_a_newborn_record_the_earlier_token_is_unknown() {
+async fn over_an_unconfirmed_record_the_earlier_token_is_unknown() {
     let world = World::new();
     settled(&world, 1).await;
-    for (newborn, known) in [(true, false), (false, true)] {
-        world.edit(|record| record["newborn"] = newborn.into()).await;
+    for (unconfirmed, known) in [(true, false), (false, true)] {
+        world.edit(|record| record["newborn"] = unconfirmed.into()).await;
         // Read by another client.
         let reader = world.observer(2);
         let before = world.raw().await["token"].as_u64();

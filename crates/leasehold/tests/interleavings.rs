@@ -139,10 +139,10 @@ async fn a_pause_before_the_send_causes_no_early_takeover() {
     }
 }
 
-/// A newborn record that was seen long ago. The acquisition once waited for 1 % of the time since then, beyond its
+/// An unconfirmed record that was seen long ago. The acquisition once waited for 1 % of the time since then, beyond its
 /// store timeout.
 #[tokio::test(start_paused = true)]
-async fn a_newborn_record_seen_long_ago_costs_no_hours() {
+async fn an_unconfirmed_record_seen_long_ago_costs_no_hours() {
     let world = World::new();
     let (crashed, client) = (world.dated(1), world.dated(2));
     let _grant = crashed.granted().await;

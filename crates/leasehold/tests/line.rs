@@ -1,6 +1,6 @@
 //! The line of waiters on records: who is next, and what a dead waiter costs. Paused time.
 
-mod told;
+mod position;
 
 use std::sync::Arc;
 use std::time::Duration;

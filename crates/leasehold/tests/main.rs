@@ -8,7 +8,6 @@ mod election;
 mod existence;
 mod faults;
 mod fence;
-mod frozen;
 mod guard;
 mod hand_off;
 mod interleavings;
@@ -27,5 +26,6 @@ mod simulation;
 #[cfg(feature = "sqlite")]
 mod sqlite_processes;
 mod sweep;
+mod unpolled_futures;
 mod update;
 mod waiting;

@@ -68,7 +68,7 @@ async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_follows_a_short_hold_soon_whenever_it_came() {
+async fn a_waiter_gets_the_lock_soon_after_a_short_hold() {
     for seed in 0..50 {
         for hold in [200, 400, 1_000, 3_000].map(Duration::from_millis) {
             let world = World::new();

@@ -1,4 +1,4 @@
-//! A held lock: its task sends news to the host until the lock is lost, or somebody takes the guard.
+//! A held lock: a task reports renewals and the loss to the host, until the guard is taken or lost.
 
 use leasehold::Guard;
 use leasehold::clock::Deadline;

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_same_look_has_shown_is_killed() {
+    fn only_processes_in_the_same_snapshot_are_killed() {
         let ours = process(OURS, ROOT, OURS, 3);
         let looks = [Some(vec![ours]), None, Some(vec![])];
         assert_eq!(killed(&tree(), &looks), [vec![OURS], vec![], vec![]], "its process id may be reused");

@@ -91,7 +91,7 @@ All other subcommands:
 
 A command can use these codes itself. To tell the cases apart, use `--report FILE`. The field `outcome` of the JSON
 report is one of exited, signaled, lost, held, timed_out, interrupted, not_found, not_executable, failed. For once also:
-already_ran, and not_told (the command succeeded, but the run could not be recorded in the store).
+already_ran, and not_recorded (the command succeeded, but the run could not be recorded in the store).
 ";
 
 const ENVIRONMENT: &str = "\

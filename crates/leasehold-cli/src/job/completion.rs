@@ -97,8 +97,8 @@ impl Job {
             context.output.warning(&format!("{message}; {AGAIN}"));
             return code;
         }
-        context.output.failure(&Failure::new(FAILED, "not_told", message.clone()).with_help(AGAIN));
-        self.report.outcome = "not_told".to_owned();
+        context.output.failure(&Failure::new(FAILED, "not_recorded", message.clone()).with_help(AGAIN));
+        self.report.outcome = "not_recorded".to_owned();
         self.report.exit_code = FAILED;
         self.report.message = Some(message);
         FAILED

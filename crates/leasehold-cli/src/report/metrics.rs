@@ -1,5 +1,5 @@
 //! `--metrics-file FILE`: the last run as metrics, for the textfile collector of Prometheus' node_exporter. Cron jobs end
-//! before Prometheus could ask them.
+//! before Prometheus can scrape them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

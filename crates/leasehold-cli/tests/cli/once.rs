@@ -137,7 +137,7 @@ fn an_unrecorded_success_exits_125() {
     );
     assert!(ended.stderr.contains("help: the command may run again within its period"), "{ended:?}");
     let report = report(&sandbox);
-    assert_eq!((&report["outcome"], &report["exit_code"]), (&"not_told".into(), &125.into()), "{report}");
+    assert_eq!((&report["outcome"], &report["exit_code"]), (&"not_recorded".into(), &125.into()), "{report}");
     assert_eq!((&report["command_exit_code"], &report["cooldown"]), (&0.into(), &false.into()), "{report}");
     sandbox.run("once -w 60s x --per 1h -- echo ran").expect(0);
 }

@@ -129,7 +129,7 @@ impl Turn<'_> {
         attempts.all_mut().iter_mut().for_each(|attempt| attempt.age = 0);
         client.task = Task::Release { grant, memo: Some(memo), attempts, step: Step::Ready };
         let mut free = decide::freed(&memo.record, false, nonce);
-        free.newborn &= !memo.confirmed;
+        free.unconfirmed &= !memo.confirmed;
         let write = rules.release_keeps_the_record.then_some(free);
         self.send(who, Some(memo.version), write, nonce, free.token);
     }

@@ -47,8 +47,17 @@ pub async fn run_and_tell(options: &Options) -> bool {
 }
 
 /// Columns are as wide as their headings.
-const COLUMNS: &[&str] =
-    &["grants", "takeovers", "losses", "told first", "checks", "writes", "refused", "failed", "afterwards"];
+const COLUMNS: &[&str] = &[
+    "grants",
+    "takeovers",
+    "losses",
+    "detected first",
+    "checks",
+    "writes",
+    "refused",
+    "failed",
+    "afterwards",
+];
 
 fn heading() -> String {
     format!("{:<22}         {}", "", COLUMNS.join("  "))

@@ -61,7 +61,7 @@ pub fn recipe(
 }
 
 #[test]
-fn grants_of_clients_are_told_from_those_of_the_library() {
+fn grants_of_clients_and_of_the_library_are_distinguished() {
     let event = |what: &str, who: &str| format!("{{\"what\":\"{what}\",\"who\":\"{who}\"}}\n");
     assert!(clients_were_granted(&(event("granted", "w3.1") + &event("granted", "w6.3"))));
     assert!(!clients_were_granted(&(event("granted", "w7.2") + &event("checked", "w6.3") + "{")));

@@ -193,10 +193,10 @@ fn copy(grant: &Grant) -> Grant {
 /// Informs the checker of what the store has committed.
 fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration) {
     let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
-    let (token, newborn, value) = (grant.token.get(), false, None);
+    let (token, unconfirmed, value) = (grant.token.get(), false, None);
     checker.committed(
         grant.name.as_str(),
-        &Write { token, grant: &id, nonce: "", ttl_ms, newborn, note, value },
+        &Write { token, grant: &id, nonce: "", ttl_ms, unconfirmed, note, value },
         now,
     );
 }
@@ -208,7 +208,7 @@ impl LeaseStore for Calls {
         let (claim, patience) = (claim.clone(), claim.store_timeout);
         let id = claim.id.to_string();
         let (note, ttl_ms) = (claim.holder.note.as_deref(), claim.ttl.as_millis());
-        let write = Write { token: 0, grant: &id, nonce: "", ttl_ms, newborn: false, note, value: None };
+        let write = Write { token: 0, grant: &id, nonce: "", ttl_ms, unconfirmed: false, note, value: None };
         self.checker.sends(claim.name.as_str(), &write, self.now());
         self.carry(patience, move || {
             let (store, checker, claim) = (store.clone(), checker.clone(), claim.clone());
@@ -229,7 +229,8 @@ impl LeaseStore for Calls {
         let (store, checker, clock) = (self.store.clone(), self.checker.clone(), self.clock.clone());
         let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
         let token = grant.token.get();
-        let write = Write { token, grant: &id, nonce: "", ttl_ms, newborn: false, note: None, value: None };
+        let write =
+            Write { token, grant: &id, nonce: "", ttl_ms, unconfirmed: false, note: None, value: None };
         self.checker.sends(grant.name.as_str(), &write, self.now());
         let limit = grant.deadline.remaining(self.env.now()).min(2 * attempt_limit(grant.ttl));
         let copied = copy(grant);

@@ -112,7 +112,7 @@ pub(super) struct Write<'a> {
     pub(super) nonce: &'a str,
     pub(super) ttl_ms: u64,
     /// Whether a create wrote it and it has not been renewed since.
-    pub(super) newborn: bool,
+    pub(super) unconfirmed: bool,
     pub(super) note: Option<&'a str>,
     pub(super) value: Option<&'a str>,
 }
@@ -193,7 +193,7 @@ impl Checker {
         let grant = format!("{}/{}", write.token, write.grant);
         let sent = checked.sent.get(write.nonce).copied().unwrap_or(now);
         let lock = checked.of(name);
-        if grant == lock.grant && write.newborn {
+        if grant == lock.grant && write.unconfirmed {
             // A late copy of the create, after the record was deleted by hand. It prolongs nothing.
             return;
         }
@@ -222,7 +222,7 @@ impl Checker {
         if let Some(value) = write.value {
             checked.values.insert(write.token, value.to_owned());
         }
-        if write.token <= highest && !write.newborn {
+        if write.token <= highest && !write.unconfirmed {
             let token = write.token;
             checked.violates("I2", format!("token {token} of {name} is granted after {highest} was"));
         }

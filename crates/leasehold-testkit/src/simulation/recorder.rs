@@ -41,8 +41,8 @@ struct Record<'a> {
     grant: &'a str,
     nonce: &'a str,
     ttl_ms: u64,
-    #[serde(default)]
-    newborn: bool,
+    #[serde(default, rename = "newborn")]
+    unconfirmed: bool,
     #[serde(default)]
     awaited: bool,
     #[serde(borrow)]
@@ -64,7 +64,7 @@ impl Record<'_> {
             grant: self.grant,
             nonce: self.nonce,
             ttl_ms: self.ttl_ms,
-            newborn: self.newborn,
+            unconfirmed: self.unconfirmed,
             note: self.holder.note.as_deref(),
             value: self.holder.value.as_deref(),
         }

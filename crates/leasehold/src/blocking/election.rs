@@ -63,6 +63,9 @@ impl Election {
     }
 
     /// The current leader, and then each change. The iterator waits for the next change, and does not end.
+    ///
+    /// # Errors
+    /// As [`crate::Election::observe`], as items of the iterator. After an invalid name, it ends.
     pub fn observe(&self) -> impl Iterator<Item = Result<Option<Leader>>> + use<> {
         iterate(self.0.observe())
     }

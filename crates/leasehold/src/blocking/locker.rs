@@ -93,6 +93,9 @@ impl Locker {
     }
 
     /// The names of all locks that have a record and whose names start with `prefix`.
+    ///
+    /// # Errors
+    /// As [`crate::Locker::list`], as items of the iterator.
     pub fn list(&self, prefix: &str) -> impl Iterator<Item = Result<LockName>> {
         iterate(self.0.list(prefix))
     }

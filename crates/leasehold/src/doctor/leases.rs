@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 
-use super::measured::RoundTrips;
+use super::latency::RoundTrips;
 use super::{CheckStatus, Examination, Finding};
 use crate::diagnosis::UNANSWERED;
 use crate::error::{Fault, StoreError};

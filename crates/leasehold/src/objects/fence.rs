@@ -136,6 +136,8 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// # }).unwrap();
 /// ```
 ///
+/// Not cancel safe: if the future is dropped, the outcome is unknown. The call may be repeated.
+///
 /// # Errors
 /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): on this store, versions depend only on the content
 ///   (S3). Writing the same content again excludes no other writer there. Use [`update`](fn@update).

@@ -56,6 +56,8 @@ impl Object {
     ///
     /// Sends no request, except to the machine's metadata service if it has to ask for the region.
     ///
+    /// Cancel safe.
+    ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the URL is malformed.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has no objects, or this build does not

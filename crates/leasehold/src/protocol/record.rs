@@ -47,8 +47,8 @@ pub(crate) struct Record {
     /// Whether the record is unconfirmed: a create wrote it, and its claim has neither renewed nor released it since. A
     /// create may be applied late. While it was under way, other records may have been created and deleted by hand, and
     /// their tokens may be higher. So the next grant takes its token from the store's clock and not by counting.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) newborn: bool,
+    #[serde(rename = "newborn", default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) unconfirmed: bool,
     /// Whether processes wait in the [line](super::line) of this lock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) awaited: bool,

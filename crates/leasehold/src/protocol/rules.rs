@@ -157,13 +157,13 @@ pub(super) fn judge<'a>(
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
             // A create that was read back, because its response was lost or late, may have been applied at any time
-            // since. See `Record::newborn`.
+            // since. See `Record::unconfirmed`.
             Some(attempt) if attempt.created => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
             Some(attempt) => Claimed::Ours(*attempt),
             // Rule 5: a record of this claim that was not expected is adopted only by another conditional write.
-            None => Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn },
+            None => Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed },
         };
     }
     // Rule 12: a repeated claim whose grant has ended is never granted again.
@@ -173,14 +173,14 @@ pub(super) fn judge<'a>(
     }
     match availability(record, unchanged_for, store, rules) {
         Availability::Grantable => {
-            Claimed::Grantable { over: Some(record), floor_from_clock: record.newborn }
+            Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed }
         }
         Availability::Taken { lapses_within } => {
             let held = held(record, store, lapses_within);
             // Rule 10: the token is higher after a write of unknown effect. This claim may have held the lock, and
             // "held" would deny that. The token of an unconfirmed record proves nothing: another client may have
             // removed it or restored an old one.
-            let after = |attempt: &&Attempt| attempt.token < record.token || record.newborn;
+            let after = |attempt: &&Attempt| attempt.token < record.token || record.unconfirmed;
             let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
             // A conflict is not proof that nothing was granted: the request may have arrived twice, and the other copy
             // may have been applied. The history shows that, as far back as it goes.
@@ -278,7 +278,7 @@ pub(super) fn grant(
         claim.repeatable
             && previous.grant == claim.id
             && previous.state == RecordState::Held
-            && !previous.newborn
+            && !previous.unconfirmed
     }) {
         // Contenders go by the record, so it must last as long as the lease of each repetition.
         let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
@@ -288,7 +288,7 @@ pub(super) fn grant(
     let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
-    if previous.is_none_or(|previous| previous.newborn) && floor_us.is_none() {
+    if previous.is_none_or(|previous| previous.unconfirmed) && floor_us.is_none() {
         return Err(Fault::new(
             ErrorKind::Unsupported,
             "the store's responses contain no time (no `Date` header), so the fencing token of a new lock may not be higher than earlier ones",
@@ -315,14 +315,14 @@ pub(super) fn grant(
         }
     }
     let upper = store.map(|store| store.hi_us);
-    Ok(Record { granted_at_us: upper, renewed_at_us: upper, newborn: previous.is_none(), ..record })
+    Ok(Record { granted_at_us: upper, renewed_at_us: upper, unconfirmed: previous.is_none(), ..record })
 }
 
 /// The highest token that may have been used before a grant over `previous`, and may not be used again. `None` if that
 /// is unknown: if there is no record, or an unconfirmed one. The token then comes from the clock, and the grant has no
 /// other.
 pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
-    previous.filter(|previous| !previous.newborn).map(|previous| previous.token)
+    previous.filter(|previous| !previous.unconfirmed).map(|previous| previous.token)
 }
 
 /// Returns the record that grants `claim` over a free record that was not read. The store computes the token.
@@ -348,7 +348,7 @@ fn blank(claim: &Claim, token: Token, nonce: Id) -> Record {
         granted_at_us: None,
         renewed_at_us: None,
         rest_ms: None,
-        newborn: false,
+        unconfirmed: false,
         awaited: false,
         served: 0,
         history: Vec::new(),
@@ -361,7 +361,7 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
         heartbeat: previous.heartbeat + 1,
         nonce,
         renewed_at_us: store.map(|store| store.hi_us),
-        newborn: false,
+        unconfirmed: false,
         ..previous.clone()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 
-use super::fronts::{self, Fronts};
+use super::front_ends::{self, Fronts};
 use super::probe::checks::{
     cause_of_conflict, fresh, keeps_metadata, refusal, refuses_outdated, refuses_second_create,
     refuses_version_of_nothing, vanished,
@@ -32,7 +32,7 @@ pub(crate) async fn examine_all(
     let fronts = match Fronts::open(register, &examination.endpoints, RACERS).await {
         Ok(fronts) => fronts,
         Err(error) => {
-            let finding = Finding::failed(fronts::CHECK, error.to_string());
+            let finding = Finding::failed(front_ends::CHECK, error.to_string());
             let mut examined = Examined::default();
             examined.push(Finding { help: error.help().to_vec(), ..finding });
             return examined;

@@ -28,7 +28,7 @@ use self::checks::{
 };
 use self::evidence::{Marker, Standing};
 use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
-use super::fronts::{self, Fronts};
+use super::front_ends::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
@@ -81,7 +81,7 @@ impl Subject {
 
 /// Checks that `register` enforces its preconditions, by writing to its own objects.
 ///
-/// Dropping the future leaves the marker as it is. The next probe can handle that.
+/// Not cancel safe: a probe that is dropped leaves behind what it has written. The next probe can handle that.
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
@@ -109,6 +109,8 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 
 /// Checks that deletes of `register` are conditional and exclude writes, for locks whose release deletes, and for
 /// sweeps.
+///
+/// Not cancel safe, as [`probe`].
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
@@ -260,7 +262,7 @@ impl Probe<'_> {
                 return Err(error);
             }
         }
-        fronts::log(&self.place(), &unexamined);
+        front_ends::log(&self.place(), &unexamined);
         self.record(None, false).await
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Claim;
-use crate::runtime::opened::Opened;
+use crate::runtime::open_store::Opened;
 
 /// The first and the longest pause before a waiter sends another request.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);

@@ -33,7 +33,7 @@ use crate::env::Env;
 use crate::error::{Error, Fault, Result};
 use crate::lease::{self as leases, Capabilities, Grant, LossReason, Released, Renewal, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
-use crate::runtime::opened::Opened;
+use crate::runtime::open_store::Opened;
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};

@@ -1,5 +1,5 @@
-//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS), or of a missing response: the part that is the
-//! same for all of them. Each store's `errors` interprets its own codes.
+//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS, Azure, Kubernetes), or of a missing response: the
+//! part that is the same for all of them. Each store's `errors` interprets its own codes.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -197,7 +197,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_help_fits_why_there_is_no_connection() {
+    fn the_help_matches_the_cause_of_a_missing_response() {
         let not_connected = |detail: &str| Trouble::NotConnected { detail: detail.to_owned() };
         let no_answer = |detail: &str| Trouble::NoAnswer { detail: detail.to_owned() };
         for (endpoint, trouble, help) in [

@@ -4,9 +4,9 @@
 //! response means are here.
 
 mod acquire;
-pub(super) mod calls;
 pub(super) mod grace;
 mod hold;
+pub(super) mod notifications;
 pub(super) mod record;
 #[cfg(test)]
 mod refused_tests;
@@ -20,8 +20,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use self::calls::Calls;
 pub(super) use self::hold::renewed_until;
+use self::notifications::Calls;
 use self::record::Record;
 use super::worker::OnWorker;
 use crate::clock::{Deadline, Moment};

@@ -175,6 +175,9 @@ impl Ttl {
     }
 
     /// The same, from a record's milliseconds.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
     pub fn from_millis(ms: u64) -> Result<Self, InvalidValue> {
         Self::new(Duration::from_millis(ms))
     }

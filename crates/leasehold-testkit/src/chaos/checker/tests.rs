@@ -87,7 +87,7 @@ fn a_lower_token_that_is_valid_after_a_higher_one_is_found() {
 }
 
 #[test]
-fn an_old_holder_that_believes_again_is_found() {
+fn a_stale_holder_whose_check_passes_is_found() {
     // The holder was stopped for long and does not know: its check passes after the successor's.
     let told =
         Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about("checked", "a", 1, (300, 310));

@@ -6,7 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A grant for 10 s.
 fn grant(token: u64, id: &str) -> Write<'_> {
-    Write { token, grant: id, nonce: "", ttl_ms: 10_000, newborn: false, note: Some(id), value: None }
+    Write { token, grant: id, nonce: "", ttl_ms: 10_000, unconfirmed: false, note: Some(id), value: None }
 }
 
 /// A checker that has seen a grant with token 5, then one with token 7.
@@ -73,13 +73,13 @@ fn i2_a_valid_token_that_was_not_granted_in_time_is_found() {
     assert_eq!(verdict(&checker), Some("I2"));
 
     let checker = two_grants();
-    checker.committed("x", &Write { newborn: true, ..grant(6, "c") }, 3 * SECOND);
+    checker.committed("x", &Write { unconfirmed: true, ..grant(6, "c") }, 3 * SECOND);
     assert_eq!(verdict(&checker), None, "no violation until it is believed in");
     checker.believed("x", 6, "c", 3 * SECOND);
     assert_eq!(verdict(&checker), Some("I2"));
 
     let checker = two_grants();
-    checker.committed("x", &Write { newborn: true, ..grant(7, "c") }, 3 * SECOND);
+    checker.committed("x", &Write { unconfirmed: true, ..grant(7, "c") }, 3 * SECOND);
     checker.believed("x", 7, "b", 3 * SECOND);
     assert_eq!(verdict(&checker), None, "the token also belongs to an earlier grant");
 }
@@ -202,7 +202,7 @@ fn i9_more_requests_than_are_needed_are_found() {
 
 #[test]
 fn i10_a_renewal_after_that_of_a_copy_is_found() {
-    let created = Write { newborn: true, ..grant(5, "a") };
+    let created = Write { unconfirmed: true, ..grant(5, "a") };
     let checker = Checker::default();
     checker.committed("x", &created, Duration::ZERO);
     checker.copy_renewed("x", 5, &"a".into());
@@ -214,7 +214,7 @@ fn i10_a_renewal_after_that_of_a_copy_is_found() {
 
 #[test]
 fn i5_a_late_copy_of_a_create_prolongs_nothing() {
-    let created = Write { newborn: true, ..grant(5, "a") };
+    let created = Write { unconfirmed: true, ..grant(5, "a") };
     let checker = Checker::default();
     checker.committed("x", &created, Duration::ZERO);
     checker.committed("x", &created, 8 * SECOND);

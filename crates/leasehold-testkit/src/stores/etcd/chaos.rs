@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use super::Cluster;
 use crate::chaos::plan::Kind;
 use crate::chaos::servers::Servers;
-use crate::wire::{Answers, Wire, harmed};
+use crate::tcp_proxy::{Answers, Wire, harmed};
 
 /// A cluster, and for each worker a wire to each member.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use super::PostgresServer;
 use crate::chaos::plan::Kind;
 use crate::chaos::servers::Servers;
-use crate::wire::{Answers, Wire, harmed};
+use crate::tcp_proxy::{Answers, Wire, harmed};
 
 /// Longer than the lease of a worker.
 const LAG: Duration = Duration::from_millis(2_500);

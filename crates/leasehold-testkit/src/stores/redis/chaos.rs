@@ -12,7 +12,7 @@ use super::RedisServer;
 use crate::chaos::plan::Kind;
 use crate::chaos::servers::Servers;
 use crate::launch::Launched;
-use crate::wire::{Answers, Wire, harmed};
+use crate::tcp_proxy::{Answers, Wire, harmed};
 
 #[derive(Debug)]
 struct Wired {

@@ -155,7 +155,9 @@ impl RegisterLeases {
                         == Availability::Grantable;
                 // The token over an unconfirmed record comes from the store's clock, which is known best after a
                 // response.
-                if (free || has_polled) && observation.record.grant != claim.id && !observation.record.newborn
+                if (free || has_polled)
+                    && observation.record.grant != claim.id
+                    && !observation.record.unconfirmed
                 {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
                     let sight = Sight { found, observation: Some(observation), at: now };

@@ -191,7 +191,7 @@ impl RegisterLeases {
             let sent = self.now();
             let mut record =
                 rules::freed(&memo.record, End::Released, cooldown, self.store_time(), self.nonce());
-            record.newborn &= !memo.confirmed;
+            record.unconfirmed &= !memo.confirmed;
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Send::Over(Some((version, before)));
             match self.send(&grant.name, over, &record, sent, attempts, budget).await? {

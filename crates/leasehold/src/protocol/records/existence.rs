@@ -284,7 +284,7 @@ impl Tagged {
 
 /// `record` without the fields that cannot be known later.
 fn stored(record: &Record) -> Record {
-    Record { newborn: false, history: Vec::new(), ..record.clone() }
+    Record { unconfirmed: false, history: Vec::new(), ..record.clone() }
 }
 
 fn generation(version: &Version) -> Result<Token, Fault> {

@@ -113,7 +113,7 @@ fn put(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> 
 fn grant_unseen(rows: &mut BTreeMap<LockName, Row>, name: &LockName, record: &Record) -> Written {
     match rows.get(name) {
         Some(Row { record: free, .. })
-            if free.state == RecordState::Free && !free.newborn && free.grant != record.grant =>
+            if free.state == RecordState::Free && !free.unconfirmed && free.grant != record.grant =>
         {
             let token = Token::new(free.token.get() + 1).unwrap();
             let history = free.history.clone();
@@ -364,9 +364,9 @@ async fn rule_10_an_unseen_grant_that_was_taken_over_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newborn_record_is_not_granted_unseen() {
+async fn an_unconfirmed_record_is_not_granted_unseen() {
     let (world, before) = World::with_free_record().await;
-    world.change_record(|record| record.newborn = true);
+    world.change_record(|record| record.unconfirmed = true);
     let grant = granted(&world.client()).await;
     assert_eq!(world.requests(), ["claim", "write"]);
     assert!(grant.token.get() > before.get() + 1, "from the store's clock");
@@ -476,7 +476,7 @@ async fn rule_10_a_takeover_by_a_foreign_client_is_a_loss() {
         let mut rows = world.table.rows.lock().unwrap();
         let record = rows[&name()].record.clone();
         let grant = Id::random(&client.env().random);
-        let theirs = Record { token: Token::default(), grant, nonce: grant, newborn: true, ..record };
+        let theirs = Record { token: Token::default(), grant, nonce: grant, unconfirmed: true, ..record };
         put(&mut rows, &name(), &theirs);
     };
     let claim = claim(&client);

@@ -169,7 +169,7 @@ fn founds() -> Vec<Option<model::Record>> {
                         grant: if bit(1) { OURS } else { OTHERS },
                         heartbeat,
                         nonce,
-                        newborn: bit(2),
+                        unconfirmed: bit(2),
                         stamp: 0,
                         edition: 0,
                         ended: u16::from(bit(3)) << OURS | u16::from(bit(4)) << OTHERS,
@@ -253,7 +253,7 @@ fn content(found: model::Record) -> Content {
 fn record(found: model::Record) -> Record {
     let mut record = blank(&claim(found.grant), token(found.token), id(found.nonce));
     record.heartbeat = u64::from(found.heartbeat);
-    record.newborn = found.newborn;
+    record.unconfirmed = found.unconfirmed;
     for grant in [OURS, OTHERS].into_iter().filter(|grant| found.has_seen_the_end_of(*grant)) {
         let before = blank(&claim(grant), token(0), id(0));
         let end = if found.remembers(grant) { End::Lapsed } else { End::Released };
@@ -274,7 +274,7 @@ fn back(record: &Record) -> model::Record {
         grant: number(record.grant),
         heartbeat: u8::try_from(record.heartbeat).unwrap(),
         nonce: number(record.nonce),
-        newborn: record.newborn,
+        unconfirmed: record.unconfirmed,
         stamp: 0,
         edition: 0,
         ended: ended.fold(0, |ended, past| ended | bits(past)),

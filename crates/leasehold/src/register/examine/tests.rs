@@ -122,7 +122,7 @@ async fn a_store_that_is_too_busy_to_be_examined_does_not_pass() {
 
 /// Lost responses, throttled requests, and both: all requests are retried, and each flaw is still found.
 #[tokio::test(start_paused = true)]
-async fn transient_failures_make_no_good_store_bad_or_bad_one_good() {
+async fn transient_failures_neither_hide_nor_report_a_flaw() {
     for (loses_every, busy_every) in
         [(2, 0), (3, 0), (5, 0), (7, 0), (0, 2), (0, 3), (5, 3), (7, 4), (11, 13)]
     {
@@ -364,7 +364,7 @@ async fn a_name_with_too_many_addresses_is_a_warning() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_race_meets_every_name_also_beside_one_of_many() {
+async fn every_race_covers_every_name_even_with_many_addresses() {
     let front = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "many", &addresses(20));
     let endpoints = vec!["b".to_owned(), "c".to_owned()];
     let fronts = Fronts::open(&front, &endpoints, RACERS).await.unwrap();

@@ -281,7 +281,7 @@ fn two_winners(kind: Kind, racers: usize, accepted: usize) -> StoreError {
     );
     match kind {
         Kind::Creates | Kind::Replaces => {
-            refusal(&seen, "two clients that ask at the same moment could be granted the same lock")
+            refusal(&seen, "two clients that request a lock at the same time could be granted the same lock")
         }
         Kind::Deletes => no_deletes(seen),
     }

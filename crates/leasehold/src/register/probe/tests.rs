@@ -101,7 +101,7 @@ async fn deletes_that_do_not_exclude_writes_are_refused() {
 
 /// The numbers that the documentation promises for 1 race of 10: what a first use and the doctor let pass.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_doubles_few_races_passes_as_seldom_as_said() {
+async fn a_rarely_unsafe_store_passes_as_rarely_as_documented() {
     const SEEDS: u64 = 200;
     for (races, flaw, kind, most) in [
         (RACES_FIRST_USE, Flaw::DoublesCreates(10), Kind::Creates, SEEDS / 50),

@@ -209,8 +209,8 @@ impl Case<'_> {
 
     fn leased(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
-            "another program holds an Azure lease on this blob, and leasehold does not use such leases: end that program, \
-             or break the lease (az storage blob lease break)",
+            "another program holds an Azure lease on this blob: end that program, or break the lease (az storage blob \
+             lease break); to share locks with such programs, use ?protocol=lease",
         )
     }
 

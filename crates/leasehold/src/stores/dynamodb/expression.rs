@@ -36,8 +36,8 @@ const OURS_UNCHANGED_AND_UNMARKED: &str = "#recordVersionNumber = :seenVersion A
      AND attribute_not_exists(#awaited)";
 
 /// A free record of ours that no other client has changed, of a known format, with a token that can be incremented:
-/// the token of a newborn record may be lower than earlier tokens, and that of another client's item may be old. The
-/// latest grant must not be that of this claim, because a late copy of its request must not be granted over its own
+/// the token of an unconfirmed record may be lower than earlier tokens, and that of another client's item may be old.
+/// The latest grant must not be that of this claim, because a late copy of its request must not be granted over its own
 /// release. And no process waits, because the first in line comes first.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
      AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \

@@ -39,7 +39,7 @@ pub fn dynamodb_item(data: &[u8]) {
                     assert!(record.state != RecordState::Free || item.contains_key(item::RELEASED));
                     assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.heartbeat < Token::LIMIT);
                     assert_readable(&record.holder.to_string());
-                    if record.newborn && item::version_of(&record) != found.version {
+                    if record.unconfirmed && item::version_of(&record) != found.version {
                         anothers(&item, &record);
                     } else {
                         ours(&item, &record, dialect);
@@ -51,7 +51,7 @@ pub fn dynamodb_item(data: &[u8]) {
 }
 
 fn anothers(item: &Item, record: &Record) {
-    assert!(record.newborn, "its token is not trusted");
+    assert!(record.unconfirmed, "its token is not trusted");
     assert_ne!(record.state, RecordState::Cooldown);
     let version = item[item::VERSION].as_s().unwrap();
     let repeated = |ours: &AttributeValue| ours.as_m().ok()?.get("version")?.as_s().ok().cloned();

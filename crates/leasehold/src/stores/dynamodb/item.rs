@@ -131,7 +131,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
         granted_at_us: optional_number(ours, "grantedAt")?,
         renewed_at_us: optional_number(item, RENEWED)?.or_else(|| seen(item, version)),
         rest_ms,
-        newborn: ours.contains_key("newborn"),
+        unconfirmed: ours.contains_key("newborn"),
         awaited: item.contains_key(AWAITED),
         served: served(item).ok_or_else(|| corrupt(SERVED))?,
         history: history(item).ok_or_else(|| corrupt(HISTORY))?,
@@ -140,7 +140,7 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
 
 /// Another client's lock, for as long as its `recordVersionNumber` does not change.
 ///
-/// It counts as newborn, because its token may be missing or come from an old copy. The next grant takes its token
+/// It counts as unconfirmed, because its token may be missing or come from an old copy. The next grant takes its token
 /// from the store's clock.
 fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<Content, Fault> {
     let lease = text(item, LEASE);
@@ -170,7 +170,7 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         granted_at_us: None,
         renewed_at_us: seen(item, version),
         rest_ms: None,
-        newborn: true,
+        unconfirmed: true,
         awaited: item.contains_key(AWAITED),
         served: served(item).unwrap_or(0),
         history: history(item).unwrap_or_default(),
@@ -233,7 +233,7 @@ fn ours(record: &Record) -> Item {
         ("lockDelay", (record.lock_delay_ms != 0).then(|| n(record.lock_delay_ms))),
         ("rest", record.rest_ms.filter(|_| record.state == RecordState::Cooldown).map(n)),
         ("grantedAt", record.granted_at_us.map(n)),
-        ("newborn", record.newborn.then_some(AttributeValue::Bool(true))),
+        ("newborn", record.unconfirmed.then_some(AttributeValue::Bool(true))),
     ];
     let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value?)));
     required.into_iter().chain(optional).map(|(name, value)| (name.to_owned(), value)).collect()

@@ -184,7 +184,7 @@ impl DynamoDb {
                         "does not check conditions in one step with the write: of {racers} writes that raced to {kind}, it \
                          accepted {accepted}"
                     ),
-                    "two clients that ask at the same moment could be granted the same lock",
+                    "two clients that request a lock at the same time could be granted the same lock",
                 ))
             }
         }

@@ -173,7 +173,7 @@ impl Case<'_> {
     /// suspend.
     fn expired(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
-            .with_help("the access token is no longer accepted; the next request asks for a new one")
+            .with_help("the access token is no longer accepted; a new one is requested with the next request")
     }
 
     fn not_signed_in(&self, answer: &Answer) -> Fault {

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_read_and_that_of_another_name_is_not() {
+    fn a_status_is_parsed_and_that_of_another_lock_refused() {
         let status = serde_json::from_str::<Shown>(HELD).unwrap().status(&name()).unwrap();
         let State::Held(held) = &status.state else { panic!("{status:?}") };
         assert_eq!(held.holder.as_ref().unwrap().to_string(), "alice@h pid 3 \"n\"");

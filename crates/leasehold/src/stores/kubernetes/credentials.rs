@@ -12,7 +12,7 @@ use super::access::{Plugin, Source};
 use crate::clock;
 use crate::env::Env;
 use crate::lease::printable;
-use crate::stores::loads::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
+use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
 
 /// A token in a file is read again after this time. Kubernetes replaces a pod's token when a fifth of its time is left,
 /// at least two minutes.

@@ -161,7 +161,7 @@ impl Lease {
 
 /// The lock of another client, which wrote `spec` over the record `earlier`, if there was one.
 ///
-/// It counts as newborn, because that record may be missing or outdated. The next grant takes its token from the
+/// It counts as unconfirmed, because that record may be missing or outdated. The next grant takes its token from the
 /// server's clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
 fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     let holder = spec.holder();
@@ -196,7 +196,7 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
         granted_at_us: None,
         renewed_at_us: None,
         rest_ms: None,
-        newborn: true,
+        unconfirmed: true,
         awaited: earlier.as_ref().is_some_and(|record| record.awaited),
         served: earlier.as_ref().map_or(0, |record| record.served),
         history: earlier.map(|record| record.history).unwrap_or_default(),

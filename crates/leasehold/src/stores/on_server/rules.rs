@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_has_the_reason_that_the_record_tells() {
+    fn a_loss_reports_the_reason_in_the_record() {
         let lapsed = || Record { past: past(End::Lapsed), ..held_record() };
         assert!(matches!(reason(lapsed(), theirs()), LossReason::TakenOver { .. }));
         for end in [End::Released, End::Evicted] {

@@ -20,7 +20,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, Grant, Holder, Id, Swept, Token, Ttl, attempt_limit};
 use crate::retry::{RetryBudget, repeated};
-use crate::stores::on_server::calls::Calls;
+use crate::stores::on_server::notifications::Calls;
 use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;

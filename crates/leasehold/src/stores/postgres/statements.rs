@@ -11,7 +11,7 @@ use super::config::Table;
 use super::epoch;
 use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
-use crate::stores::on_server::calls::CALLED_BY;
+use crate::stores::on_server::notifications::CALLED_BY;
 
 /// The prefix of the id of a grant in `locked_by`. The other columns of leasehold count only in a row with this prefix.
 pub(super) const OURS: &str = "leasehold:";

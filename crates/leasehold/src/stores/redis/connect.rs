@@ -22,7 +22,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 use crate::stores::hosts::{Host, none_of};
-use crate::stores::on_server::calls::Calls;
+use crate::stores::on_server::notifications::Calls;
 use crate::stores::password::Password;
 use crate::stores::tls::client_config;
 

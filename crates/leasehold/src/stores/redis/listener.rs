@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::connect::Links;
-use crate::stores::on_server::calls::UNUSED;
+use crate::stores::on_server::notifications::UNUSED;
 
 impl Links {
     /// Subscribes to the channel on the current connection, unless that was done before. Ends the subscription when no

@@ -7,7 +7,7 @@
 use redis::Script;
 
 use crate::lease::{MOST_WAITERS, Token, grace};
-use crate::stores::on_server::calls::CALLED_BY;
+use crate::stores::on_server::notifications::CALLED_BY;
 
 /// How many ended grants a record keeps.
 const HISTORY: usize = 8;

@@ -55,8 +55,8 @@ const THEIRS: &str = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
 #[test]
 fn every_record_comes_back_as_it_was() {
     for json in GOLDEN {
-        for newborn in [false, true] {
-            let record = Record { newborn, ..golden(json) };
+        for unconfirmed in [false, true] {
+            let record = Record { unconfirmed, ..golden(json) };
             let item = item(&record);
             let found = read(&item, Dialect::Java).unwrap();
             assert_eq!(found.content, Content::Record(Box::new(record.clone())), "{item:?}");
@@ -122,7 +122,7 @@ fn another_clients_item_has_a_lease_but_no_trusted_token() {
     let theirs = read_record(&java(THEIRS));
     assert_eq!((theirs.state, theirs.ttl_ms, theirs.lock_delay_ms), (RecordState::Held, 20_000, 0));
     assert_eq!(theirs.holder.to_string(), "ci-7.example_4e9d");
-    assert!(theirs.newborn && theirs.renewed_at_us.is_none() && theirs.token == Token::default());
+    assert!(theirs.unconfirmed && theirs.renewed_at_us.is_none() && theirs.token == Token::default());
 
     let beaten = read_record(&java("3f2504e0-4f89-41d3-9a0c-0305e82c3302"));
     assert_ne!(theirs.grant, beaten.grant, "each heartbeat is a sign of life");
@@ -131,7 +131,7 @@ fn another_clients_item_has_a_lease_but_no_trusted_token() {
     let mut released = java(THEIRS);
     released.insert(RELEASED.to_owned(), s("1"));
     let free = read_record(&released);
-    assert_eq!((free.state, free.newborn), (RecordState::Free, true));
+    assert_eq!((free.state, free.unconfirmed), (RecordState::Free, true));
 }
 
 /// After an UpdateItem of another client, or a PutItem of the Go client, which copies what it had read, leasehold's
@@ -146,7 +146,7 @@ fn our_attributes_do_not_count_after_another_client_writes() {
     assert_eq!((theirs.ttl_ms, theirs.lock_delay_ms), (20_000, 0));
     assert_eq!(theirs.holder.to_string(), "ci-7.example_4e9d");
     assert!(theirs.renewed_at_us.is_none(), "or their lease would lapse by our time of renewal");
-    assert!(theirs.newborn, "the token may be a copy of an old one");
+    assert!(theirs.unconfirmed, "the token may be a copy of an old one");
     assert_ne!(theirs.grant, record().grant, "or we would take it for our own lease");
     assert_eq!(
         (theirs.token, theirs.history),

@@ -60,7 +60,7 @@ async fn content_whose_size_differs_from_the_stored_one_is_refused() {
 }
 
 #[tokio::test]
-async fn an_object_that_never_stands_still_is_reported_as_such() {
+async fn an_object_that_keeps_changing_is_a_transient_error() {
     let server = Server::start(|seen| {
         let media = answer("200 OK", "X-Goog-Generation: 1\r\n", "old");
         Reply::Answer(if seen.line.contains("alt=media") { media } else { answer("200 OK", "", RESOURCE) })

@@ -127,7 +127,7 @@ fn a_changed_spec_is_another_clients_lock() {
         let mut lease = lease_of(&ours, None);
         lease["spec"][field] = value;
         let theirs = record(&lease);
-        assert_eq!((theirs.state, theirs.newborn), (RecordState::Held, true), "{field}");
+        assert_eq!((theirs.state, theirs.unconfirmed), (RecordState::Held, true), "{field}");
         assert!(theirs.grant != ours.grant && theirs.nonce != ours.nonce, "{field}");
         assert_eq!(theirs.renewed_at_us, None, "their clock does not count");
         // The record from before is kept.
@@ -164,7 +164,7 @@ fn another_clients_lock_is_held_for_its_duration() {
 }
 
 #[test]
-fn what_is_not_understood_is_never_taken_over() {
+fn leases_not_understood_are_never_taken_over() {
     let mut lease = lease_of(&golden_record("1-free.json"), None);
     lease["spec"]["strategy"] = json!("OldestEmulationVersion");
     assert!(foreign(&lease).contains("OldestEmulationVersion"));

@@ -1,6 +1,6 @@
-//! Calls: when a lock is released, its server calls the first waiter, so that it asks at once and not at its next poll.
+//! Notifications: after a release, the server notifies the first waiter, which then requests the lock at once.
 //!
-//! A lost call only delays the waiter until its next poll.
+//! A lost notification only delays the waiter until its next poll.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
