@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that imports run one way: no circle among the modules of one folder, in any crate and in any client.
+"""Checks that imports run one way: no circle among the modules of one folder, in any crate and in any client, and no import
+that goes up in the layers of the library that ARCHITECTURE.md lists.
 
 Modules that lie side by side (files, or folders with all that is in them) may not import each other in a circle; a parent and
 its children may know each other. An import for types alone counts. Tests are left out. With --floors, prints each folder's
@@ -42,8 +43,9 @@ def end_of_block(text, start):
 
 
 def without_tests(text):
-    """The code, without comments, strings and what is compiled for tests or fuzzing alone; and the modules that are."""
-    text = LEXEMES.sub(lambda found: " " if found[0].startswith("/") else '""', text)
+    """The code, without comments, strings and what is compiled for tests or fuzzing alone; and the modules that are. Lines keep
+    their numbers."""
+    text = LEXEMES.sub(lambda found: (" " if found[0].startswith("/") else '""') + lines_of(found[0]), text)
     test_modules = set()
     while found := TEST_ITEM.search(text):
         rest = text[found.end():]
@@ -58,8 +60,12 @@ def without_tests(text):
                 end += 1
         else:
             end += 1
-        text = text[:found.start()] + rest[end:]
+        text = text[:found.start()] + lines_of(found[0] + rest[:end]) + rest[end:]
     return text, test_modules
+
+
+def lines_of(text):
+    return "\n" * text.count("\n")
 
 
 def leaves(tree):
@@ -82,6 +88,7 @@ def leaves(tree):
 class Crate:
     def __init__(self, source):
         self.code = {}
+        self.files = {}
         self.reexports = {}
         root = next(path for path in (source / "lib.rs", source / "main.rs") if path.exists())
         self.read(root, (), source)
@@ -89,6 +96,7 @@ class Crate:
     def read(self, path, module, folder):
         text, test_modules = without_tests(path.read_text())
         self.code[module] = text
+        self.files[module] = path.relative_to(ROOT)
         for name in MODULE.findall(text):
             below = folder / name
             inside = next((p for p in (folder / f"{name}.rs", below / "mod.rs") if p.exists()), None)
@@ -128,11 +136,13 @@ class Crate:
                     if public and path:
                         self.reexports[module, path[-1]] = path
         for module, text in self.code.items():
-            paths = [leaf for _, tree in USE.findall(text) for leaf in leaves(tree)]
-            paths += PATH.findall(USE.sub(";", text))
-            for path in paths:
+            paths = [(leaf, found) for found in USE.finditer(text) for leaf in leaves(found[2])]
+            others = USE.sub(lambda found: " " * len(found[0]), text)
+            paths += [(found[1], found) for found in PATH.finditer(others)]
+            for path, found in paths:
                 if absolute := self.absolute(module, path):
-                    yield module, self.home(absolute), path
+                    line = text.count("\n", 0, found.start()) + 1
+                    yield module, self.home(absolute), f"{path} ({self.files[module]}:{line})"
 
 
 class Python:
@@ -221,12 +231,39 @@ def folders(crate):
     return found
 
 
+def layers():
+    """The layer of each module in the list in ARCHITECTURE.md, as (number, text). The first line is the highest layer. On the
+    last line, each module is a layer: it may import those to its right."""
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("## Layers of the library\n")[1].split("\n## ")[0]
+    lines = [re.findall(r"(\w+)(?:\.rs|/)(?=[,\s]|$)", line) for line in section.splitlines() if line.startswith("    ")]
+    floors = lines[:-1] + [[module] for module in lines[-1]]
+    return {module: (number, ", ".join(floor)) for number, floor in enumerate(floors, 1) for module in floor}
+
+
+def upward(arrows):
+    """What is wrong with the library's imports, given which module imports which: one line for each import that goes up."""
+    layer = layers()
+    for one, imports in sorted(arrows.items()):
+        for other, uses in sorted(imports.items()):
+            if not {one, other} <= layer.keys():
+                yield f"{one} imports {other}, and ARCHITECTURE.md has no layer for one of them: {min(uses)}"
+            elif layer[one][0] >= layer[other][0]:
+                (low, low_text), (high, high_text) = layer[one], layer[other]
+                yield from (f"layer {low} ({low_text}) imports layer {high} ({high_text}): {use}" for use in sorted(uses))
+    for module in sorted(layer.keys() - arrows.keys()):
+        yield f"ARCHITECTURE.md has a layer for {module}, which is not there"
+
+
 def main():
     show_floors = "--floors" in sys.argv
     found = set()
     bad = False
     for source, package in sources():
         for folder, arrows in sorted(folders(package).items()):
+            if source == ROOT / "crates/leasehold/src" and folder == ():
+                for problem in upward(arrows):
+                    bad = True
+                    print(f"crates/leasehold/src: {problem}")
             place = "/".join([str(source.relative_to(ROOT)), *folder])
             components = circles(arrows)
             if show_floors and len(components) > 1:
