@@ -102,7 +102,7 @@ pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) ->
 pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examination: &Examination) -> Finding {
     const CHECK: &str = "cost";
     let Some(cost) = cost else {
-        return Finding::not_applicable(CHECK, format!("{store} has no price per request"));
+        return Finding::not_applicable(CHECK, format!("leasehold knows no price per request of {store}"));
     };
     let Examination { locks, acquisitions_per_day, ttl, .. } = examination;
     let what = format!(
