@@ -1,4 +1,4 @@
-//! Properties of everything that is read from outside, for any bytes. The fuzz targets in `fuzz/` use them, and every
+//! Properties of data that is read from outside, for any bytes. The fuzz targets in `fuzz/` use them, and every
 //! test run checks them on the corpus. See docs/fuzzing.md.
 //!
 //! A property takes any bytes, and panics if it does not hold.
