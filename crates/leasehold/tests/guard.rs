@@ -267,6 +267,23 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
+/// The body may end before a renewal notices the eviction.
+#[tokio::test(start_paused = true)]
+async fn with_reports_an_eviction_that_only_the_store_knows_of() {
+    let world = World::new();
+    let (client, operator) = (world.observer(1), world.observer(2));
+    let outcome = locker(&client)
+        .lock("x")
+        .ttl(TTL)
+        .with(async |guard| {
+            locker(&operator).evict(guard.name(), guard.token().unwrap()).await.unwrap();
+            guard.check().unwrap();
+        })
+        .await;
+    let error = outcome.unwrap_err();
+    assert_eq!((error.kind(), &error.loss().unwrap().reason), (ErrorKind::Lost, &LossReason::Ended));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_ticket_is_renewed_resumed_and_released_by_any_process() {
     let world = World::new();
