@@ -267,6 +267,25 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
+/// After a pause of the machine together with its clocks, a renewal brings the deadline forward.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_in_time_after_the_clocks_stood_still() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let (granted, lost) = (guard.deadline().unwrap(), guard.cancellation());
+    client.clock.stand_still();
+    world.clock.sleep(SECOND * 25).await;
+    client.clock.resume();
+    let renewed = guard.renewed(granted).await;
+    let now = client.clock.now();
+    assert!(renewed.remaining(now) + SECOND < granted.remaining(now), "{renewed:?} {granted:?}");
+    client.network.stall();
+    lost.cancelled().await;
+    let late = client.clock.now().longest_since(renewed.start()) - renewed.span();
+    assert!(late < SECOND / 10, "{late:?}");
+}
+
 /// The body may end before a renewal notices the eviction.
 #[tokio::test(start_paused = true)]
 async fn with_reports_an_eviction_that_only_the_store_knows_of() {
