@@ -80,6 +80,20 @@ impl Plan {
     fn protects(&self) -> bool {
         self.on_lost != OnLost::None
     }
+
+    /// How long to sleep: until the next threshold, within limits.
+    fn pause(&self, stage: Stage, remaining: Duration) -> Duration {
+        if !self.protects() {
+            // Nothing happens at a threshold. What remains is zero after a loss.
+            return MAX_SLEEP;
+        }
+        let next = match stage {
+            Stage::Running if self.on_lost == OnLost::Term => self.grace,
+            Stage::Running | Stage::Terminated => self.margin(),
+            Stage::Killed => return POLL_INTERVAL,
+        };
+        remaining.saturating_sub(next).clamp(Duration::from_millis(1), MAX_SLEEP.min(self.ttl / 10))
+    }
 }
 
 /// How a command ended.
@@ -298,7 +312,7 @@ impl Running {
                 reaped = now;
                 self.tree.reap_orphans();
             }
-            let pause = self.pause(stage, remaining);
+            let pause = self.plan.pause(stage, remaining);
             tokio::select! {
                 biased;
                 status = self.process.wait() => break status,
@@ -354,16 +368,6 @@ impl Running {
     /// Whether processes remain that must not outlive the command.
     fn has_processes(&self) -> bool {
         self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
-    }
-
-    /// How long to sleep: until the next threshold, within limits.
-    fn pause(&self, stage: Stage, remaining: Duration) -> Duration {
-        let next = match stage {
-            Stage::Running if self.plan.on_lost == OnLost::Term => self.plan.grace,
-            Stage::Running | Stage::Terminated => self.plan.margin(),
-            Stage::Killed => return POLL_INTERVAL,
-        };
-        remaining.saturating_sub(next).clamp(Duration::from_millis(1), MAX_SLEEP.min(self.plan.ttl / 10))
     }
 
     fn forward(&self, signal: Signal) {
@@ -475,4 +479,19 @@ fn code_of(error: &io::Error) -> u8 {
 /// The number of the signal that ended a command, if one did.
 pub(crate) fn ending_signal(status: ExitStatus) -> Option<i32> {
     status.signal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_ends_nothing_does_not_shorten_the_pause() {
+        let pause = |on_lost| {
+            let plan = Plan { on_lost, grace: MAX_SLEEP, ttl: MAX_SLEEP * 100, cgroup: false };
+            plan.pause(Stage::Running, Duration::ZERO)
+        };
+        assert_eq!(pause(OnLost::None), MAX_SLEEP);
+        assert!(pause(OnLost::Term) < POLL_INTERVAL && pause(OnLost::Kill) < POLL_INTERVAL);
+    }
 }

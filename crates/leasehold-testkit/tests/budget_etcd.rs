@@ -108,7 +108,7 @@ async fn many_locks_are_renewed_by_one_keep_alive() {
         }
         counted.expect(&format!("interval {interval}"), &[("LeaseKeepAlive", 1), ("Txn", 3)]).await;
     }
-    let evicted = store.evict(&grants[0].name, grants[0].token).await.unwrap();
+    let evicted = store.evict(&grants[0].name, grants[0].token, None).await.unwrap();
     assert_eq!(evicted, Evicted::Evicted);
     counted.since().await;
     let renewals = join_all(grants.iter_mut().map(|grant| store.renew(grant))).await;
@@ -205,7 +205,7 @@ async fn a_holder_watches_its_key_once_however_often_it_renews() {
         assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     }
     counted.expect("five renewals", &[("LeaseKeepAlive", 5), ("Txn", 5), ("Watch", 1)]).await;
-    let (_, evicted) = tokio::join!(store.ended(&grant), store.evict(&grant.name, grant.token));
+    let (_, evicted) = tokio::join!(store.ended(&grant), store.evict(&grant.name, grant.token, None));
     assert_eq!(evicted.unwrap(), Evicted::Evicted);
 }
 

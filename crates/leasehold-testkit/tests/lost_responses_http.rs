@@ -107,7 +107,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
             assert_eq!(Some(grant.token), holder.token);
             // By an operator, whose first response is lost.
             proxy.next("POST", Harm::AnswerLost);
-            assert_eq!(behind.evict(&name, grant.token).await.unwrap(), Evicted::Evicted);
+            assert_eq!(behind.evict(&name, grant.token, None).await.unwrap(), Evicted::Evicted);
         }
         assert_eq!(direct.inspect(&name).await.unwrap().state, State::Free);
     }

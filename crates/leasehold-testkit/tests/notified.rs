@@ -121,7 +121,7 @@ async fn an_eviction_wakes_the_first_waiter(storage: &str) {
     let holder = opened(fresh.url(), Env::system()).await;
     let grant = granted(&*holder).await;
     let first = waiter(fresh.url(), without_pauses(1), &*holder, 0).await;
-    holder.evict(&lock(), grant.token).await.unwrap();
+    holder.evict(&lock(), grant.token, None).await.unwrap();
     within("the waiter", first).await.unwrap();
 }
 

@@ -200,7 +200,7 @@ async fn no_claim_is_granted_before_its_turn() {
         assert_eq!(two.held(claim).await.token, Some(first.token));
     }
     two.stand(3).await;
-    assert_eq!(two.store.evict(&first.name, first.token).await.unwrap(), leasehold::Evicted::Evicted);
+    assert_eq!(two.store.evict(&first.name, first.token, None).await.unwrap(), leasehold::Evicted::Evicted);
     two.held(&later).await;
     let mut grant = two.granted(&earlier).await;
     two.held(&later).await;

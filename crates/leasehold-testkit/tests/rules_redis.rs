@@ -169,13 +169,13 @@ async fn an_eviction_and_a_release_need_the_token() {
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
     let before = Token::new(grant.token.get() - 1).unwrap();
-    assert_eq!(store.evict(&lock(), before).await.unwrap(), Evicted::Changed);
+    assert_eq!(store.evict(&lock(), before, None).await.unwrap(), Evicted::Changed);
     let mut other = Grant { name: lock(), memo: None, ..grant };
     other.token = before;
     assert!(matches!(store.renew(&mut other).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut other, None).await.unwrap(), Released::AlreadyLost);
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    assert_eq!(store.evict(&lock(), grant.token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(store.evict(&lock(), grant.token, None).await.unwrap(), Evicted::Evicted);
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(redis(fresh.url(), &["EXISTS", "LOCK"]).await, "0");
 }

@@ -200,6 +200,25 @@ impl Guard {
         self.give_up(Command::Release).await
     }
 
+    /// Releases the lock at the end of work that it protected. Logs an error of the release, which is then retried in
+    /// the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock was lost before. Until the next renewal, only the store knows of an eviction.
+    pub(crate) async fn release_held(self) -> Result<()> {
+        // Work that ended after the deadline must not look protected.
+        self.check()?;
+        let (lease, identity) = (self.hold.lease.clone(), self.hold.identity.clone());
+        match self.release().await {
+            Ok(Released::Released) => Ok(()),
+            Ok(Released::AlreadyLost) => Err(Error::lost(lease.loss_of(&identity))),
+            Err(error) => {
+                tracing::warn!(lock = %identity.name, %error, "the lock was not released");
+                Ok(())
+            }
+        }
+    }
+
     /// Releases the lock with a cooldown: it is not granted again before `period` has passed since this grant.
     ///
     /// Use this for work that must not be repeated too soon, such as an hourly report or a batch job that several

@@ -120,20 +120,16 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Ends the grant with `token`, whichever process holds it, when an operator decides so. This is a compare-and-set
-    /// on the token.
+    /// on the token. `why` says who decided it and for what reason. Stores whose history has a field for this keep it.
     ///
     /// # Errors
     /// The store did not respond.
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError>;
-
-    /// As [`evict`](Self::evict), and keeps in the history who decided it and why. By default, this is not kept.
-    ///
-    /// # Errors
-    /// The store did not respond.
-    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        let _ = why;
-        self.evict(name, token).await
-    }
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError>;
 
     /// The current state of one lock.
     ///
@@ -268,7 +264,7 @@ pub enum AcquireOutcome {
 /// # use leasehold::lease::*; let store = leasehold::Locker::open("mem:").await?.store().clone();
 /// # let claim = Claim::new(store.env(), "deploy".parse()?, Ttl::DEFAULT, Holder::this_process());
 /// # let AcquireOutcome::Granted(mut grant) = store.try_acquire(&claim).await? else { panic!("held") };
-/// store.evict(&grant.name, grant.token).await?;
+/// store.evict(&grant.name, grant.token, None).await?;
 /// match store.renew(&mut grant).await? {
 ///     Renewal::Renewed => println!("held until {:?}", grant.deadline),
 ///     Renewal::Lost(loss) => assert_eq!(loss.reason, LossReason::Ended),

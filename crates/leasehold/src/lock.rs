@@ -262,7 +262,8 @@ impl Lock {
     /// Cancel safe: dropping the future drops the body and releases the lock in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before the body ended; otherwise as [`acquire`](Self::acquire).
+    /// [`ErrorKind::Lost`] if the lock was lost before it was released, even if the body had ended; otherwise as
+    /// [`acquire`](Self::acquire).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -279,11 +280,7 @@ impl Lock {
             loss = guard.lost() => return Err(Error::lost(loss)),
             output = body(&guard) => output,
         };
-        // Work done after the deadline must not look protected.
-        guard.check()?;
-        if let Err(error) = guard.release().await {
-            tracing::warn!(lock = %self.name, %error, "the lock was not released");
-        }
+        guard.release_held().await?;
         Ok(output)
     }
 

@@ -139,7 +139,7 @@ impl Locker {
     /// Errors of the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
-        Ok(self.store().evict(name, token).instrument(span).await?)
+        Ok(self.store().evict(name, token, None).instrument(span).await?)
     }
 
     /// As [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
@@ -151,7 +151,7 @@ impl Locker {
     /// Errors of the store.
     pub async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
-        Ok(self.store().evict_for(name, token, why).instrument(span).await?)
+        Ok(self.store().evict(name, token, Some(why)).instrument(span).await?)
     }
 
     /// Waits until the lock is free or its lease has lapsed, without acquiring it.

@@ -86,6 +86,17 @@ fn work_after_a_loss_is_an_error() {
     assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
 }
 
+/// The ttl is so long that no renewal notices the eviction before the end of the body.
+#[test]
+fn an_eviction_that_only_the_store_knows_of_is_an_error() {
+    let locker = locker();
+    let lost = locker.lock("x").with(|guard| {
+        evict(&locker, guard);
+        guard.check().unwrap();
+    });
+    assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+}
+
 #[test]
 fn a_callback_that_waits_gets_an_error() {
     let locker = locker();

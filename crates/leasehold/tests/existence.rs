@@ -80,7 +80,7 @@ async fn foreign_objects_are_never_taken_over() {
             assert!(held.foreign.is_some() && held.lapses_within.is_none(), "{held:?}");
             client.env.sleep(TTL * 1_000).await;
         }
-        let error = client.leases.evict(&name(), Token::new(7).unwrap()).await.unwrap_err();
+        let error = client.leases.evict(&name(), Token::new(7).unwrap(), None).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
         assert_eq!(world.object().await.unwrap().value, content);
         world.remove().await;
@@ -149,7 +149,7 @@ async fn a_delete_with_a_lost_response_counts_as_done() {
     one.network.deliver().await;
     assert_eq!(release.await.unwrap().unwrap(), Released::Released);
     one.network.next_delete(Outcome::AppliedLost);
-    assert_eq!(one.leases.evict(&name(), next.token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(one.leases.evict(&name(), next.token, None).await.unwrap(), Evicted::Evicted);
     assert_eq!(world.object().await, None);
     // If the object was deleted by hand, the release does not count as ours.
     let mut grant = one.granted().await;
@@ -180,7 +180,7 @@ async fn an_eviction_with_a_lost_response_counts_despite_a_new_grant() {
     two.network.next_read(Outcome::Stalled);
     let evict = {
         let leases = two.leases.clone();
-        tokio::spawn(async move { leases.evict(&name(), holder.token).await })
+        tokio::spawn(async move { leases.evict(&name(), holder.token, None).await })
     };
     two.network.until(|counts| counts.reads == 2).await;
     one.granted().await;

@@ -68,7 +68,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
                 assert_eq!(world.raw().await["beat"], beat, "{twice:?}: one renewal, one beat");
             }
         }
-        assert_eq!(client.leases.evict(&name(), grant.token).await.unwrap(), Evicted::Evicted);
+        assert_eq!(client.leases.evict(&name(), grant.token, None).await.unwrap(), Evicted::Evicted);
         client.lost(&mut grant).await;
         let mut sent = HashMap::new();
         for body in client.network.log().into_iter().filter_map(|request| request.value) {

@@ -267,6 +267,42 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
+/// After a pause of the machine together with its clocks, a renewal brings the deadline forward.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_in_time_after_the_clocks_stood_still() {
+    let world = World::new();
+    let client = world.dated(1);
+    let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
+    let (granted, lost) = (guard.deadline().unwrap(), guard.cancellation());
+    client.clock.stand_still();
+    world.clock.sleep(SECOND * 25).await;
+    client.clock.resume();
+    let renewed = guard.renewed(granted).await;
+    let now = client.clock.now();
+    assert!(renewed.remaining(now) + SECOND < granted.remaining(now), "{renewed:?} {granted:?}");
+    client.network.stall();
+    lost.cancelled().await;
+    let late = client.clock.now().longest_since(renewed.start()) - renewed.span();
+    assert!(late < SECOND / 10, "{late:?}");
+}
+
+/// The body may end before a renewal notices the eviction.
+#[tokio::test(start_paused = true)]
+async fn with_reports_an_eviction_that_only_the_store_knows_of() {
+    let world = World::new();
+    let (client, operator) = (world.observer(1), world.observer(2));
+    let outcome = locker(&client)
+        .lock("x")
+        .ttl(TTL)
+        .with(async |guard| {
+            locker(&operator).evict(guard.name(), guard.token().unwrap()).await.unwrap();
+            guard.check().unwrap();
+        })
+        .await;
+    let error = outcome.unwrap_err();
+    assert_eq!((error.kind(), &error.loss().unwrap().reason), (ErrorKind::Lost, &LossReason::Ended));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_ticket_is_renewed_resumed_and_released_by_any_process() {
     let world = World::new();

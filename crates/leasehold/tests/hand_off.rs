@@ -211,7 +211,7 @@ async fn an_eviction_reaches_the_task_the_lock_was_passed_to() {
     let second = got.recv().await.unwrap();
     let shown = operator.held().await.token.unwrap();
     assert!(shown >= token(&second), "the token of the record is the highest that may be in use");
-    operator.leases.evict(&name(), shown).await.unwrap();
+    operator.leases.evict(&name(), shown, None).await.unwrap();
     second.lost().await;
     let third = got.recv().await.unwrap();
     assert!(token(&third) > shown, "granted again by the store");
@@ -227,7 +227,7 @@ async fn an_evicted_grant_is_not_passed_on() {
     got.recv().await.unwrap().release().await.unwrap();
     let second = got.recv().await.unwrap();
     let shown = operator.held().await.token.unwrap();
-    operator.leases.evict(&name(), shown).await.unwrap();
+    operator.leases.evict(&name(), shown, None).await.unwrap();
     let other = operator.granted().await;
     // Longer than a poll, and shorter than a cohort period.
     client.env.sleep(3 * MILLISECOND).await;

@@ -27,7 +27,7 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     let claim = holder.claim();
     let first = granted(holder.leases.try_acquire(&claim).await.unwrap());
     contender.held().await;
-    holder.leases.evict(&name(), first.token).await.unwrap();
+    holder.leases.evict(&name(), first.token, None).await.unwrap();
     let mut between = middle.granted().await;
     middle.env.sleep(contender_span()).await;
     middle.leases.release(&mut between, None).await.unwrap();

@@ -12,8 +12,8 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Released, Renewal,
-    Status, Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Released,
+    Renewal, Status, Watch,
 };
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
@@ -95,8 +95,13 @@ impl LeaseStore for Lining {
         Ok(released)
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.leases.evict(name, token).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        self.leases.evict(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
@@ -197,7 +202,7 @@ async fn a_holder_learns_of_its_eviction_from_a_watching_store() {
     let store = Lining::on(&client);
     let guard = Locker::new(store.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
     let token = guard.token().unwrap();
-    assert_eq!(client.leases.evict(&name(), token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(client.leases.evict(&name(), token, None).await.unwrap(), Evicted::Evicted);
     let evicted = client.clock.now();
     store.ended.notify_one();
     assert_eq!(guard.lost().await.reason, LossReason::Ended);

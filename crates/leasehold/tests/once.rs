@@ -71,6 +71,21 @@ async fn a_job_that_ends_after_its_lease_is_lost_whatever_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_job_that_was_evicted_unnoticed_is_lost_whatever_it_returns() {
+    let world = World::new();
+    let (client, operator) = (world.dated(1), world.dated(2));
+    for says in [Ok(()), Err("failed")] {
+        let said = job(&client)
+            .run(async |guard| {
+                Locker::new(operator.leases.clone()).evict(&name(), guard.token().unwrap()).await.unwrap();
+                says
+            })
+            .await;
+        assert_eq!(said.unwrap_err().kind(), ErrorKind::Lost);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_period_counts_from_the_grant_even_for_a_new_process() {
     for (seed, step) in [(1, 0), (2, 3_600), (3, -3_600)] {
         let world = World::new();

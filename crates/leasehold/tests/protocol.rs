@@ -194,7 +194,7 @@ async fn rule_7_a_renewal_does_not_take_a_record_of_another_grant() {
     let world = World::new();
     let (first, second) = (world.observer(1), world.observer(2));
     let mut old = first.granted().await;
-    assert_eq!(second.leases.evict(&name(), old.token).await.unwrap(), Evicted::Evicted);
+    assert_eq!(second.leases.evict(&name(), old.token, None).await.unwrap(), Evicted::Evicted);
     let new = second.granted().await;
     assert!(new.token > old.token);
     let loss = first.lost(&mut old).await;
@@ -233,7 +233,7 @@ async fn rule_8_a_claim_granted_again_restarts_the_observation() {
     contender.held().await;
     contender.env.sleep(SECOND * 25).await;
     // Evicted and granted again between two reads of the contender.
-    holder.leases.evict(&name(), first.token).await.unwrap();
+    holder.leases.evict(&name(), first.token, None).await.unwrap();
     let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
     assert!(again.token > first.token);
     assert_eq!(
@@ -296,7 +296,7 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
     client.network.until(|counts| counts.reads == 2).await;
     client.network.deliver().await; // The write is applied: it is ours, which we cannot see yet.
     let ours = world.raw().await["token"].as_u64().unwrap();
-    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
+    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap(), None).await.unwrap();
     let successor = other.granted().await;
     client.network.deliver().await; // Only now do we read.
     match acquisition.await.unwrap().unwrap() {
@@ -325,7 +325,7 @@ async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
     };
     client.network.until(|counts| counts.reads == 2).await; // It was refused, and reads what is there.
     let ours = world.raw().await["token"].as_u64().unwrap();
-    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap()).await.unwrap();
+    other.leases.evict(&name(), leasehold::Token::new(ours).unwrap(), None).await.unwrap();
     let successor = other.granted().await;
     client.network.deliver().await;
     match acquisition.await.unwrap().unwrap() {

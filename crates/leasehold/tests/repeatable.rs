@@ -11,7 +11,8 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Renewal, Status, Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Renewal,
+    Status, Watch,
 };
 use leasehold::random::Random;
 use leasehold::{ErrorKind, HeldTicket, Lock, LockName, Locker, Released, Token};
@@ -231,8 +232,13 @@ impl LeaseStore for ByIdAlone {
         self.leases.release(grant, cooldown).await
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.leases.evict(name, token).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        self.leases.evict(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

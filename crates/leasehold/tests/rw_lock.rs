@@ -33,7 +33,7 @@ async fn held(client: &Client) -> usize {
 async fn evict(client: &Client, name: &str) {
     let name = LockName::new(name).unwrap();
     let token = client.leases.inspect(&name).await.unwrap().token.unwrap();
-    client.leases.evict(&name, token).await.unwrap();
+    client.leases.evict(&name, token, None).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

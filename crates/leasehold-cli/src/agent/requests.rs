@@ -1,12 +1,12 @@
 //! The operations: each reads its fields and returns the work to do.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::ready;
 use leasehold::{OncePer, Released};
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use super::fields::Fields;
 use super::message::{Answer, with_deadline};
@@ -27,7 +27,7 @@ fn read(session: &Arc<Session>, id: u64, operation: &str, mut fields: Fields) ->
             let hold = fields.number("hold")?;
             let cooldown = fields.milliseconds("cooldown_ms", 1, OncePer::LONGEST)?;
             fields.finish(operation)?;
-            Ok(release(session, hold, cooldown).boxed())
+            Ok(release(session.release(hold, cooldown)?).boxed())
         }
         "renew" => {
             let hold = fields.number("hold")?;
@@ -50,12 +50,9 @@ fn read(session: &Arc<Session>, id: u64, operation: &str, mut fields: Fields) ->
     }
 }
 
-async fn release(session: Arc<Session>, hold: u64, cooldown: Option<Duration>) -> Result<Reply, Refusal> {
-    let released = match (session.take_guard(hold).await?, cooldown) {
-        (None, _) => Released::AlreadyLost,
-        (Some(guard), None) => guard.release().await?,
-        (Some(guard), Some(cooldown)) => guard.release_with_cooldown(cooldown).await?,
-    };
+async fn release(released: oneshot::Receiver<leasehold::Result<Released>>) -> Result<Reply, Refusal> {
+    // There is no result if the agent ends before.
+    let released = released.await.map_err(|_| Refusal::cancelled())??;
     Ok(Reply::Answer(Answer::released(released)))
 }
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
-use leasehold::Guard;
+use futures_util::future::{BoxFuture, join, join_all};
 use leasehold::clock::{Clock as _, Deadline, SystemClock, timeout};
+use leasehold::{Guard, Released};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinSet;
 
 use super::fields::{Fields, Unassignable, missing};
 use super::hold::{Ask, Keeper};
@@ -73,6 +74,8 @@ struct State {
     /// The total length of the pending requests.
     bytes: usize,
     holds: HashMap<u64, mpsc::Sender<Ask>>,
+    /// The releases that the host has requested. They outlive their requests.
+    releases: JoinSet<()>,
     last_hold: u64,
     ending: bool,
 }
@@ -229,15 +232,47 @@ impl Session {
 
     /// Takes the guard of a hold; `None` if the hold is over.
     pub(super) async fn take_guard(&self, hold: u64) -> Result<Option<Guard>, Refusal> {
+        Ok(match self.take_hold(hold)? {
+            Some(asks) => take(asks).await,
+            None => None,
+        })
+    }
+
+    fn take_hold(&self, hold: u64) -> Result<Option<mpsc::Sender<Ask>>, Refusal> {
         let asks = self.state(|state| {
             let known = (1..=state.last_hold).contains(&hold);
             known.then(|| state.holds.remove(&hold))
         });
-        let asks = asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))?;
-        Ok(match asks {
-            Some(asks) => take(asks).await,
-            None => None,
-        })
+        asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))
+    }
+
+    /// Starts to release a hold. The release continues if its request is cancelled or the host ends: a guard that is
+    /// dropped would be released without its cooldown.
+    pub(super) fn release(
+        &self,
+        hold: u64,
+        cooldown: Option<Duration>,
+    ) -> Result<oneshot::Receiver<leasehold::Result<Released>>, Refusal> {
+        let asks = self.take_hold(hold)?;
+        let (reply, released) = oneshot::channel();
+        let release = async move {
+            let guard = match asks {
+                Some(asks) => take(asks).await,
+                None => None,
+            };
+            let released = match (guard, cooldown) {
+                (None, _) => Ok(Released::AlreadyLost),
+                (Some(guard), None) => guard.release().await,
+                (Some(guard), Some(cooldown)) => guard.release_with_cooldown(cooldown).await,
+            };
+            let _ = reply.send(released);
+        };
+        self.state(|state| {
+            // Forget those that have ended.
+            while state.releases.try_join_next().is_some() {}
+            state.releases.spawn(release);
+        });
+        Ok(released)
     }
 
     /// Renews a hold at once; `None` if the hold is over.
@@ -290,11 +325,12 @@ impl Session {
         self.state(|state| state.host).and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
     }
 
-    /// Withdraws all requests and releases all locks.
+    /// Withdraws all requests except releases, and releases all locks.
     pub(super) async fn end(&self) {
-        let (pending, holds) = self.state(|state| {
+        let (pending, holds, mut requested) = self.state(|state| {
             state.ending = true;
-            (std::mem::take(&mut state.pending), std::mem::take(&mut state.holds))
+            let requested = std::mem::take(&mut state.releases);
+            (std::mem::take(&mut state.pending), std::mem::take(&mut state.holds), requested)
         });
         let waits = !pending.is_empty();
         // Cancels them.
@@ -304,7 +340,8 @@ impl Session {
                 drop(guard.release().await);
             }
         }));
-        timeout(&SystemClock, END_TIMEOUT, releases).await;
+        let requested = async { while requested.join_next().await.is_some() {} };
+        timeout(&SystemClock, END_TIMEOUT, join(releases, requested)).await;
         if waits {
             // Time to leave the lines of waiters. Otherwise others wait for this process.
             SystemClock.sleep(CANCEL_TIMEOUT).await;
@@ -347,4 +384,54 @@ async fn take(asks: mpsc::Sender<Ask>) -> Option<Guard> {
     let (reply, guard) = oneshot::channel();
     asks.send(Ask::Take(reply)).await.ok()?;
     guard.await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use leasehold::{LockName, State};
+
+    use super::super::pipe;
+    use super::super::requests::begin;
+    use super::*;
+
+    const RELEASE: &str = r#"{"id":2,"op":"release","hold":1,"cooldown_ms":3600000}"#;
+
+    /// A session that holds the lock `x`, and what it sends.
+    async fn holding() -> (Arc<Session>, mpsc::Receiver<Value>) {
+        let settings = Settings::from_text(Path::new("/config.toml"), "store = \"mem:\"").unwrap();
+        let (outbox, mut sent) = pipe::queue(16);
+        let session = Arc::new(Session::new(settings, outbox));
+        let hello = format!(r#"{{"id":0,"op":"hello","protocol":1,"pid":{}}}"#, std::process::id());
+        assert!(matches!(session.take(hello.as_bytes(), begin).await, Next::Watch(_)));
+        session.take(br#"{"id":1,"op":"acquire","lock":"x"}"#, begin).await;
+        while sent.recv().await.unwrap()["ev"] != "held" {}
+        (session, sent)
+    }
+
+    async fn is_in_cooldown(session: &Session) -> bool {
+        let locker = session.stores.open(None).await.unwrap();
+        let status = locker.inspect(&LockName::new("x").unwrap()).await.unwrap();
+        matches!(status.state, State::Held(held) if held.in_cooldown)
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_release_keeps_its_cooldown() {
+        let (session, mut sent) = holding().await;
+        session.take(RELEASE.as_bytes(), begin).await;
+        session.take(br#"{"id":3,"op":"cancel","request":2}"#, begin).await;
+        let answers = [sent.recv().await.unwrap(), sent.recv().await.unwrap()];
+        assert!(answers.iter().any(|answer| answer["kind"] == "cancelled"), "{answers:?}");
+        session.end().await;
+        assert!(is_in_cooldown(&session).await);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_host_leaves_a_release_its_cooldown() {
+        let (session, _sent) = holding().await;
+        session.take(RELEASE.as_bytes(), begin).await;
+        session.end().await;
+        assert!(is_in_cooldown(&session).await);
+    }
 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock as _, Deadline, Moment, SystemClock};
 use leasehold::lease::Id;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, getpgid, getpid, getppid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
@@ -39,6 +40,7 @@ const SLICE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
+    /// The latest end of the lease that was sent.
     told: Option<Deadline>,
 }
 
@@ -56,6 +58,14 @@ impl Guardian {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
+        Self::of(process)
+    }
+
+    fn of(process: Child) -> io::Result<Self> {
+        if let Some(pipe) = &process.stdin {
+            // A guardian that is stopped does not read. Once its pipe is full, it must not block this process too.
+            fcntl_setfl(pipe, OFlags::NONBLOCK)?;
+        }
         Ok(Self { process, told: None })
     }
 
@@ -78,15 +88,17 @@ impl Guardian {
         self.tell(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
-    /// Tells the guardian that the lease ends when `remaining` has passed since `now`.
+    /// Tells the guardian that the lease ends when `remaining` has passed since `now`. If its pipe is full, the next call
+    /// tries again. Until then the guardian goes by the previous end, which is earlier unless the lock was lost.
     pub(super) fn set_end(&mut self, now: Moment, remaining: Duration) {
         let known = self.told.map_or(Duration::ZERO, |end| end.remaining(now));
         if self.told.is_some() && remaining.abs_diff(known) < NEWS {
             return;
         }
-        self.told = Some(Deadline::new(now, remaining));
         let boot_ns = now.since_boot().as_nanos();
-        self.tell(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros()));
+        if self.tell(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros())) {
+            self.told = Some(Deadline::new(now, remaining));
+        }
     }
 
     /// Whether the guardian should have killed the command by `now`.
@@ -101,12 +113,13 @@ impl Guardian {
         Dismissed(self.process)
     }
 
-    fn tell(&mut self, line: &str) {
-        // A guardian that was killed makes this fail, which does not matter until a guardian is needed. The pipe holds
-        // hundreds of renewals, so a stopped guardian does not block for hours.
-        if let Some(pipe) = &mut self.process.stdin {
-            let _ = pipe.write_all(format!("{line}\n").as_bytes());
-        }
+    /// Returns false if the pipe is full, because the guardian is stopped or starved. Then no part of the message was
+    /// sent: it is shorter than `PIPE_BUF`.
+    fn tell(&mut self, line: &str) -> bool {
+        let Some(pipe) = &mut self.process.stdin else { return true };
+        // Another error means that the guardian was killed, which does not matter until a guardian is needed.
+        let sent = pipe.write_all(format!("{line}\n").as_bytes());
+        !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -253,5 +266,44 @@ fn understand(line: &str) -> Option<News> {
             Some(News::End(Deadline::new(from, Duration::from_micros(remaining_us.parse().ok()?))))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::fd::OwnedFd;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// As if the guardian was stopped: nothing reads its pipe.
+    #[test]
+    fn a_full_pipe_blocks_nothing_and_its_end_is_sent_again() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut process = Command::new("true").spawn().unwrap();
+        process.stdin = Some(OwnedFd::from(writer).into());
+        let mut guardian = Guardian::of(process).unwrap();
+        let now = SystemClock.now();
+        let (full, is_full) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut ends = (60..).map(Duration::from_secs);
+            let refused = ends.find(|end| {
+                guardian.set_end(now, *end);
+                guardian.told != Some(Deadline::new(now, *end))
+            });
+            full.send((guardian, refused.unwrap()))
+        });
+        let (mut guardian, refused) = is_full.recv_timeout(Duration::from_secs(60)).expect("it blocks");
+
+        let mut earlier = vec![0; 1 << 20];
+        let length = reader.read(&mut earlier).unwrap();
+        assert!(earlier[..length].ends_with(b"\n"), "a part of a message was sent");
+        guardian.set_end(now, refused);
+        guardian.dismiss().end();
+        let mut later = String::new();
+        reader.read_to_string(&mut later).unwrap();
+        let (boot_ns, wall_us) = (now.since_boot().as_nanos(), now.wall_us());
+        assert_eq!(later, format!("end {boot_ns} {wall_us} {}\ndone\n", refused.as_micros()));
     }
 }

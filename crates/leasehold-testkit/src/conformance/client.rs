@@ -133,7 +133,7 @@ impl Client {
     }
 
     pub(super) async fn evict(&self, name: &LockName, token: Token) -> Evicted {
-        self.within("evict", self.store.evict(name, token)).await.unwrap()
+        self.within("evict", self.store.evict(name, token, None)).await.unwrap()
     }
 
     pub(super) async fn inspect(&self, name: &LockName) -> Status {

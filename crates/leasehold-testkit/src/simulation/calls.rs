@@ -15,7 +15,7 @@ use leasehold::error::{Fault, StoreError};
 use leasehold::lease::{
     AcquireOutcome, Capabilities, Claim, Grant, HolderInfo, LeaseStore, Renewal, Token, Watch, attempt_limit,
 };
-use leasehold::{Evicted, LockName, Released, Status};
+use leasehold::{Evicted, Eviction, LockName, Released, Status};
 
 use super::checker::{Checker, Write};
 use super::network::Network;
@@ -262,8 +262,13 @@ impl LeaseStore for Calls {
         .await
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.store.evict(name, token).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        self.store.evict(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

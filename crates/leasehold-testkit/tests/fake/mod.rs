@@ -15,8 +15,8 @@ use leasehold::doctor::Diagnose;
 use leasehold::env::Env;
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Capabilities, Claim, End, Evicted, Grant, Id, LeaseStore, PastGrant, PollInterval,
-    Released, Renewal, State, Ttl, Watch, deadline,
+    AcquireOutcome, Capabilities, Claim, End, Evicted, Eviction, Grant, Id, LeaseStore, PastGrant,
+    PollInterval, Released, Renewal, State, Ttl, Watch, deadline,
 };
 use leasehold::{Holder, HolderInfo, LockName, Loss, LossReason, Status, Token};
 use leasehold_testkit::conformance::Harness;
@@ -374,7 +374,12 @@ impl LeaseStore for Store {
         Ok(())
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
         if self.is(Flaw::EvictionDoesNothing) {
             return Ok(Evicted::Evicted);
         }

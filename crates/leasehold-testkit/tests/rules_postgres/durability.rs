@@ -39,7 +39,7 @@ async fn an_end_that_did_not_wait_for_its_standby_is_in_doubt() {
     wait_for_a_standby(&url).await;
     let released = while_canceling(&url, store.release(&mut grant, None)).await;
     assert!(matches!(released, Err(StoreError::MaybeApplied(_))), "{released:?}");
-    let evicted = while_canceling(&url, store.evict(&other.name, evicted.token)).await;
+    let evicted = while_canceling(&url, store.evict(&other.name, evicted.token, None)).await;
     assert!(matches!(evicted, Err(StoreError::MaybeApplied(_))), "{evicted:?}");
 }
 

@@ -44,7 +44,7 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
     // It has no grant that leasehold could end.
     assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut first, None).await.unwrap(), Released::Released, "that was before");
-    let evicted = store.evict(&lock(), first.token).await.unwrap();
+    let evicted = store.evict(&lock(), first.token, None).await.unwrap();
     assert_eq!(evicted, leasehold::lease::Evicted::Changed);
     assert!(shedlock.unlock().await, "nothing has changed it");
     let second = granted(&*store).await;

@@ -11,9 +11,9 @@ use crate::types::LockName;
 
 /// A lock that is held, as [`crate::Guard`]. It is renewed in the background for as long as this value lives.
 ///
-/// Dropping a guard releases its lock and waits for the store's response, at most for the time in which the store must
-/// respond ([`Lock::store_timeout`](super::Lock::store_timeout)). Prefer [`release`](Self::release), which reports
-/// whether the lock was held until the end.
+/// Dropping a guard releases its lock and waits for the store's response. A store that does not respond delays this for
+/// about 10 s, or up to 20 s if a renewal is under way ([`Lock::store_timeout`](super::Lock::store_timeout) does not
+/// apply). Prefer [`release`](Self::release), which reports whether the lock was held until the end.
 ///
 /// ```
 /// let locker = leasehold::blocking::Locker::open("mem:")?;

@@ -87,9 +87,9 @@ impl Lock {
     /// # Ok::<_, leasehold::Error>(())
     /// ```
     pub fn with<T>(&self, body: impl FnOnce(&Guard) -> T) -> Result<T> {
-        let guard = self.acquire()?;
+        let mut guard = self.acquire()?;
         let output = body(&guard);
-        guard.check()?;
+        wait(guard.take()?.release_held())?;
         Ok(output)
     }
 

@@ -195,7 +195,7 @@ impl<'a> Patient<'a> {
     async fn stale_holder_is_refused(&mut self, mut stale: Grant) -> Step<()> {
         const CHECK: &str = "stale-holder";
         let name = stale.name.clone();
-        match self.store.evict(&name, stale.token).await {
+        match self.store.evict(&name, stale.token, None).await {
             Ok(Evicted::Evicted) => {}
             Ok(Evicted::Changed) => return Err(Finding::failed(CHECK, "a holder could not be evicted")),
             Err(error) => return Err(stopped(CHECK, &error)),
@@ -363,7 +363,7 @@ impl<'a> Patient<'a> {
                 && let (State::Held(_), Some(token)) = (status.state, status.token)
             {
                 // A lock that cannot be freed is listed as remaining.
-                let _ = self.store.evict(name, token).await;
+                let _ = self.store.evict(name, token, None).await;
             }
         }
     }

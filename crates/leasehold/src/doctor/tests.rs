@@ -13,8 +13,8 @@ use crate::env::Env;
 use crate::error::Fault;
 use crate::error::StoreError;
 use crate::lease::{
-    AcquireOutcome as Answer, Capabilities, Claim, Evicted, Grant, HolderInfo, Released, Renewal, State,
-    Status, StoreOptions, Token, Watch,
+    AcquireOutcome as Answer, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Released, Renewal,
+    State, Status, StoreOptions, Token, Watch,
 };
 use crate::locker::Locker;
 use crate::protocol::RegisterLeases;
@@ -126,7 +126,7 @@ impl LeaseStore for Bad {
             return Err(Fault::unavailable("503").not_applied());
         }
         if self.is(Wrong::LosesWhatIsHeld) || later && self.is(Wrong::LosesLater) {
-            self.good.evict(&grant.name, grant.token).await?;
+            self.good.evict(&grant.name, grant.token, None).await?;
         }
         if self.is(Wrong::RenewsTheEvicted) && self.evicted.load(Ordering::SeqCst) > 0 {
             return Ok(Renewal::Renewed);
@@ -139,7 +139,7 @@ impl LeaseStore for Bad {
             Wrong::KeepsWhatIsReleased => Ok(Released::Released),
             Wrong::ReleasesForOthers => {
                 if let Some(token) = self.good.inspect(&grant.name).await?.token {
-                    self.good.evict(&grant.name, token).await?;
+                    self.good.evict(&grant.name, token, None).await?;
                 }
                 Ok(Released::Released)
             }
@@ -149,13 +149,18 @@ impl LeaseStore for Bad {
         }
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
         self.evicted.fetch_add(1, Ordering::SeqCst);
         let token = match self.good.inspect(name).await?.token {
             Some(current) if self.is(Wrong::ForgetsTokens) => current,
             _ => token,
         };
-        self.good.evict(name, token).await
+        self.good.evict(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

@@ -161,12 +161,13 @@ impl LeaseStore for ObservedStore {
         self.asked(Operation::AddProcesses, Some(name), asked, done).await
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.evicted(name, token, None, self.store.evict(name, token)).await
-    }
-
-    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        self.evicted(name, token, Some(why), self.store.evict_for(name, token, why)).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        self.evicted(name, token, why, self.store.evict(name, token, why)).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

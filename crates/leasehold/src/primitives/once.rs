@@ -314,11 +314,10 @@ impl OncePer {
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
         if succeeded || self.cooldown_after_failure {
-            self.lay_to_rest(guard).await?;
-        } else if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "the lock of a job that failed was not released");
+            self.lay_to_rest(guard).await
+        } else {
+            guard.release_held().await.map_err(|lost| lost.with_help(MAY_RUN_AGAIN))
         }
-        Ok(())
     }
 
     async fn lay_to_rest(&self, guard: Guard) -> Result<()> {

@@ -197,12 +197,13 @@ impl LeaseStore for RegisterLeases {
         claim.place.may_be_taken(claim.id)
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.end_by_token(name, token, None).await
-    }
-
-    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        self.end_by_token(name, token, Some(why)).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        self.end_by_token(name, token, why).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

@@ -40,8 +40,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, LeaseStore, PollInterval, Released,
-    Renewal, State, Status, StoreOptions, Swept, Token, Watch,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, LeaseStore, PollInterval,
+    Released, Renewal, State, Status, StoreOptions, Swept, Token, Watch,
 };
 use crate::stores::worker::OnWorker;
 use crate::types::LockName;
@@ -134,7 +134,12 @@ impl LeaseStore for EtcdStore {
             .await?
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
         let name = name.clone();
         self.0.run(|leases| async move { leases.end_grant(&name, token).await }).await?
     }

@@ -122,12 +122,14 @@ impl LeaseStore for HttpLeases {
         claim.waits
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        self.evict_for(name, token, &Eviction::new("", "no reason was given")).await
-    }
-
-    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        self.evicted(name, token, &why.reason).await
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        let reason = why.map_or("no reason was given", |why| why.reason.as_str());
+        self.evicted(name, token, reason).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {

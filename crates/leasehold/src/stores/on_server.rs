@@ -29,8 +29,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Released, Renewal,
-    Status, Swept, Token, Ttl, Watch, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Released,
+    Renewal, Status, Swept, Token, Ttl, Watch, attempt_limit,
 };
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -204,7 +204,12 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
         claim.waits && !claim.barges
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
         let name = name.clone();
         self.0.run(|leases| async move { hold::end_by_token(&*leases, &name, token).await }).await?
     }

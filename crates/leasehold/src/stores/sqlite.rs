@@ -350,14 +350,14 @@ impl LeaseStore for SqliteLeases {
         claim.waits && !claim.barges
     }
 
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
-        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, None, now);
-        self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
-    }
-
-    async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted, StoreError> {
-        let why = why.clone();
-        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, Some(&why), now);
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        why: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
+        let why = why.cloned();
+        let step = move |record, _: &Machine, now: Moment| rules::evict(record, token, why.as_ref(), now);
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 

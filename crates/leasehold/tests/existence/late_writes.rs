@@ -134,7 +134,10 @@ async fn a_ticket_is_not_valid_for_a_late_create_of_its_claim() {
         one.network.next_write(Outcome::HeldBack);
         let mut grant = one.granted().await;
         grant.memo = None; // As from a ticket.
-        assert_eq!(two.leases.evict(&name(), token_in_store(&two).await).await.unwrap(), Evicted::Evicted);
+        assert_eq!(
+            two.leases.evict(&name(), token_in_store(&two).await, None).await.unwrap(),
+            Evicted::Evicted
+        );
         let mut between = two.granted().await;
         two.release(&mut between).await;
         assert!(matches!(one.network.deliver().await, Some(Write::Committed(_))));

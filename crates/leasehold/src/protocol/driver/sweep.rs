@@ -132,7 +132,7 @@ mod tests {
         // Another process does not know that the store was examined.
         register.cells.lock().unwrap().remove(".leasehold-probe");
         let other = RegisterLeases::new(register, options);
-        assert_eq!(other.evict(&name, grant.token).await.unwrap(), Evicted::Evicted);
+        assert_eq!(other.evict(&name, grant.token, None).await.unwrap(), Evicted::Evicted);
     }
 
     #[test]

@@ -31,7 +31,7 @@ async fn a_discard_removes_a_free_record_and_no_other() {
     assert!(matches!(leases.inspect(&name()).await.unwrap().state, State::Held(_)));
     leases.release(&mut grant, Some(Duration::from_secs(60))).await.unwrap();
     assert!(!leases.discard(&name()).await.unwrap(), "it is in its cooldown");
-    leases.evict(&name(), grant.token).await.unwrap();
+    leases.evict(&name(), grant.token, None).await.unwrap();
     assert_eq!(leases.inspect(&name()).await.unwrap().token, Some(grant.token));
     assert!(leases.discard(&name()).await.unwrap());
     assert_eq!(leases.inspect(&name()).await.unwrap().token, None);

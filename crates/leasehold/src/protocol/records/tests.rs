@@ -348,7 +348,7 @@ async fn rule_10_an_unseen_grant_that_was_taken_over_is_a_loss() {
                 tokio::task::yield_now().await;
             }
             let ours = taker.inspect(&name()).await.unwrap().token.unwrap();
-            assert_eq!(taker.evict(&name(), ours).await.unwrap(), Evicted::Evicted);
+            assert_eq!(taker.evict(&name(), ours, None).await.unwrap(), Evicted::Evicted);
             granted(&taker).await
         }
     };

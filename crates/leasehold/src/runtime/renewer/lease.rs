@@ -22,7 +22,7 @@ pub(crate) struct Lease {
     state: Mutex<State>,
     /// Cancelled as soon as the lease is no longer held, for any reason.
     pub(super) over: CancellationToken,
-    /// Notified when the lease was renewed.
+    /// Notified when the lease was renewed, and when it is over.
     renewed: Notify,
     /// Notified when the renewer is to renew at once.
     pub(super) asked: Notify,
@@ -83,7 +83,7 @@ impl Lease {
         self.env.now()
     }
 
-    /// Completes at the next renewal after this call.
+    /// Completes at the next renewal after this call, or when the lease is over.
     pub(crate) fn renewed(&self) -> Notified<'_> {
         self.renewed.notified()
     }
@@ -135,17 +135,19 @@ impl Lease {
     /// Completes when the lease is lost. Never completes if it was released.
     pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
         loop {
-            // Has its own timer beside the watchdog's, so that it works even if the runtime of the tasks has shut down.
-            tokio::select! {
-                () = self.over.cancelled() => {}
-                () = self.env.sleep(self.remaining()) => {}
-            }
+            // A change after this line is not missed. A renewal may also bring the deadline forward.
+            let changed = self.renewed();
             match self.loss(grant) {
                 Some(_) if self.state(|state| matches!(state, State::Ended(_))) => {
                     std::future::pending().await
                 }
                 Some(loss) => return loss,
                 None => {}
+            }
+            // Has its own timer beside the watchdog's, so that it works even if the runtime of the tasks has shut down.
+            tokio::select! {
+                () = changed => {}
+                () = self.env.sleep(self.remaining()) => {}
             }
         }
     }
@@ -177,9 +179,15 @@ impl Lease {
             }
             State::Ended(_) => None,
         });
-        self.over.cancel();
+        self.cancel();
         close(closed, outcome);
         lost
+    }
+
+    /// Wakes all that wait for the end of the lease.
+    fn cancel(&self) {
+        self.over.cancel();
+        self.renewed.notify_waiters();
     }
 
     /// When its guard ended; `None` if it is held, or was lost before.
@@ -208,7 +216,7 @@ impl Lease {
             }
             State::Lost(_) | State::Ended(_) => None,
         });
-        self.over.cancel();
+        self.cancel();
         if let Some(span) = lost {
             tracing::warn!(%loss, "lock lost");
             close(span, "lost");
@@ -290,9 +298,14 @@ impl Watchdog {
     /// Records the loss when the deadline passes. Reports a loss, also one that the renewer has recorded.
     pub(super) async fn watch(self, lease: Arc<Lease>) {
         let Self { identity, granted, observers } = self;
-        while lease.loss(&identity).is_none() {
+        loop {
+            // A change after this line is not missed. A renewal may also bring the deadline forward.
+            let changed = lease.renewed();
+            if lease.loss(&identity).is_some() {
+                break;
+            }
             tokio::select! {
-                () = lease.over.cancelled() => break,
+                () = changed => {}
                 () = lease.env.sleep(lease.remaining()) => {}
             }
         }

@@ -3,6 +3,7 @@ use futures_util::FutureExt;
 use super::*;
 use crate::clock::{Clock, TestClock};
 use crate::lease::StoreOptions;
+use crate::observe::Observers;
 use crate::stores::memory::MemoryRegister;
 use crate::{Guard, Locker, RegisterLeases};
 
@@ -34,6 +35,31 @@ async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let lost = lease();
     lost.lose(grant.loss(LossReason::Ended));
     assert!(lost.lost(&grant).now_or_never().is_some());
+}
+
+/// A machine that was paused together with its clocks has an earlier deadline after its next renewal.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
+    let clock = Arc::new(TestClock::default());
+    let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    for by_watchdog in [false, true] {
+        let start = clock.now();
+        let lease =
+            Lease::new(Env::seeded(clock.clone(), 1), Deadline::new(start, SECOND * 30), Span::none());
+        let lease = Arc::new(lease);
+        let mut reported = match by_watchdog {
+            false => lease.lost(&identity).map(drop).boxed_local(),
+            true => {
+                let (identity, observers) = (identity.clone(), Observers::default());
+                Watchdog { identity, granted: start, observers }.watch(lease.clone()).boxed_local()
+            }
+        };
+        assert!(reported.as_mut().now_or_never().is_none());
+        lease.prolong(Deadline::new(start, SECOND * 10));
+        reported.await;
+        let after = clock.now().longest_since(start);
+        assert!(after >= SECOND * 10 && after < SECOND * 11, "{after:?}");
+    }
 }
 
 /// Ten thousand locks that are held are ten thousand of these tasks, so they must not contain what a renewal or a

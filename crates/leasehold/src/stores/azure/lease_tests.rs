@@ -200,7 +200,10 @@ async fn a_lease_of_another_program_is_held_and_never_ended() {
         let claim = claim(&store, 30);
         let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
         assert_eq!(held.to_string().contains("without an end"), kind == "infinite", "{held}");
-        assert_eq!(store.evict(&claim.name, signature::number(claim.id)).await.unwrap(), Evicted::Changed);
+        assert_eq!(
+            store.evict(&claim.name, signature::number(claim.id), None).await.unwrap(),
+            Evicted::Changed
+        );
         assert_eq!(steps(&server), ["acquire", "look", "look"]);
     }
 }
@@ -370,7 +373,7 @@ async fn a_refusal_after_a_lost_response_may_be_applied() {
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
     releases.store(0, Ordering::Relaxed);
     let (name, token) = (LockName::new("x").unwrap(), signature::number(ID.parse().unwrap()));
-    let error = store.evict(&name, token).await.unwrap_err();
+    let error = store.evict(&name, token, None).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
 }
 
@@ -388,12 +391,12 @@ async fn an_eviction_ends_the_lease_of_that_holder_only() {
         let (store, _) = store(&server);
         let (name, id) = (LockName::new("x").unwrap(), ID.parse::<Id>().unwrap());
         let token = signature::number(id);
-        assert_eq!(store.evict(&name, token).await.unwrap(), expected);
+        assert_eq!(store.evict(&name, token, None).await.unwrap(), expected);
         let [_, release] = &server.requests()[..] else { panic!() };
         let header = format!("x-ms-lease-id: {}", lease_id(id).to_str().unwrap());
         assert!(step(release) == "release" && release.has(&header), "{release:?}");
         let other = crate::lease::Token::new(token.get() + 1).unwrap();
-        assert_eq!(store.evict(&name, other).await.unwrap(), Evicted::Changed);
+        assert_eq!(store.evict(&name, other, None).await.unwrap(), Evicted::Changed);
         assert_eq!(steps(&server), ["look"]);
     }
 }

@@ -25,8 +25,8 @@ use crate::diagnosis::{CheckStatus, Diagnose, Examination, Examined, Finding};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Grant, HolderInfo, Id, LeaseStore, Loss, LossReason,
-    Released, Renewal, State, Status, Token, Ttl, Watch, attempt_limit, deadline,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Loss,
+    LossReason, Released, Renewal, State, Status, Token, Ttl, Watch, attempt_limit, deadline,
 };
 use crate::register::{Body, Deleted, Metadata, Precondition, Register, Write};
 use crate::retry::{RetryBudget, repeated};
@@ -347,7 +347,12 @@ impl LeaseStore for AzureLeases {
     }
 
     /// Ends the lease by its id, which the holder has noted: never that of a successor.
-    async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
+    async fn evict(
+        &self,
+        name: &LockName,
+        token: Token,
+        _: Option<&Eviction>,
+    ) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let seen = repeated(&mut budget, || self.look(name, None)).await?;
         let signature = seen.filter(|seen| seen.is_leased).and_then(|seen| seen.signature);

@@ -129,7 +129,7 @@ async fn every_operation_is_one_request() {
     let mut withdrawn = Grant { token: Token::default(), memo: None, ..grant };
     assert_eq!(store.release(&mut withdrawn, None).await.unwrap(), Released::Released);
     let why = Eviction::new("ignored: the server knows who asks", "it hangs");
-    assert_eq!(store.evict_for(&name(), token(7), &why).await.unwrap(), Evicted::Evicted);
+    assert_eq!(store.evict(&name(), token(7), Some(&why)).await.unwrap(), Evicted::Evicted);
     assert_eq!(store.inspect(&name()).await.unwrap().state, State::Free);
     assert_eq!(store.list("a/").try_collect::<Vec<_>>().await.unwrap(), [name()]);
 
@@ -351,7 +351,7 @@ async fn an_eviction_with_a_lost_response_is_found_in_the_history() {
             }
         })
         .await;
-        assert_eq!(store(&server).evict(&name(), token(7)).await.unwrap(), expected, "{end}");
+        assert_eq!(store(&server).evict(&name(), token(7), None).await.unwrap(), expected, "{end}");
     }
 }
 

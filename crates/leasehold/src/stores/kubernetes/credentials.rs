@@ -109,7 +109,9 @@ async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String>
     let shown = plugin.command.display().to_string();
     let mut command = Command::new(&plugin.command);
     command.args(&plugin.args).envs(plugin.env.iter().cloned()).env("KUBERNETES_EXEC_INFO", &plugin.info);
-    command.stdin(Stdio::null()).kill_on_drop(true);
+    // In its own process group, so that Ctrl-C on a terminal does not end it, and `leasehold run` does not take it for a
+    // process that the command left behind.
+    command.stdin(Stdio::null()).kill_on_drop(true).process_group(0);
     let output = clock::timeout(&*env.clock, LOAD_LIMIT, command.output()).await;
     let output = output.ok_or_else(|| format!("the plugin {shown} did not end within {LOAD_LIMIT:?}"))?;
     let output = output.map_err(|error| {
@@ -214,5 +216,14 @@ mod tests {
         let missing = Plugin { command: "/none/plugin".into(), hint: Some("install it".into()), ..missing };
         let error = shown(Credentials::new(Source::Plugin(missing), Env::system()).proof().await);
         assert!(error.contains("/none/plugin") && error.contains("install it"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_leads_its_own_process_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = plugin(folder.path(), "", 0);
+        let script = "#!/bin/sh\nkill -0 -$$ && echo '{\"status\":{\"token\":\"leads\"}}'\n";
+        std::fs::write(folder.path().join("plugin"), script).unwrap();
+        assert_eq!(shown(Credentials::new(source, Env::system()).proof().await), "Bearer leads");
     }
 }

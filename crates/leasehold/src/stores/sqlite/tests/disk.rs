@@ -11,7 +11,7 @@ async fn tokens_rise_across_release_eviction_and_deletions() {
         assert!(grant.token > latest.token, "{} after {}", grant.token, latest.token);
         latest.token = grant.token;
     };
-    store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
+    store.evict(&name(), held(&store).await.token.unwrap(), None).await.unwrap();
     let mut second = grant(&store).await;
     rises(&second);
     // From here on the wall clock is too low, so only stored tokens count.
@@ -21,7 +21,7 @@ async fn tokens_rise_across_release_eviction_and_deletions() {
     site.sql("DELETE FROM lock");
     rises(&grant(&store).await);
     site.sql("UPDATE counter SET token = 0");
-    store.evict(&name(), held(&store).await.token.unwrap()).await.unwrap();
+    store.evict(&name(), held(&store).await.token.unwrap(), None).await.unwrap();
     rises(&grant(&store).await);
     // Without the file only the wall clock remains.
     site.clock.step_wall(86_400 + 60);

@@ -32,7 +32,7 @@ async fn unreadable_rows_are_never_granted_or_overwritten() {
             store.renew(&mut first).await.err(),
             store.release(&mut first, None).await.err(),
             store.inspect(&name()).await.err(),
-            store.evict(&name(), first.token).await.err(),
+            store.evict(&name(), first.token, None).await.err(),
         ] {
             let error = error.unwrap_or_else(|| panic!("{edit}: no error"));
             assert!(

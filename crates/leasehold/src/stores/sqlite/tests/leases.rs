@@ -180,7 +180,7 @@ async fn a_release_with_a_lost_response_may_be_repeated() {
     store.release(&mut first, None).await.unwrap();
     assert_eq!(store.release(&mut first, None).await.unwrap(), Released::Released);
     let mut second = grant(&store).await;
-    store.evict(&name(), second.token).await.unwrap();
+    store.evict(&name(), second.token, None).await.unwrap();
     assert_eq!(store.release(&mut second, None).await.unwrap(), Released::AlreadyLost);
     assert_eq!(store.release(&mut second, None).await.unwrap(), Released::AlreadyLost);
 }
@@ -189,13 +189,13 @@ async fn a_release_with_a_lost_response_may_be_repeated() {
 async fn eviction_ends_the_grant_that_it_names_and_no_other() {
     let site = Site::new();
     let store = site.open().await;
-    assert_eq!(store.evict(&name(), Token::new(1).unwrap()).await.unwrap(), Evicted::Changed);
+    assert_eq!(store.evict(&name(), Token::new(1).unwrap(), None).await.unwrap(), Evicted::Changed);
     let mut first = grant(&store).await;
     let other = Token::new(first.token.get() + 1).unwrap();
-    assert_eq!(store.evict(&name(), other).await.unwrap(), Evicted::Changed);
+    assert_eq!(store.evict(&name(), other, None).await.unwrap(), Evicted::Changed);
     assert_eq!(held(&store).await.token, Some(first.token));
-    assert_eq!(store.evict(&name(), first.token).await.unwrap(), Evicted::Evicted);
-    assert_eq!(store.evict(&name(), first.token).await.unwrap(), Evicted::Changed);
+    assert_eq!(store.evict(&name(), first.token, None).await.unwrap(), Evicted::Evicted);
+    assert_eq!(store.evict(&name(), first.token, None).await.unwrap(), Evicted::Changed);
     assert_eq!(lost_by(&store, &mut first).await, LossReason::Ended);
     let status = store.inspect(&name()).await.unwrap();
     assert_eq!((status.state, status.token), (State::Free, Some(first.token)));

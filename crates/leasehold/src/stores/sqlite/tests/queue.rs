@@ -42,7 +42,7 @@ async fn of_a_user(store: &Arc<SqliteLeases>, kind: usize) -> Frozen {
         2 => Box::pin(async move { drop(owned.list("").try_collect::<Vec<_>>().await) }),
         3 => {
             let token = granted(store, &user).await.token;
-            Box::pin(async move { drop(owned.evict(&LockName::new(user).unwrap(), token).await) })
+            Box::pin(async move { drop(owned.evict(&LockName::new(user).unwrap(), token, None).await) })
         }
         4 => {
             granted(store, &user).await;
