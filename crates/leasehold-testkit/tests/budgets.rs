@@ -1,4 +1,5 @@
-//! How many requests a lock costs, counted by a proxy. `./test` starts the servers. For etcd see `budget_etcd.rs`.
+//! How many requests a lock costs, counted by a proxy. `./test` starts the servers. For etcd see `budget_etcd.rs`. Not on
+//! servers that handle one request at a time: a response that takes too long is a reason to repeat a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,9 +19,6 @@ macro_rules! suite {
 }
 
 macro_rules! budgets {
-    ($storage:ident serial) => {
-        budgets! { $storage http }
-    };
     ($storage:ident http) => {
         on_storage! { $storage:
             each_step_of_a_lock_costs_what_the_documentation_says

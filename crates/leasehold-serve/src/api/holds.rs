@@ -8,7 +8,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use leasehold::clock::Deadline;
 use leasehold::lease::{End, HolderInfo, Id, Token, Ttl};
 use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
 use tracing::Instrument as _;
@@ -126,7 +125,7 @@ async fn granted(
             Some(waiter) => waited(app, &name, (waiter, counted), wait, claim.is_some()).await,
             None => {
                 let _counted = counted;
-                hold(app, lock, request, id, wait).await
+                hold(lock, request, id, wait).await
             }
         }
     };
@@ -196,7 +195,7 @@ fn claim_id(text: &str) -> Result<Id, Problem> {
 }
 
 /// Acquires the lock as `request` says: under `id`, if there is one.
-async fn hold(app: &App, lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
+async fn hold(lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
     if let Some(id) = id {
         return repeatable(&lock, id, wait).await;
     }
@@ -491,8 +490,6 @@ mod tests {
     use leasehold::observe::{Event, Observer};
 
     use super::*;
-    use crate::access::Access;
-    use crate::app::Settings;
 
     const TTL: Duration = Duration::from_secs(30);
 
@@ -531,10 +528,8 @@ mod tests {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(machine.clone(), 1);
         let locker = Locker::open_with("mem:", options).await.unwrap().observed_by(machine.clone());
-        let address = "127.0.0.1:7420".parse().unwrap();
-        let app = App::new(locker, Settings::new(address, Access::local("t"), b"s".to_vec()), address, None);
-        let lock = app.locker.lock("a").ttl(TTL).for_ticket();
-        let held = hold(&app, lock, &AcquireRequest::default(), None, Duration::ZERO).await;
+        let lock = locker.lock("a").ttl(TTL).for_ticket();
+        let held = hold(lock, &AcquireRequest::default(), None, Duration::ZERO).await;
         let (_, deadline) = held.ok().expect("a free lock");
         let granted = *machine.granted.get().unwrap();
         assert!(deadline.remaining(granted) <= TTL, "{:?}", deadline.remaining(granted));
