@@ -530,7 +530,7 @@ mod tests {
         let locker = Locker::open_with("mem:", options).await.unwrap().observed_by(machine.clone());
         let lock = locker.lock("a").ttl(TTL).for_ticket();
         let held = hold(lock, &AcquireRequest::default(), None, Duration::ZERO).await;
-        let (_, deadline) = held.ok().expect("a free lock");
+        let Ok((_, deadline)) = held else { panic!("the lock is free") };
         let granted = *machine.granted.get().unwrap();
         assert!(deadline.remaining(granted) <= TTL, "{:?}", deadline.remaining(granted));
     }

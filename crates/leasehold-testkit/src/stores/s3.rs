@@ -104,11 +104,15 @@ impl TestStore for S3 {
             |folder, workers| Http::start(&MinIo, folder, workers),
             &[Fault::StopServer, Fault::KillServer],
         );
-        const MOTO: Scenario = Scenario::store(
-            "s3-moto",
-            |folder, workers| Http::start(&Moto, folder, workers),
-            &[Fault::StopServer],
-        );
+        // The workers' requests queue at a server that handles one at a time.
+        const MOTO: Scenario = Scenario {
+            ttl: Duration::from_secs(5),
+            ..Scenario::store(
+                "s3-moto",
+                |folder, workers| Http::start(&Moto, folder, workers),
+                &[Fault::StopServer],
+            )
+        };
         const ALL: &[Scenario] = &[
             MINIO,
             MOTO,
