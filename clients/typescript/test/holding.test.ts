@@ -181,6 +181,8 @@ for (const [what, bytes] of [
   ["a message without an event", '{"hold":1}\n'],
   ["a loss without a reason", '{"hold":1,"ev":"lost","message":"m"}\n'],
   ["an unknown answer", '{"id":3,"ev":"surprise"}\n'],
+  ["a holder that is a text", '{"id":4,"ev":"error","kind":"held","message":"m","held_by":"x"}\n'],
+  ["a holder with an infinite age", '{"id":4,"ev":"error","kind":"held","message":"m","held_by":{"held_ms":1e400}}\n'],
   ["a response to no request", '{"id":99,"ev":"done"}\n'],
   ["an error without a request", '{"id":null,"ev":"error","kind":"invalid","message":"the agent ends"}\n'],
   ["a deadline that is not a number", '{"hold":1,"ev":"renewed","boot_us":"1","wall_us":2,"span_us":3}\n'],

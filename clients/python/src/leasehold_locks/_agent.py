@@ -41,6 +41,8 @@ _MAX_UNSENT = 16 << 20
 _EXIT_TIMEOUT = 5.0
 
 _INTERIM = {"waiting", "names", "content"}
+#: What reading a message raises if it violates the protocol.
+_VIOLATIONS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Garbage)
 
 
 class Agent:
@@ -93,7 +95,7 @@ class Agent:
             if hello["ev"] != "hello" or hello["protocol"] != _PROTOCOL:
                 raise Garbage
             clocks = Moment(integer(hello, "boot_us"), integer(hello, "wall_us"))
-        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+        except _VIOLATIONS:
             raise AgentError(f"{command} is not the leasehold command, or has another version", [FIND]) from None
         if not all(
             early - TOLERANCE_US <= between <= late + TOLERANCE_US
@@ -280,7 +282,7 @@ class Agent:
                 self._take(json.loads(line))
             if len(rest) > _MAX_LINE:
                 raise Garbage
-        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+        except _VIOLATIONS:
             self._die("the agent sent a message that violates the protocol")
 
     def _take(self, message: Any) -> None:
@@ -313,11 +315,13 @@ class Agent:
             hold = self._holds.get(integer(message, "hold"))
             if hold is not None:
                 hold.renewed(deadline_of(message))
+        # Before the request counts as answered: if this fails, the end of the agent is its answer.
+        outcome = of_message(message) if event == "error" else message
         del self._pending[pending.id]
         self._used = time.monotonic()
         if pending.abandoned and pending.hold is not None:
             self.release(pending.hold)
-        pending.deliver(of_message(message) if event == "error" else message)
+        pending.deliver(outcome)
 
     def _begin(self, message: Message) -> Hold:
         token = message.get("token")
@@ -365,6 +369,11 @@ class Agent:
                 self._bell.quiet()
                 with self.lock:
                     self._turn()
+        except BaseException:
+            # Nobody reads any more: what waits for a message would wait for ever.
+            with self.lock:
+                self._die("the agent's messages could not be processed")
+            raise
         finally:
             self._bury()
 
