@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -47,6 +50,21 @@ def agent() -> Agent:
 
 def agent_pid() -> int:
     return agent()._process.pid
+
+
+@pytest.fixture
+def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the agent of clients/conformance the command, with the steps of a script."""
+
+    def use(*steps: dict[str, Any], greets: bool = True) -> None:
+        command = shutil.copy(ROOT / "clients/conformance/agent.py", tmp_path)
+        scenario = {"name": "scripted", "greets": greets, "script": steps}
+        (tmp_path / "scenarios.json").write_text(json.dumps([scenario]))
+        monkeypatch.setenv("LEASEHOLD_COMMAND", str(command))
+        monkeypatch.setenv("LEASEHOLD_SCENARIO", "scripted")
+        monkeypatch.setenv("LEASEHOLD_SCENARIO_LOG", str(tmp_path / "log"))
+
+    return use
 
 
 class Program:

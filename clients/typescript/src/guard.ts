@@ -98,7 +98,15 @@ export class Guard implements AsyncDisposable {
       if (error instanceof LockLostError) hold.lose(error.reason, error.message, error.help);
       else if (hold.isHeld) throw error;
     });
-    await Promise.race([renewal, hold.lost]);
+    // Not `hold.lost`, which would keep a reaction of each renewal.
+    let stop!: () => void;
+    const lost = new Promise<void>((resolve) => (stop = resolve));
+    hold.signal.addEventListener("abort", stop, { once: true });
+    try {
+      await Promise.race([renewal, lost]);
+    } finally {
+      hold.signal.removeEventListener("abort", stop);
+    }
     this.check();
   }
 
@@ -148,8 +156,14 @@ export class Guard implements AsyncDisposable {
    * {@link check} has not said so. An error of the store while releasing is not reported: the lease ends by itself.
    */
   async [Symbol.asyncDispose](): Promise<void> {
-    await untold(this.release(), false);
-    if (this.loss !== null && !this.#reported) throw this.loss;
+    // Otherwise the block has ended the hold, and has the result of that.
+    const isHeld = this.#released === null && this.#hold.isHeld;
+    const wasHeld = await untold(this.release(), true);
+    if (this.loss !== null) {
+      if (!this.#reported) throw this.loss;
+    } else if (isHeld && !wasHeld) {
+      throw new LockLostError(`the lock ${JSON.stringify(this.lock)} was lost`, "ended");
+    }
   }
 }
 

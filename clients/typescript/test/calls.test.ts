@@ -197,6 +197,40 @@ test("await using throws a loss that was not reported", async (t) => {
   await disposed(two.guard);
 });
 
+test("await using throws a loss that its release finds", async (t) => {
+  const { agent, guard } = await guarded(Fake.in(t));
+  const failed = assert.rejects(disposed(guard), (error) => error instanceof LockLostError && error.reason === "ended");
+  await agent.answer("release", { ev: "released", was_held: false });
+  await failed;
+});
+
+test("await using throws nothing if the block has ended the hold", async (t) => {
+  const fake = Fake.in(t);
+  const one = await guarded(fake);
+  const releasing = one.guard.release();
+  await one.agent.answer("release", { ev: "released", was_held: false });
+  assert.equal(await releasing, false);
+  await disposed(one.guard);
+  await one.locker.close();
+  const two = await guarded(fake);
+  const passing = two.guard.ticket();
+  await two.agent.answer("ticket", { ev: "ticket", ticket: "secret", token: "1763654400000041" });
+  await passing;
+  await disposed(two.guard);
+  await two.locker.close();
+  const three = await guarded(fake);
+  const closing = three.locker.close();
+  await disposed(three.guard);
+  await closing;
+});
+
+test("await using throws nothing if the store fails while releasing", async (t) => {
+  const { agent, guard } = await guarded(Fake.in(t));
+  const end = disposed(guard);
+  await agent.answer("release", { ev: "error", kind: "unavailable", message: "no network" });
+  await end;
+});
+
 test("once runs the job and records it", async (t) => {
   const [locker, agent] = await Fake.in(t).open();
   const running = locker.once("nightly", { per: "23h", noWait: true }, () => "done");

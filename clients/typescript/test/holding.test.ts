@@ -1,6 +1,7 @@
 // What a held lock is worth: deadlines, news, loss. The agent is a fake one.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { AgentError, InvalidError, LockHeldError, LockLostError, StoreError, type Guard } from "leasehold";
 import { Fake, guarded, held, now, test, until } from "./fake.js";
 
@@ -181,6 +182,8 @@ for (const [what, bytes] of [
   ["a message without an event", '{"hold":1}\n'],
   ["a loss without a reason", '{"hold":1,"ev":"lost","message":"m"}\n'],
   ["an unknown answer", '{"id":3,"ev":"surprise"}\n'],
+  ["a holder that is a text", '{"id":4,"ev":"error","kind":"held","message":"m","held_by":"x"}\n'],
+  ["a holder with an infinite age", '{"id":4,"ev":"error","kind":"held","message":"m","held_by":{"held_ms":1e400}}\n'],
   ["a response to no request", '{"id":99,"ev":"done"}\n'],
   ["an error without a request", '{"id":null,"ev":"error","kind":"invalid","message":"the agent ends"}\n'],
   ["a deadline that is not a number", '{"hold":1,"ev":"renewed","boot_us":"1","wall_us":2,"span_us":3}\n'],
@@ -250,6 +253,26 @@ test("a renewal on demand moves the deadline", async (t) => {
   await agent.answer("renew", { ev: "renewed", hold: 1, ...until(2 * MINUTE) });
   await renewing;
   assert.ok(guard.remaining > MINUTE);
+});
+
+test("a renewal on demand leaves nothing behind", async (t) => {
+  const { agent, guard } = await guarded(Fake.in(t));
+  const { lost } = guard;
+  let reactions = 0;
+  lost.then = (...arguments_) => {
+    reactions += 1;
+    return Promise.prototype.then.apply(lost, arguments_) as never;
+  };
+  for (let renewals = 0; renewals < 20; renewals += 1) {
+    const renewing = guard.renew();
+    assert.equal(getEventListeners(guard.signal, "abort").length, 1);
+    await agent.answer("renew", { ev: "renewed", hold: 1, ...until(MINUTE) });
+    await renewing;
+  }
+  const failing = assert.rejects(guard.renew(), StoreError);
+  await agent.answer("renew", { ev: "error", kind: "unavailable", message: "no network" });
+  await failing;
+  assert.deepEqual([reactions, getEventListeners(guard.signal, "abort").length], [0, 0]);
 });
 
 test("errors of the agent become errors of their class, with help", async (t) => {

@@ -15,13 +15,12 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from . import _clock, _command, _fork
 from ._clock import TOLERANCE_US, Moment
 from ._command import FIND
-from ._errors import AgentError, ForkedError, LeaseholdError, LockLost, of_message
+from ._errors import AgentError, ForkedError, LockLost, of_message
 from ._hold import Hold, Message, Pending
 from ._wire import Bell, Garbage, deadline_of, integer, poll
 
@@ -41,6 +40,8 @@ _MAX_UNSENT = 16 << 20
 _EXIT_TIMEOUT = 5.0
 
 _INTERIM = {"waiting", "names", "content"}
+#: What reading a message raises if it violates the protocol.
+_VIOLATIONS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Garbage)
 
 
 class Agent:
@@ -93,7 +94,7 @@ class Agent:
             if hello["ev"] != "hello" or hello["protocol"] != _PROTOCOL:
                 raise Garbage
             clocks = Moment(integer(hello, "boot_us"), integer(hello, "wall_us"))
-        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+        except _VIOLATIONS:
             raise AgentError(f"{command} is not the leasehold command, or has another version", [FIND]) from None
         if not all(
             early - TOLERANCE_US <= between <= late + TOLERANCE_US
@@ -171,7 +172,7 @@ class Agent:
             hold.lose(LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
         pending, self._pending = self._pending, {}
         for request in pending.values():
-            request.deliver(death)
+            request.conclude(death)
         self._bell.ring()
 
     def kill(self, reason: str) -> None:
@@ -188,16 +189,13 @@ class Agent:
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
-    def request(self, fields: Message, deliver: Callable[[Message | LeaseholdError], None]) -> Pending:
-        """Sends a request. ``deliver`` is called with each of its messages, or with an error. It must not block."""
+    def request(self, pending: Pending, fields: Message) -> None:
+        """Sends a request. Its ``deliver`` is called with each of its messages, or with an error. It must not block."""
         with self.lock:
             if self._death is not None:
                 raise AgentError(str(self._death.args[0]))
-            pending = Pending(self, next(self._ids), str(fields["op"]), deliver)
-            self._pending[pending.id] = pending
             self._used = time.monotonic()
-            self._send({"id": pending.id, **fields})
-            return pending
+            self._dispatch(pending, fields)
 
     def cancel(self, pending: Pending) -> None:
         """Cancels a request without waiting. Called under the lock."""
@@ -217,14 +215,22 @@ class Agent:
 
     def drop(self, hold: Hold) -> None:
         """Releases a hold, from a finalizer: takes no lock."""
-        if not self.is_forked() and self._death is None:
+        if not hold.is_over and not self.is_forked() and self._death is None:
             self.collected.append(hold.name)
             self._dropped.append(hold)
             self._bell.ring()
 
+    def drop_unguarded(self, pending: Pending) -> None:
+        """Releases what a request was granted, from the finalizer of its call, unless the guard does."""
+        if pending.hold is not None and not pending.hold.has_guard:
+            self.drop(pending.hold)
+
     def _post(self, fields: Message) -> None:
         """Sends a request whose response is ignored. Called under the lock."""
-        pending = Pending(self, next(self._ids), str(fields["op"]), lambda _: None)
+        self._dispatch(Pending(self, str(fields["op"]), lambda _: None), fields)
+
+    def _dispatch(self, pending: Pending, fields: Message) -> None:
+        pending.id = next(self._ids)
         self._pending[pending.id] = pending
         self._send({"id": pending.id, **fields})
 
@@ -280,7 +286,7 @@ class Agent:
                 self._take(json.loads(line))
             if len(rest) > _MAX_LINE:
                 raise Garbage
-        except (ValueError, KeyError, TypeError, RecursionError, Garbage):
+        except _VIOLATIONS:
             self._die("the agent sent a message that violates the protocol")
 
     def _take(self, message: Any) -> None:
@@ -313,11 +319,13 @@ class Agent:
             hold = self._holds.get(integer(message, "hold"))
             if hold is not None:
                 hold.renewed(deadline_of(message))
+        # Before the request counts as answered: if this fails, the end of the agent is its answer.
+        outcome = of_message(message) if event == "error" else message
         del self._pending[pending.id]
         self._used = time.monotonic()
         if pending.abandoned and pending.hold is not None:
             self.release(pending.hold)
-        pending.deliver(of_message(message) if event == "error" else message)
+        pending.conclude(outcome)
 
     def _begin(self, message: Message) -> Hold:
         token = message.get("token")
@@ -365,6 +373,11 @@ class Agent:
                 self._bell.quiet()
                 with self.lock:
                     self._turn()
+        except BaseException:
+            # Nobody reads any more: what waits for a message would wait for ever.
+            with self.lock:
+                self._die("the agent's messages could not be processed")
+            raise
         finally:
             self._bury()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ._errors import LockLost, StoreError
 from ._hold import Hold
@@ -19,6 +20,8 @@ class BaseGuard:
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
+        # After the finalizer can find it.
+        hold.has_guard = True
 
     @property
     def name(self) -> str:
@@ -61,9 +64,20 @@ class BaseGuard:
 
         self._hold.listen(start)
 
+    @contextlib.contextmanager
+    def _lost_if_refused(self) -> Iterator[None]:
+        """If the agent refuses a renewal, the hold is over before the agent reports the loss."""
+        try:
+            yield
+        except LockLost as loss:
+            with self._hold.agent.lock:
+                # A new error: a raised one keeps its frames.
+                self._hold.lose(LockLost(str(loss.args[0]), loss.reason, loss.help))
+            raise
+
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is not None and not hold.is_over:
+        if hold is not None:
             hold.agent.drop(hold)
 
     def __repr__(self) -> str:
