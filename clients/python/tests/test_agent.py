@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import leasehold_locks
 from conftest import LIMIT, agent
-from leasehold_locks import AgentError, Locker, LockLost, _call
+from leasehold_locks import AgentError, Locker, LockLost, _call, aio
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,26 @@ def test_an_error_of_the_thread_that_reads_is_the_death_of_the_agent(
     assert lost.value.reason == "agent"
     # The next request starts another agent.
     locker.lock("y").guard().release()
+
+
+@pytest.mark.parametrize("interface", [leasehold_locks, aio], ids=["blocking", "asyncio"])
+def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., None], interface: Any) -> None:
+    # No event reports the loss.
+    deadline = {"span_us": 29_550_000, "clocks": {}}
+    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": "41", **deadline}
+    refusal = {"to": "renew", "ev": "error", "kind": "lost", "message": "evicted", "help": []}
+    acquire, renew = {"expect": {"op": "acquire"}}, {"expect": {"op": "renew", "hold": 1}}
+    scripted(acquire, {"send": [grant]}, renew, {"send": [refusal]}, {"end": []})
+
+    async def main() -> None:
+        guard = interface.Locker().lock("x").guard()
+        guard = await guard if inspect.isawaitable(guard) else guard
+        with pytest.raises(LockLost, match="evicted"):
+            confirmed = guard.confirm()
+            if inspect.isawaitable(confirmed):
+                await confirmed
+        with pytest.raises(LockLost, match="evicted"):
+            guard.check()
+        assert not guard.is_held and guard.remaining == 0
+
+    asyncio.run(main())

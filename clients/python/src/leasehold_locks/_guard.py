@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from ._errors import LockLost, StoreError
 from ._hold import Hold
@@ -60,6 +61,17 @@ class BaseGuard:
                 log.debug("on_lost was not called: %s", loss)
 
         self._hold.listen(start)
+
+    @contextlib.contextmanager
+    def _lost_if_refused(self) -> Generator[None, None, None]:
+        """If the agent refuses a renewal, the hold is over before the agent reports the loss."""
+        try:
+            yield
+        except LockLost as loss:
+            with self._hold.agent.lock:
+                # A new error: a raised one keeps its frames.
+                self._hold.lose(LockLost(str(loss.args[0]), loss.reason, loss.help))
+            raise
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)

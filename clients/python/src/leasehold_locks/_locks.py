@@ -39,7 +39,8 @@ class Guard(BaseGuard):
         if not request.arrives_within(limit):
             request.pending.abandon()
             raise StoreError("the store did not respond before the time limit", "unavailable")
-        expect(request.next(), "renewed")
+        with self._lost_if_refused():
+            expect(request.next(), "renewed")
         self._hold.check()
 
     def release(self, cooldown: Duration | None = None) -> bool:

@@ -33,7 +33,8 @@ class Guard(BaseGuard):
         """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped."""
         self._hold.check()
         request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
-        expect(await request.next(), "renewed")
+        with self._lost_if_refused():
+            expect(await request.next(), "renewed")
         self._hold.check()
 
     async def release(self, cooldown: Duration | None = None) -> bool:
