@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import leasehold_locks
 from conftest import LIMIT, agent
 from leasehold_locks import AgentError, Locker, LockLost, _call, aio
+from leasehold_locks._agent import Agent
+from leasehold_locks._guard import BaseGuard
 
 
 @pytest.mark.parametrize(
@@ -76,5 +79,88 @@ def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., 
         with pytest.raises(LockLost, match="evicted"):
             guard.check()
         assert not guard.is_held and guard.remaining == 0
+
+    asyncio.run(main())
+
+
+class Interrupted(BaseException):
+    """As a signal handler raises it: at any place."""
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is no longer referenced is finalized without a garbage collection."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_grant_that_gets_no_guard_is_released(
+    locker: Locker, monkeypatch: pytest.MonkeyPatch, uncollected: None
+) -> None:
+    lock, tickets = locker.lock("x", ttl=3_600), [locker.lock("x", ttl=3_600).guard().ticket()]
+    attempts: list[Callable[[], object]] = [
+        lambda: locker.resume(tickets[0]),
+        lock.guard,
+        lock.try_acquire,
+        lambda: locker.once("x", per="1h", ttl=3_600).run(lambda: None),
+    ]
+    for attempt in attempts:
+        with monkeypatch.context() as patch:
+            patch.setattr(BaseGuard, "__init__", interrupt)
+            with pytest.raises(Interrupted):
+                attempt()
+        locker.lock("x").guard(timeout=LIMIT).release()
+
+
+def test_a_grant_that_gets_no_guard_is_released_with_asyncio(
+    url: str, monkeypatch: pytest.MonkeyPatch, uncollected: None
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        locker = aio.Locker(url)
+        lock = locker.lock("x", ttl=3_600)
+        ticket = await (await lock.guard()).ticket()
+        attempts: list[Callable[[], Awaitable[object]]] = [
+            lambda: locker.resume(ticket),
+            lock.guard,
+            lock.try_acquire,
+            lambda: locker.once("x", per="1h", ttl=3_600).run(nothing),
+        ]
+        for attempt in attempts:
+            with monkeypatch.context() as patch:
+                patch.setattr(BaseGuard, "__init__", interrupt)
+                with pytest.raises(Interrupted):
+                    await attempt()
+            await (await lock.guard(timeout=LIMIT)).release()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("interface", [leasehold_locks, aio], ids=["blocking", "asyncio"])
+def test_a_grant_that_comes_after_the_interruption_is_released(
+    url: str, monkeypatch: pytest.MonkeyPatch, uncollected: None, interface: Any
+) -> None:
+    send = Agent._send
+
+    def sends_and_raises(here: Agent, message: dict[str, Any]) -> None:
+        send(here, message)
+        if message["op"] == "acquire":
+            raise Interrupted
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Agent, "_send", sends_and_raises)
+            with pytest.raises(Interrupted):
+                guard = interface.Locker(url).lock("x", ttl=3_600).guard()
+                if inspect.isawaitable(guard):
+                    await guard
+        Locker(url).lock("x").guard(timeout=LIMIT).release()
 
     asyncio.run(main())

@@ -15,13 +15,12 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from . import _clock, _command, _fork
 from ._clock import TOLERANCE_US, Moment
 from ._command import FIND
-from ._errors import AgentError, ForkedError, LeaseholdError, LockLost, of_message
+from ._errors import AgentError, ForkedError, LockLost, of_message
 from ._hold import Hold, Message, Pending
 from ._wire import Bell, Garbage, deadline_of, integer, poll
 
@@ -173,7 +172,7 @@ class Agent:
             hold.lose(LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
         pending, self._pending = self._pending, {}
         for request in pending.values():
-            request.deliver(death)
+            request.conclude(death)
         self._bell.ring()
 
     def kill(self, reason: str) -> None:
@@ -190,16 +189,13 @@ class Agent:
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
-    def request(self, fields: Message, deliver: Callable[[Message | LeaseholdError], None]) -> Pending:
-        """Sends a request. ``deliver`` is called with each of its messages, or with an error. It must not block."""
+    def request(self, pending: Pending, fields: Message) -> None:
+        """Sends a request. Its ``deliver`` is called with each of its messages, or with an error. It must not block."""
         with self.lock:
             if self._death is not None:
                 raise AgentError(str(self._death.args[0]))
-            pending = Pending(self, next(self._ids), str(fields["op"]), deliver)
-            self._pending[pending.id] = pending
             self._used = time.monotonic()
-            self._send({"id": pending.id, **fields})
-            return pending
+            self._dispatch(pending, fields)
 
     def cancel(self, pending: Pending) -> None:
         """Cancels a request without waiting. Called under the lock."""
@@ -219,14 +215,22 @@ class Agent:
 
     def drop(self, hold: Hold) -> None:
         """Releases a hold, from a finalizer: takes no lock."""
-        if not self.is_forked() and self._death is None:
+        if not hold.is_over and not self.is_forked() and self._death is None:
             self.collected.append(hold.name)
             self._dropped.append(hold)
             self._bell.ring()
 
+    def drop_unguarded(self, pending: Pending) -> None:
+        """Releases what a request was granted, from the finalizer of its call, unless the guard does."""
+        if pending.hold is not None and not pending.hold.has_guard:
+            self.drop(pending.hold)
+
     def _post(self, fields: Message) -> None:
         """Sends a request whose response is ignored. Called under the lock."""
-        pending = Pending(self, next(self._ids), str(fields["op"]), lambda _: None)
+        self._dispatch(Pending(self, str(fields["op"]), lambda _: None), fields)
+
+    def _dispatch(self, pending: Pending, fields: Message) -> None:
+        pending.id = next(self._ids)
         self._pending[pending.id] = pending
         self._send({"id": pending.id, **fields})
 
@@ -321,7 +325,7 @@ class Agent:
         self._used = time.monotonic()
         if pending.abandoned and pending.hold is not None:
             self.release(pending.hold)
-        pending.deliver(outcome)
+        pending.conclude(outcome)
 
     def _begin(self, message: Message) -> Hold:
         token = message.get("token")

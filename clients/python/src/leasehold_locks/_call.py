@@ -22,7 +22,14 @@ class Call:
         self._arrived = threading.Semaphore(0)
         self._outcomes: deque[Message | LeaseholdError] = deque()
         self.agent = agent
-        self.pending: Pending = agent.request(fields, self._deliver)
+        self.pending = Pending(agent, str(fields["op"]), self._deliver)
+        agent.request(self.pending, fields)
+
+    def __del__(self) -> None:
+        # A signal handler can raise at any time before the lock that was granted has its guard.
+        pending = getattr(self, "pending", None)
+        if pending is not None:
+            self.agent.drop_unguarded(pending)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
         self._outcomes.append(outcome)

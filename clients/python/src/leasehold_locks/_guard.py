@@ -20,6 +20,8 @@ class BaseGuard:
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
+        # After the finalizer can find it.
+        hold.has_guard = True
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ class BaseGuard:
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is not None and not hold.is_over:
+        if hold is not None:
             hold.agent.drop(hold)
 
     def __repr__(self) -> str:

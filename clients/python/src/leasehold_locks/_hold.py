@@ -18,7 +18,7 @@ Message = dict[str, Any]
 class Hold:
     """A held lock."""
 
-    __slots__ = ("_agent", "_deadline", "_listeners", "_loss", "_over", "name", "number", "token")
+    __slots__ = ("_agent", "_deadline", "_listeners", "_loss", "_over", "has_guard", "name", "number", "token")
 
     def __init__(self, agent: Agent, number: int, name: str, token: int | None, deadline: Deadline) -> None:
         self.number = number
@@ -29,6 +29,8 @@ class Hold:
         self._listeners: list[Callable[[LockLost], None]] = []
         self._loss: LockLost | None = None
         self._over = False
+        #: Whether a guard releases it when it is garbage collected.
+        self.has_guard = False
 
     @property
     def agent(self) -> Agent:
@@ -117,8 +119,9 @@ class Pending:
 
     __slots__ = ("_agent", "_deliver", "abandoned", "hold", "id", "op")
 
-    def __init__(self, agent: Agent, id: int, op: str, deliver: Callable[[Message | LeaseholdError], None]) -> None:
-        self.id = id
+    def __init__(self, agent: Agent, op: str, deliver: Callable[[Message | LeaseholdError], None]) -> None:
+        #: Given when it is sent.
+        self.id = -1
         self.op = op
         #: The hold of the final response.
         self.hold: Hold | None = None
@@ -130,6 +133,11 @@ class Pending:
         if not self.abandoned:
             self._deliver(outcome)
 
+    def conclude(self, outcome: Message | LeaseholdError) -> None:
+        """Delivers the final response. Does not keep the call alive any longer, so that its finalizer runs at once."""
+        self.deliver(outcome)
+        self._deliver = _ignore
+
     def abandon(self) -> None:
         """Gives the request up. If it was granted a lock, or will be, the lock is released."""
         if self._agent.is_forked():
@@ -140,3 +148,7 @@ class Pending:
                 self._agent.release(self.hold)
             else:
                 self._agent.cancel(self)
+
+
+def _ignore(_: Message | LeaseholdError) -> None:
+    pass

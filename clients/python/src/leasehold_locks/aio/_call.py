@@ -22,7 +22,14 @@ class Call:
         self._loop = asyncio.get_running_loop()
         self._outcomes: asyncio.Queue[Message | LeaseholdError] = asyncio.Queue()
         self.agent = agent
-        self.pending: Pending = agent.request(fields, self._deliver)
+        self.pending = Pending(agent, str(fields["op"]), self._deliver)
+        agent.request(self.pending, fields)
+
+    def __del__(self) -> None:
+        # A signal handler can raise at any time before the lock that was granted has its guard.
+        pending = getattr(self, "pending", None)
+        if pending is not None:
+            self.agent.drop_unguarded(pending)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
         # The loop may have ended, and with it everybody who waits.
