@@ -98,7 +98,15 @@ export class Guard implements AsyncDisposable {
       if (error instanceof LockLostError) hold.lose(error.reason, error.message, error.help);
       else if (hold.isHeld) throw error;
     });
-    await Promise.race([renewal, hold.lost]);
+    // Not `hold.lost`, which would keep a reaction of each renewal.
+    let stop!: () => void;
+    const lost = new Promise<void>((resolve) => (stop = resolve));
+    hold.signal.addEventListener("abort", stop, { once: true });
+    try {
+      await Promise.race([renewal, lost]);
+    } finally {
+      hold.signal.removeEventListener("abort", stop);
+    }
     this.check();
   }
 

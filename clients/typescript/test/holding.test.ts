@@ -1,6 +1,7 @@
 // What a held lock is worth: deadlines, news, loss. The agent is a fake one.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { AgentError, InvalidError, LockHeldError, LockLostError, StoreError, type Guard } from "leasehold";
 import { Fake, guarded, held, now, test, until } from "./fake.js";
 
@@ -252,6 +253,26 @@ test("a renewal on demand moves the deadline", async (t) => {
   await agent.answer("renew", { ev: "renewed", hold: 1, ...until(2 * MINUTE) });
   await renewing;
   assert.ok(guard.remaining > MINUTE);
+});
+
+test("a renewal on demand leaves nothing behind", async (t) => {
+  const { agent, guard } = await guarded(Fake.in(t));
+  const { lost } = guard;
+  let reactions = 0;
+  lost.then = (...arguments_) => {
+    reactions += 1;
+    return Promise.prototype.then.apply(lost, arguments_) as never;
+  };
+  for (let renewals = 0; renewals < 20; renewals += 1) {
+    const renewing = guard.renew();
+    assert.equal(getEventListeners(guard.signal, "abort").length, 1);
+    await agent.answer("renew", { ev: "renewed", hold: 1, ...until(MINUTE) });
+    await renewing;
+  }
+  const failing = assert.rejects(guard.renew(), StoreError);
+  await agent.answer("renew", { ev: "error", kind: "unavailable", message: "no network" });
+  await failing;
+  assert.deepEqual([reactions, getEventListeners(guard.signal, "abort").length], [0, 0]);
 });
 
 test("errors of the agent become errors of their class, with help", async (t) => {
