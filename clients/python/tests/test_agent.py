@@ -107,7 +107,7 @@ def test_a_grant_that_gets_no_guard_is_released(
         lambda: locker.resume(tickets[0]),
         lock.guard,
         lock.try_acquire,
-        lambda: locker.once("x", per="1h", ttl=3_600).run(list),
+        lambda: locker.once("x", per="1h", ttl=3_600).run(lambda: None),
     ]
     for attempt in attempts:
         with monkeypatch.context() as patch:

@@ -46,7 +46,7 @@ def test_blocking_client(scenario: dict[str, Any], tmp_path: pathlib.Path) -> No
         try:
             if action == "acquire" and expected == "cancelled":
                 call = _call.begin({"op": "acquire", "lock": "x"})
-                call.pending.abandon()
+                call.abandon()
                 found = "cancelled"
             elif action == "acquire":
                 guard = locker.lock("x").guard()

@@ -52,6 +52,16 @@ def test_an_eviction_is_reported(locker: Locker) -> None:
     assert lost.value.reason == "ended" and not guard.is_held and guard.remaining == 0
 
 
+def test_an_agent_forgets_a_hold_that_is_over(locker: Locker) -> None:
+    # Otherwise its thread would look at a deadline that has passed, again and again.
+    released, evicted = locker.lock("x").guard(), locker.lock("y", ttl="500ms").guard()
+    here, event = agent(), lost_event(evicted)
+    locker.break_lock("y", evicted.token)
+    assert event.wait(LIMIT) and released.release()
+    with here.lock:
+        assert not here._holds
+
+
 def test_the_end_of_the_agent_is_a_loss_at_once(locker: Locker) -> None:
     with pytest.raises(LockLost) as lost, locker.lock("x", ttl=3_600).hold() as guard:
         event = lost_event(guard)

@@ -5,7 +5,7 @@
 import { readSync } from "node:fs";
 import { clearTimeout, setTimeout } from "node:timers";
 import { clocks, mismatch } from "./clocks.js";
-import { AgentError, StoreError } from "./errors.js";
+import { AgentError, StoreError, type LossReason } from "./errors.js";
 import { Hold } from "./hold.js";
 import { Lines } from "./lines.js";
 import { excerpt, Garbage, number, object, optional, parse, string, type Message } from "./message.js";
@@ -25,6 +25,7 @@ const monotonic = performance.now.bind(performance);
 
 /** The final response to a request. */
 export interface Answer {
+  readonly agent: Agent;
   readonly message: Message;
   /** With `held`. */
   readonly hold?: Hold;
@@ -202,8 +203,8 @@ export class Agent {
   }
 
   /** Gives a hold back. */
-  releaseUnasked(hold: number): void {
-    this.#send("release", { hold });
+  #releaseUnasked(hold: Hold): void {
+    this.#send("release", { hold: hold.id });
   }
 
   // --- messages ---------------------------------------------------------------------------------------------------
@@ -278,17 +279,17 @@ export class Agent {
 
   #answer(pending: Pending, event: string, message: Message): Answer {
     if (event === "renewed") this.#holds.get(number(message["hold"]))?.renewed(message);
-    if (event !== "held") return { message };
+    if (event !== "held") return { agent: this, message };
     // At once, since news about the hold may come in the next line.
-    const hold = new Hold(this, pending.options.owner, message);
+    const hold = new Hold(pending.options.owner, message);
     if (pending.abandoned) {
       // Rule 7.
-      this.releaseUnasked(hold.id);
+      this.#releaseUnasked(hold);
     } else {
       this.#holds.set(hold.id, hold);
       this.#watchWithin(hold.remaining());
     }
-    return { message, hold };
+    return { agent: this, message, hold };
   }
 
   /** News about a hold. That of an unknown hold is ignored: this process gave it up (rule 3). */
@@ -296,7 +297,8 @@ export class Agent {
     if (event === "renewed") {
       this.#holds.get(number(message["hold"]))?.renewed(message);
     } else if (event === "lost") {
-      this.#holds.get(number(message["hold"]))?.lose(string(message["reason"]), string(message["message"]));
+      const hold = this.#holds.get(number(message["hold"]));
+      if (hold !== undefined) this.lose(hold, string(message["reason"]), string(message["message"]));
     }
     // Events of a kind that a later agent has are ignored.
   }
@@ -306,12 +308,32 @@ export class Agent {
   /** Rules 1 and 2: is the hold held now? Without a response of the agent. */
   judge(hold: Hold): void {
     this.drain();
-    if (hold.remaining() <= 0) hold.expire();
+    if (hold.remaining() <= 0) this.#expire(hold);
   }
 
-  forget(hold: Hold): void {
+  /** The deadline has passed: the hold is given up for good, before the agent reports it. */
+  #expire(hold: Hold): void {
+    if (!hold.isHeld) return;
+    // The agent may be stopped, and renew when it continues: it must let go.
+    this.#releaseUnasked(hold);
+    this.lose(hold, "expired", `the lock ${JSON.stringify(hold.lock)} was lost: its lease was not renewed in time`);
+  }
+
+  /** Runs user code. */
+  lose(hold: Hold, reason: LossReason | (string & {}), message: string, help: readonly string[] = []): void {
+    if (!hold.isHeld) return;
     this.#holds.delete(hold.id);
     this.#stir();
+    hold.lose(reason, message, help);
+  }
+
+  /** The hold is released or passed on, whatever the agent responds. Returns whether it was held until now. */
+  finish(hold: Hold): boolean {
+    if (!hold.isHeld) return false;
+    this.#holds.delete(hold.id);
+    this.#stir();
+    hold.finish();
+    return true;
   }
 
   /** Looks at all deadlines, and then again when the next one passes. */
@@ -323,7 +345,7 @@ export class Agent {
     let next = Infinity;
     for (const hold of [...this.#holds.values()]) {
       const left = hold.remaining(now);
-      if (left <= 0) hold.expire();
+      if (left <= 0) this.#expire(hold);
       else next = Math.min(next, left);
     }
     if (this.#holds.size > 0 && next < Infinity) this.#watchWithin(next);
@@ -358,7 +380,7 @@ export class Agent {
       pending.fail(reason);
     }
     for (const hold of [...this.#holds.values()]) {
-      if (hold.owner === owner && hold.finish()) this.releaseUnasked(hold.id);
+      if (hold.owner === owner && this.finish(hold)) this.#releaseUnasked(hold);
     }
     if (this.#awaited === 0 && this.#holds.size === 0) await this.close();
   }
@@ -381,7 +403,7 @@ export class Agent {
     this.#process.kill();
     this.#settleEnded();
     for (const hold of [...this.#holds.values()]) {
-      hold.lose("agent", `the lock ${JSON.stringify(hold.lock)} was lost: the agent ${how}`);
+      this.lose(hold, "agent", `the lock ${JSON.stringify(hold.lock)} was lost: the agent ${how}`);
     }
     const error = new AgentError(`the agent of ${this.#command} ${how}`);
     for (const pending of [...this.#pending.values()]) pending.fail(error);

@@ -1,5 +1,6 @@
 // A held lock.
 
+import type { Agent } from "./agent.js";
 import { AgentError, InvalidError, LockLostError, StoreError, UnsupportedError } from "./errors.js";
 import type { Hold } from "./hold.js";
 import { string } from "./message.js";
@@ -25,13 +26,15 @@ import { string } from "./message.js";
  * ```
  */
 export class Guard implements AsyncDisposable {
+  readonly #agent: Agent;
   readonly #hold: Hold;
   #released: Promise<boolean> | null = null;
   /** Whether the caller has seen the loss. */
   #reported = false;
 
   /** @internal */
-  constructor(hold: Hold) {
+  constructor(agent: Agent, hold: Hold) {
+    this.#agent = agent;
     this.#hold = hold;
   }
 
@@ -67,7 +70,7 @@ export class Guard implements AsyncDisposable {
    */
   check(): void {
     const hold = this.#hold;
-    if (hold.isHeld) hold.agent.judge(hold);
+    if (hold.isHeld) this.#agent.judge(hold);
     if (hold.loss !== null) {
       this.#reported = true;
       throw hold.loss;
@@ -78,7 +81,7 @@ export class Guard implements AsyncDisposable {
   /** Whether the lock is held, judged as {@link check} does. */
   get held(): boolean {
     const hold = this.#hold;
-    if (hold.isHeld) hold.agent.judge(hold);
+    if (hold.isHeld) this.#agent.judge(hold);
     return hold.isHeld;
   }
 
@@ -94,8 +97,8 @@ export class Guard implements AsyncDisposable {
   async renew(): Promise<void> {
     this.check();
     const hold = this.#hold;
-    const renewal = hold.agent.call("renew", { hold: hold.id }).catch((error: unknown) => {
-      if (error instanceof LockLostError) hold.lose(error.reason, error.message, error.help);
+    const renewal = this.#agent.call("renew", { hold: hold.id }).catch((error: unknown) => {
+      if (error instanceof LockLostError) this.#agent.lose(hold, error.reason, error.message, error.help);
       else if (hold.isHeld) throw error;
     });
     // Not `hold.lost`, which would keep a reaction of each renewal.
@@ -127,9 +130,9 @@ export class Guard implements AsyncDisposable {
 
   async #release(fields: { readonly [field: string]: number }): Promise<boolean> {
     const hold = this.#hold;
-    if (hold.isHeld) hold.agent.judge(hold);
-    if (!hold.finish()) return false;
-    const { message } = await hold.agent.call("release", { hold: hold.id, ...fields });
+    if (hold.isHeld) this.#agent.judge(hold);
+    if (!this.#agent.finish(hold)) return false;
+    const { message } = await this.#agent.call("release", { hold: hold.id, ...fields });
     return message["was_held"] === true;
   }
 
@@ -140,9 +143,9 @@ export class Guard implements AsyncDisposable {
   async ticket(): Promise<string> {
     this.check();
     const hold = this.#hold;
-    hold.finish();
+    this.#agent.finish(hold);
     this.#released = Promise.resolve(false);
-    const { message } = await hold.agent.call("ticket", { hold: hold.id });
+    const { message } = await this.#agent.call("ticket", { hold: hold.id });
     return string(message["ticket"]);
   }
 

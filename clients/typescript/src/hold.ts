@@ -1,12 +1,10 @@
-// One lock that the agent holds for this process.
+// One lock that the agent holds for this process: only its state, which the agent changes.
 
-import type { Agent } from "./agent.js";
 import { Deadline, type Moment } from "./clocks.js";
 import { LockLostError, type LossReason } from "./errors.js";
 import { number, optional, string, token, type Message } from "./message.js";
 
 export class Hold {
-  readonly agent: Agent;
   /** To whom it belongs: see `CallOptions`. */
   readonly owner: object | undefined;
   readonly id: number;
@@ -20,8 +18,7 @@ export class Hold {
   readonly #abort = new AbortController();
   #settle!: (loss: LockLostError) => void;
 
-  constructor(agent: Agent, owner: object | undefined, held: Message) {
-    this.agent = agent;
+  constructor(owner: object | undefined, held: Message) {
     this.owner = owner;
     this.id = number(held["hold"]);
     this.lock = string(held["lock"]);
@@ -56,28 +53,16 @@ export class Hold {
     if (!deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
   }
 
-  /** The deadline has passed: the hold is given up for good, before the agent reports it. */
-  expire(): void {
-    if (this.#state !== "held") return;
-    // The agent may be stopped, and renew when it continues: it must let go.
-    this.agent.releaseUnasked(this.id);
-    this.lose("expired", `the lock ${JSON.stringify(this.lock)} was lost: its lease was not renewed in time`);
-  }
-
-  lose(reason: LossReason | (string & {}), message: string, help: readonly string[] = []): void {
-    if (this.#state !== "held") return;
+  /** It is held, and is lost. Runs user code. */
+  lose(reason: LossReason | (string & {}), message: string, help: readonly string[]): void {
     this.#state = "lost";
     this.#loss = new LockLostError(message, reason, help);
-    this.agent.forget(this);
     this.#settle(this.#loss);
     this.#abort.abort(this.#loss);
   }
 
-  /** The hold is released or passed on, whatever the agent responds. Returns whether it was held until now. */
-  finish(): boolean {
-    if (this.#state !== "held") return false;
+  /** It is held, and is released or passed on. */
+  finish(): void {
     this.#state = "over";
-    this.agent.forget(this);
-    return true;
   }
 }

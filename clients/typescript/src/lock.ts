@@ -144,9 +144,9 @@ function unrecorded(name: string, error: unknown): unknown {
 }
 
 /** The guard of a grant, if it is still held when it gets here. @internal */
-export function guardOf({ hold }: Answer): Guard {
+export function guardOf({ agent, hold }: Answer): Guard {
   if (hold === undefined) throw new StoreError("unavailable", "the agent granted no lock");
-  const guard = new Guard(hold);
+  const guard = new Guard(agent, hold);
   guard.check();
   return guard;
 }

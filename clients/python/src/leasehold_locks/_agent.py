@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from . import _clock, _command, _fork
@@ -169,7 +170,7 @@ class Agent:
             with contextlib.suppress(OSError):
                 self._process.kill()
         for hold in list(self._holds.values()):
-            hold.lose(LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
+            self.lose(hold, LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
         pending, self._pending = self._pending, {}
         for request in pending.values():
             request.conclude(death)
@@ -183,7 +184,7 @@ class Agent:
         """Ends the agent, which releases all locks, and waits for its end."""
         with self.lock:
             for hold in list(self._holds.values()):
-                hold.end()
+                self.end(hold)
             self._die("this process ends", kill=False)
         self._reader.join(_EXIT_TIMEOUT)
 
@@ -197,18 +198,24 @@ class Agent:
             self._used = time.monotonic()
             self._dispatch(pending, fields)
 
-    def cancel(self, pending: Pending) -> None:
-        """Cancels a request without waiting. Called under the lock."""
-        if pending.id in self._pending and self._death is None:
-            self._post({"op": "cancel", "request": pending.id})
+    def abandon(self, pending: Pending) -> None:
+        """Gives a request up. If it was granted a lock, or will be, the lock is released."""
+        if self.is_forked():
+            return
+        with self.lock:
+            pending.abandoned = True
+            if pending.hold is not None:
+                self.release(pending.hold)
+            elif pending.id in self._pending and self._death is None:
+                self._post({"op": "cancel", "request": pending.id})
 
     def release(self, hold: Hold) -> None:
         """Releases a hold without waiting."""
         with self.lock:
-            if hold.end():
-                self.send_release(hold)
+            if self.end(hold):
+                self._send_release(hold)
 
-    def send_release(self, hold: Hold) -> None:
+    def _send_release(self, hold: Hold) -> None:
         """Requests the release of a hold that this process gave up. Called under the lock."""
         if self._death is None:
             self._post({"op": "release", "hold": hold.number})
@@ -227,7 +234,7 @@ class Agent:
 
     def _post(self, fields: Message) -> None:
         """Sends a request whose response is ignored. Called under the lock."""
-        self._dispatch(Pending(self, str(fields["op"]), lambda _: None), fields)
+        self._dispatch(Pending(str(fields["op"]), lambda _: None), fields)
 
     def _dispatch(self, pending: Pending, fields: Message) -> None:
         pending.id = next(self._ids)
@@ -302,7 +309,7 @@ class Agent:
         elif message["ev"] == "lost":
             hold = self._holds.get(integer(message, "hold"))
             if hold is not None:
-                hold.lose(LockLost(str(message.get("message")), str(message.get("reason"))))
+                self.lose(hold, LockLost(str(message.get("message")), str(message.get("reason"))))
 
     def _take_answer(self, message: Message) -> None:
         if message["id"] is None:
@@ -335,10 +342,12 @@ class Agent:
         if number in self._holds:
             raise Garbage
         deadline = deadline_of(message)
-        hold = Hold(self, number, str(message["lock"]), None if token is None else int(token), deadline)
+        hold = Hold(number, str(message["lock"]), None if token is None else int(token), deadline)
         self._holds[number] = hold
         self._look_within(deadline.remaining_us(_clock.now()) / 1_000_000)
         return hold
+
+    # --- holds --------------------------------------------------------------------------------------------------------
 
     def holds(self) -> list[Hold]:
         """The locks that are held. Called under the lock."""
@@ -346,8 +355,48 @@ class Agent:
             self.release(self._dropped.popleft())
         return list(self._holds.values())
 
-    def forget(self, hold: Hold) -> None:
+    def check(self, hold: Hold) -> None:
+        """Raises :class:`LockLost` unless the lock is certain to be held now."""
+        self.forbid_forked()
+        with self.lock:
+            # An unread renewal is not a loss. The end of the agent is one.
+            self.drain()
+            self._expire(hold, _clock.now())
+            hold.raise_if_over()
+
+    def remaining(self, hold: Hold) -> float:
+        """For how many seconds the lock is certain to be held without a renewal; 0 if it is over."""
+        self.forbid_forked()
+        with self.lock:
+            self.drain()
+            left = self._expire(hold, _clock.now())
+            return 0.0 if hold.is_over else left / 1_000_000
+
+    def listen(self, hold: Hold, listener: Callable[[LockLost], None]) -> None:
+        """Calls ``listener`` once if the lock is lost. It must not block."""
+        with self.lock:
+            hold.listen(listener)
+
+    def lose(self, hold: Hold, loss: LockLost) -> None:
+        """Called under the lock."""
+        if hold.lose(loss):
+            self._holds.pop(hold.number, None)
+
+    def end(self, hold: Hold) -> bool:
+        """Ends a hold before its release is sent. Returns whether it was held until now. Called under the lock."""
+        if not hold.end():
+            return False
         self._holds.pop(hold.number, None)
+        return True
+
+    def _expire(self, hold: Hold, now: Moment) -> int:
+        """Loses the lock if its deadline has passed. Returns the time that is left, in microseconds."""
+        left = hold.left_us(now)
+        if left <= 0 and not hold.is_over:
+            self.lose(hold, LockLost(f"lock `{hold.name}` was lost: its lease was not renewed in time", "expired"))
+            # The agent may be late itself. It must not keep what this process gave up.
+            self._send_release(hold)
+        return left
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -388,7 +437,7 @@ class Agent:
         self.drain()
         if self._holds and time.monotonic() >= self._next_look:
             now = _clock.now()
-            lefts = [hold._expire(now) for hold in list(self._holds.values())]
+            lefts = [self._expire(hold, now) for hold in list(self._holds.values())]
             self._next_look = time.monotonic() + max(0.0, min(_TICK, min(lefts) / 1_000_000))
         if self._is_idle() and time.monotonic() - self._used >= _IDLE:
             self._die("the agent was idle", kill=False)

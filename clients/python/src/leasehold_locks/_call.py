@@ -22,7 +22,7 @@ class Call:
         self._arrived = threading.Semaphore(0)
         self._outcomes: deque[Message | LeaseholdError] = deque()
         self.agent = agent
-        self.pending = Pending(agent, str(fields["op"]), self._deliver)
+        self.pending = Pending(str(fields["op"]), self._deliver)
         agent.request(self.pending, fields)
 
     def __del__(self) -> None:
@@ -30,6 +30,10 @@ class Call:
         pending = getattr(self, "pending", None)
         if pending is not None:
             self.agent.drop_unguarded(pending)
+
+    def abandon(self) -> None:
+        """Gives the request up. If it was granted a lock, or will be, the lock is released."""
+        self.agent.abandon(self.pending)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
         self._outcomes.append(outcome)
@@ -41,7 +45,7 @@ class Call:
             if not self._arrived.acquire(timeout=limit):
                 return False
         except BaseException:
-            self.pending.abandon()
+            self.abandon()
             raise
         self._arrived.release()
         return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
+from ._agent import Agent
 from ._errors import LockLost, StoreError
 from ._hold import Hold
 
@@ -16,9 +17,11 @@ log = logging.getLogger("leasehold_locks")
 class BaseGuard:
     """A lock that is held."""
 
+    _agent: Agent
     _hold: Hold
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, agent: Agent, hold: Hold) -> None:
+        self._agent = agent
         self._hold = hold
         # After the finalizer can find it.
         hold.has_guard = True
@@ -41,17 +44,17 @@ class BaseGuard:
 
         Raises :class:`LockLost` if the lock was lost, and :class:`ForkedError` in a forked child.
         """
-        self._hold.check()
+        self._agent.check(self._hold)
 
     @property
     def remaining(self) -> float:
         """For how many seconds the lock is certain to be held without another renewal; 0 if it is over."""
-        return self._hold.remaining()
+        return self._agent.remaining(self._hold)
 
     @property
     def is_held(self) -> bool:
         """Whether the lock is still held, as :meth:`check` determines it."""
-        return self._hold.remaining() > 0
+        return self._agent.remaining(self._hold) > 0
 
     def on_lost(self, call: Callable[[LockLost], object]) -> None:
         """Calls ``call`` in a new thread if the lock is lost."""
@@ -62,23 +65,23 @@ class BaseGuard:
             except RuntimeError:  # The interpreter is ending.
                 log.debug("on_lost was not called: %s", loss)
 
-        self._hold.listen(start)
+        self._agent.listen(self._hold, start)
 
     @contextlib.contextmanager
-    def _lost_if_refused(self) -> Iterator[None]:
+    def _lost_if_refused(self) -> Generator[None, None, None]:
         """If the agent refuses a renewal, the hold is over before the agent reports the loss."""
         try:
             yield
         except LockLost as loss:
-            with self._hold.agent.lock:
+            with self._agent.lock:
                 # A new error: a raised one keeps its frames.
-                self._hold.lose(LockLost(str(loss.args[0]), loss.reason, loss.help))
+                self._agent.lose(self._hold, LockLost(str(loss.args[0]), loss.reason, loss.help))
             raise
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
         if hold is not None:
-            hold.agent.drop(hold)
+            self._agent.drop(hold)
 
     def __repr__(self) -> str:
         state = "over" if self._hold.is_over else "held"

@@ -66,7 +66,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
             while (message := request.next(ANSWER_TIMEOUT))["ev"] == "names":
                 yield from message["names"]
         finally:
-            request.pending.abandon()
+            request.abandon()
 
     def wait_free(self, name: str, timeout: Duration | None = None) -> None:
         """Waits until the lock is free, without acquiring it. Raises :class:`LockHeld` after ``timeout``."""
@@ -97,7 +97,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         """Renews the lock of a ticket, and keeps it from now on."""
         request = begin(self._request("resume", ticket=ticket))
         expect(request.next(ANSWER_TIMEOUT), "held")
-        return Guard(hold_of(request))
+        return Guard(request.agent, hold_of(request))
 
     def renew_ticket(self, ticket: str) -> float:
         """Renews the lock of a ticket once. Returns for how many seconds it is certain to be held."""

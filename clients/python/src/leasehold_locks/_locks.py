@@ -33,41 +33,41 @@ class Guard(BaseGuard):
         Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not responded after
         ``timeout``.
         """
-        self._hold.check()
+        self._agent.check(self._hold)
         limit = None if timeout is None else milliseconds(timeout, "timeout") / 1_000
-        request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
+        request = Call(self._agent, {"op": "renew", "hold": self._hold.number})
         if not request.arrives_within(limit):
-            request.pending.abandon()
+            request.abandon()
             raise StoreError("the store did not respond before the time limit", "unavailable")
         with self._lost_if_refused():
             expect(request.next(), "renewed")
-        self._hold.check()
+        self._agent.check(self._hold)
 
     def release(self, cooldown: Duration | None = None) -> bool:
         """Releases the lock. Returns whether it was held until now.
 
         With ``cooldown``, the lock is not granted again before this time has passed since it was granted.
         """
-        hold = self._hold
-        hold.agent.forbid_forked()
+        agent, hold = self._agent, self._hold
+        agent.forbid_forked()
         fields: Message = {"op": "release", "hold": hold.number}
         if cooldown is not None:
             fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
-        with hold.agent.lock:
-            hold.remaining()  # Finds a loss that was not noticed yet.
-            if not hold.end():
+        with agent.lock:
+            agent.remaining(hold)  # Finds a loss that was not noticed yet.
+            if not agent.end(hold):
                 return False
-            request = Call(hold.agent, fields)
+            request = Call(agent, fields)
         return was_held(request.next(ANSWER_TIMEOUT), "released")
 
     def ticket(self) -> str:
         """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
-        hold = self._hold
-        hold.check()
-        with hold.agent.lock:
-            if not hold.end():
-                hold.check()
-            request = Call(hold.agent, {"op": "ticket", "hold": hold.number})
+        agent, hold = self._agent, self._hold
+        agent.check(hold)
+        with agent.lock:
+            if not agent.end(hold):
+                agent.check(hold)
+            request = Call(agent, {"op": "ticket", "hold": hold.number})
         return str(expect(request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     def __enter__(self) -> Guard:
@@ -79,12 +79,12 @@ class Guard(BaseGuard):
         self._leave(error is None)
 
     def _leave(self, completed: bool, cooldown: Duration | None = None) -> None:
-        if self._hold.agent.is_forked():
+        if self._agent.is_forked():
             return  # The lock is the parent's.
         if completed and self._hold.loss is None and self._hold.is_over:
             return  # The body has released it.
         if completed:
-            self._hold.check()
+            self._agent.check(self._hold)
         try:
             released = self.release(cooldown)
         except StoreError as failed:
@@ -144,7 +144,7 @@ class Lock(BaseLock[Guard]):
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
         limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
-        return Guard(hold_of(request))
+        return Guard(request.agent, hold_of(request))
 
     # The shape of threading.Lock.
 
@@ -252,4 +252,4 @@ class Election(Lock):
             while True:
                 yield Leader.of(expect(request.next(), "leader"))
         finally:
-            request.pending.abandon()
+            request.abandon()

@@ -52,7 +52,7 @@ class Object:
             try:
                 content = change(decoded(message))
             except BaseException:
-                request.pending.abandon()
+                request.abandon()
                 raise
             answer = {"op": "answer", "request": request.pending.id, "content": encoded(content)}
             Call(request.agent, answer).next(ANSWER_TIMEOUT)

@@ -45,7 +45,7 @@ class Once(Generic[T]):
         if message["ev"] == "already_ran":
             return AlreadyRan.of(message)
         expect(message, "held")
-        return Guard(hold_of(request))
+        return Guard(request.agent, hold_of(request))
 
 
 class OnceDecorator:

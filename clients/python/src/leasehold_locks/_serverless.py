@@ -56,7 +56,7 @@ def _release_all() -> list[str]:
         # Their guards were garbage collected: their release was sent, but its response was not awaited.
         names = list(agent.collected)
         agent.collected.clear()
-        held = [hold for hold in agent.holds() if hold.end()]
+        held = [hold for hold in agent.holds() if agent.end(hold)]
         calls = [Call(agent, {"op": "release", "hold": hold.number}) for hold in held]
     for call in calls:
         with contextlib.suppress(StoreError):  # The lock then ends with its lease.

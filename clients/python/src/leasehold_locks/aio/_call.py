@@ -22,7 +22,7 @@ class Call:
         self._loop = asyncio.get_running_loop()
         self._outcomes: asyncio.Queue[Message | LeaseholdError] = asyncio.Queue()
         self.agent = agent
-        self.pending = Pending(agent, str(fields["op"]), self._deliver)
+        self.pending = Pending(str(fields["op"]), self._deliver)
         agent.request(self.pending, fields)
 
     def __del__(self) -> None:
@@ -30,6 +30,10 @@ class Call:
         pending = getattr(self, "pending", None)
         if pending is not None:
             self.agent.drop_unguarded(pending)
+
+    def abandon(self) -> None:
+        """Gives the request up. If it was granted a lock, or will be, the lock is released."""
+        self.agent.abandon(self.pending)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
         # The loop may have ended, and with it everybody who waits.
@@ -48,7 +52,7 @@ class Call:
         try:
             outcome = await self._outcomes.get()
         except BaseException:
-            self.pending.abandon()
+            self.abandon()
             raise
         finally:
             if timer is not None:

@@ -45,7 +45,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
                 for name in message["names"]:
                     yield name
         finally:
-            request.pending.abandon()
+            request.abandon()
 
     async def wait_free(self, name: str, timeout: Duration | None = None) -> None:
         """Waits until the lock is free, without acquiring it. Raises :class:`LockHeld` after ``timeout``."""
@@ -76,7 +76,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         """Renews the lock of a ticket, and keeps it from now on."""
         request = await begin(self._request("resume", ticket=ticket))
         expect(await request.next(ANSWER_TIMEOUT), "held")
-        return Guard(hold_of(request))
+        return Guard(request.agent, hold_of(request))
 
     async def renew_ticket(self, ticket: str) -> float:
         """Renews the lock of a ticket once. Returns for how many seconds it is certain to be held."""

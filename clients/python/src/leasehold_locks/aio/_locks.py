@@ -31,35 +31,35 @@ class Guard(BaseGuard):
 
     async def confirm(self) -> None:
         """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped."""
-        self._hold.check()
-        request = Call(self._hold.agent, {"op": "renew", "hold": self._hold.number})
+        self._agent.check(self._hold)
+        request = Call(self._agent, {"op": "renew", "hold": self._hold.number})
         with self._lost_if_refused():
             expect(await request.next(), "renewed")
-        self._hold.check()
+        self._agent.check(self._hold)
 
     async def release(self, cooldown: Duration | None = None) -> bool:
         """Releases the lock. Returns whether it was held until now. If this is cancelled, the release goes on."""
-        hold = self._hold
-        hold.agent.forbid_forked()
+        agent, hold = self._agent, self._hold
+        agent.forbid_forked()
         fields: Message = {"op": "release", "hold": hold.number}
         if cooldown is not None:
             fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
-        with hold.agent.lock:
-            hold.remaining()  # Finds a loss that was not noticed yet.
-            if not hold.end():
+        with agent.lock:
+            agent.remaining(hold)  # Finds a loss that was not noticed yet.
+            if not agent.end(hold):
                 return False
             # Sent here, before this waits for anything.
-            request = Call(hold.agent, fields)
+            request = Call(agent, fields)
         return was_held(await request.next(ANSWER_TIMEOUT), "released")
 
     async def ticket(self) -> str:
         """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
-        hold = self._hold
-        hold.check()
-        with hold.agent.lock:
-            if not hold.end():
-                hold.check()
-            request = Call(hold.agent, {"op": "ticket", "hold": hold.number})
+        agent, hold = self._agent, self._hold
+        agent.check(hold)
+        with agent.lock:
+            if not agent.end(hold):
+                agent.check(hold)
+            request = Call(agent, {"op": "ticket", "hold": hold.number})
         return str(expect(await request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     async def __aenter__(self) -> Guard:
@@ -79,7 +79,7 @@ class Guard(BaseGuard):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._cancel)
 
-        self._hold.listen(tell)
+        self._agent.listen(self._hold, tell)
 
     def _cancel(self) -> None:
         # Not after the body: the task may do something else by now.
@@ -94,7 +94,7 @@ class Guard(BaseGuard):
 
     async def _leave(self, error: BaseException | None, cooldown: Duration | None = None) -> None:
         task, self._task = self._task, None
-        if self._hold.agent.is_forked():
+        if self._agent.is_forked():
             return  # The lock is the parent's.
         if self._cancelled_by_loss and task is not None:
             self._cancelled_by_loss = False
@@ -105,7 +105,7 @@ class Guard(BaseGuard):
         if completed and self._hold.loss is None and self._hold.is_over:
             return  # The body has released it.
         if completed:
-            self._hold.check()
+            self._agent.check(self._hold)
         try:
             released = await self.release(cooldown)
         except StoreError as failed:
@@ -118,7 +118,7 @@ class Guard(BaseGuard):
 
     def _raise_loss(self, cause: BaseException) -> None:
         try:
-            self._hold.check()
+            self._agent.check(self._hold)
         except LockLost as loss:
             raise loss from cause
 
@@ -170,7 +170,7 @@ class Lock(BaseLock[Guard]):
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
         limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
         expect(await request.next(limit), "held")
-        return Guard(hold_of(request))
+        return Guard(request.agent, hold_of(request))
 
     # The shape of asyncio.Lock.
 
@@ -235,4 +235,4 @@ class Election(Lock):
             while True:
                 yield Leader.of(expect(await request.next(), "leader"))
         finally:
-            request.pending.abandon()
+            request.abandon()

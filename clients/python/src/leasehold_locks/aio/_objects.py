@@ -51,7 +51,7 @@ class Object:
             try:
                 content = await change(decoded(message))
             except BaseException:
-                request.pending.abandon()
+                request.abandon()
                 raise
             answer = {"op": "answer", "request": request.pending.id, "content": encoded(content)}
             await Call(request.agent, answer).next(ANSWER_TIMEOUT)

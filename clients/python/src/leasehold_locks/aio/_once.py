@@ -33,7 +33,7 @@ class Once(Generic[T]):
         if message["ev"] == "already_ran":
             return AlreadyRan.of(message)
         expect(message, "held")
-        guard = Guard(hold_of(request))
+        guard = Guard(request.agent, hold_of(request))
         guard._enter()
         try:
             value = await job()
