@@ -144,7 +144,8 @@ export class Guard implements AsyncDisposable {
     this.check();
     const hold = this.#hold;
     this.#agent.finish(hold);
-    this.#released = Promise.resolve(false);
+    // It was held until now: work that ends with a ticket has lost nothing.
+    this.#released = Promise.resolve(true);
     const { message } = await this.#agent.call("ticket", { hold: hold.id });
     return string(message["ticket"]);
   }

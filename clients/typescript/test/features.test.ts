@@ -99,6 +99,12 @@ test("a ticket passes a lock on", async (t) => {
   await (await locker.acquire("x", { wait: "30s" })).release();
 });
 
+test("work may hand its lock on as a ticket", async (t) => {
+  const locker = await opened(t);
+  const ticket = await locker.lock("x", { ttl: "1m" }).using((_, guard) => guard.ticket());
+  assert.equal(await locker.releaseTicket(ticket), true);
+});
+
 test("locks are listed, shown, awaited, evicted and swept", async (t) => {
   const locker = await opened(t);
   assert.equal((await locker.status("builds/1")).state, "free");
