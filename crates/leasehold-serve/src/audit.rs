@@ -20,7 +20,14 @@ pub(crate) struct Audit(Mutex<Log>);
 #[derive(Debug)]
 struct Log {
     file: File,
-    /// Whether it ends with a part of a line, which a full disk or a crash has left.
+    /// `None` after an error: it must be read.
+    end: Option<End>,
+}
+
+/// The end of a log.
+#[derive(Debug)]
+struct End {
+    /// Whether it is a part of a line, which a full disk or a crash has left.
     is_torn: bool,
     /// The SHA-256 of the last line; empty if there is none.
     last: String,
@@ -48,6 +55,36 @@ impl Audit {
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
+        let end = Some(End::read(&mut file)?);
+        Ok(Self(Mutex::new(Log { file, end })))
+    }
+
+    /// Appends what `principal` did.
+    pub(crate) fn record(&self, event: &FeedEvent, principal: &str) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = log.append(event, principal) {
+            tracing::error!(%error, "the audit log cannot be written");
+        }
+    }
+}
+
+impl Log {
+    fn append(&mut self, event: &FeedEvent, principal: &str) -> io::Result<()> {
+        let end = match self.end.take() {
+            Some(end) => end,
+            None => End::read(&mut self.file)?,
+        };
+        let line = serde_json::to_string(&Line { event, principal, previous: &end.last })?;
+        let begin = if end.is_torn { "\n" } else { "" };
+        // In one piece, so that no part of a line is left behind by another writer.
+        self.file.write_all(format!("{begin}{line}\n").as_bytes())?;
+        self.end = Some(End { is_torn: false, last: digest(line.as_bytes()) });
+        Ok(())
+    }
+}
+
+impl End {
+    fn read(file: &mut File) -> io::Result<Self> {
         let from = file.seek(SeekFrom::End(0))?.saturating_sub(END);
         file.seek(SeekFrom::Start(from))?;
         let mut text = Vec::new();
@@ -55,24 +92,7 @@ impl Audit {
         let lines = text.trim_ascii_end();
         let last = lines.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
         let last = if last.is_empty() { String::new() } else { digest(last) };
-        let is_torn = text.last().is_some_and(|byte| *byte != b'\n');
-        Ok(Self(Mutex::new(Log { file, is_torn, last })))
-    }
-
-    /// Appends what `principal` did.
-    pub(crate) fn record(&self, event: &FeedEvent, principal: &str) {
-        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let begin = if log.is_torn { "\n" } else { "" };
-        let line = Line { event, principal, previous: &log.last };
-        let written = serde_json::to_string(&line).map_err(io::Error::other).and_then(|line| {
-            // In one piece, so that no part of a line is left behind by another writer.
-            log.file.write_all(format!("{begin}{line}\n").as_bytes()).map(|()| digest(line.as_bytes()))
-        });
-        log.is_torn = written.is_err();
-        match written {
-            Ok(digest) => log.last = digest,
-            Err(error) => tracing::error!(%error, "the audit log cannot be written"),
-        }
+        Ok(Self { is_torn: text.last().is_some_and(|byte| *byte != b'\n'), last })
     }
 }
 
@@ -105,18 +125,27 @@ mod tests {
 
     #[test]
     fn a_part_of_a_line_spoils_no_other_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.jsonl");
         let name = LockName::new("x").unwrap();
-        let record = || Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), "ci");
-        record();
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"type\":").unwrap();
-        record();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!((lines.len(), lines[1]), (3, "{\"type\":"));
-        let last: Value = serde_json::from_str(lines[2]).unwrap();
-        assert_eq!(last["previous"], digest(lines[1].as_bytes()), "no line can be removed unnoticed");
+        let record = |audit: &Audit| audit.record(&FeedEvent::new("acquired", &name), "ci");
+        for is_opened_again in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("audit.jsonl");
+            let mut audit = Audit::open(&path).unwrap();
+            record(&audit);
+            OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"type\":").unwrap();
+            if is_opened_again {
+                audit = Audit::open(&path).unwrap();
+            } else {
+                // As after the error of that write.
+                audit.0.lock().unwrap().end = None;
+            }
+            record(&audit);
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines.len(), lines[1]), (3, "{\"type\":"));
+            let last: Value = serde_json::from_str(lines[2]).unwrap();
+            assert_eq!(last["previous"], digest(lines[1].as_bytes()), "no line can be removed unnoticed");
+        }
     }
 
     #[test]
@@ -125,7 +154,10 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let long = "x".repeat(2 * usize::try_from(END).unwrap());
         std::fs::write(&path, format!("{long}\n{{\"last\":1}}\n")).unwrap();
-        assert_eq!(Audit::open(&path).unwrap().0.lock().unwrap().last, digest(b"{\"last\":1}"));
+        assert_eq!(
+            Audit::open(&path).unwrap().0.lock().unwrap().end.as_ref().unwrap().last,
+            digest(b"{\"last\":1}")
+        );
     }
 
     #[test]

@@ -159,9 +159,7 @@ impl Feed {
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
         let look = self.look(name).await?;
         let detail = look.detail.clone();
-        if self.known().watches(name) {
-            self.record(name, look);
-        }
+        self.record(name, look);
         Ok(detail)
     }
 
@@ -178,14 +176,12 @@ impl Feed {
         Ok(names)
     }
 
-    /// The locks under `prefixes` as they were seen lately; `None` if one of them is not watched.
-    pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<Look>> {
+    /// The locks under `prefixes`; `None` if those of one prefix are not watched. A lock without a look has changed since it
+    /// was seen, or was not seen yet.
+    pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<(LockName, Option<Look>)>> {
         let known = self.known();
-        prefixes
-            .iter()
-            .map(|prefix| known.under(prefix))
-            .collect::<Option<Vec<_>>>()
-            .map(|looks| looks.concat())
+        let seen: Option<Vec<_>> = prefixes.iter().map(|prefix| known.under(prefix)).collect();
+        seen.map(|seen| seen.concat())
     }
 
     /// The lock `name` as it was seen lately; `None` if it is not watched.
@@ -205,7 +201,7 @@ impl Feed {
             && self.viewers() > 0
             && let Ok(name) = LockName::new(&event.lock)
         {
-            self.known().changed(name);
+            self.known().changed(name, self.locker.store().env().now());
         }
         let mut recent = self.recent();
         recent.last += 1;
@@ -301,20 +297,29 @@ impl Feed {
     }
 
     async fn list(&self, prefix: &str) {
-        let names = match self.names(prefix, MOST_LOCKS).await {
+        let began = self.locker.store().env().now();
+        let mut names = match self.names(prefix, MOST_LOCKS + 1).await {
             Ok(names) => names,
-            Err(error) => return self.note(Some(error.to_string())),
+            Err(error) => {
+                self.known().not_listed(prefix, self.locker.store().env().now());
+                return self.note(Some(error.to_string()));
+            }
         };
-        let gone = self.known().list(prefix, names, self.locker.store().env().now());
-        for name in &gone {
+        self.note(None);
+        let is_complete = names.len() <= MOST_LOCKS;
+        names.truncate(MOST_LOCKS);
+        let mut known = self.known();
+        for name in &known.list(prefix, names, is_complete, began) {
             self.show(FeedEvent::new("gone", name));
         }
     }
 
-    /// Records how a lock looked, and notifies viewers.
+    /// Records how a lock looked, and notifies viewers, if the lock is watched.
     fn record(&self, name: &LockName, look: Look) {
         let (view, at) = (look.detail.lock.clone(), look.at);
-        let Some(has_changed) = self.known().record(name, look) else { return };
+        // Locked until the event is sent, so that viewers get the looks in order.
+        let mut known = self.known();
+        let Some(has_changed) = known.record(name, look) else { return };
         let kind = if has_changed { "lock" } else { "look" };
         let event = FeedEvent {
             token: view.token,

@@ -1,5 +1,6 @@
 //! Whether the store responds, for probes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::{Moment, timeout};
@@ -12,12 +13,19 @@ const LIMIT: Duration = Duration::from_secs(3);
 const RECENT: Duration = Duration::from_secs(1);
 
 /// Whether the store responded lately, and if not, why. Locked while a check is under way.
-#[derive(Debug, Default)]
-pub(crate) struct Readiness(Mutex<Option<(Moment, Result<(), String>)>>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readiness(Arc<Mutex<Option<(Moment, Result<(), String>)>>>);
 
 impl Readiness {
     /// Whether the store of `locker` responds.
     pub(crate) async fn check(&self, locker: &Locker) -> Result<(), String> {
+        let (readiness, locker) = (self.clone(), locker.clone());
+        // In a task, so that the next probe gets the result even if this one has been given up.
+        let checked = tokio::spawn(async move { readiness.checked(&locker).await }).await;
+        checked.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    async fn checked(&self, locker: &Locker) -> Result<(), String> {
         let env = locker.store().env();
         let mut last = self.0.lock().await;
         if let Some((at, result)) = &*last
@@ -40,8 +48,7 @@ impl Readiness {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
+    use futures_util::FutureExt as _;
     use leasehold::clock::TestClock;
     use leasehold::env::Env;
     use leasehold::lease::StoreOptions;
@@ -61,5 +68,18 @@ mod tests {
         locker.store().env().sleep(RECENT).await;
         readiness.check(locker).await.unwrap();
         assert_eq!(feed.meter().total(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probes_that_are_given_up_share_a_request_too() {
+        let mut options = StoreOptions::default();
+        options.env = Env::seeded(Arc::new(TestClock::default()), 1);
+        let feed = Feed::new(&Locker::open_with("mem:", options).await.unwrap());
+        let (readiness, locker) = (Readiness::default(), feed.locker());
+        for _ in 0..100 {
+            assert!(readiness.check(locker).now_or_never().is_none());
+        }
+        readiness.check(locker).await.unwrap();
+        assert_eq!(feed.meter().total(), 1);
     }
 }

@@ -293,23 +293,6 @@ fn the_end_of_stdin_releases_all_locks_and_withdraws_requests() {
     }
 }
 
-/// The store responds after the time that withdrawn requests get, and before the agent gives up.
-#[test]
-fn the_end_of_stdin_leaves_a_release_its_time() {
-    let sandbox = Sandbox::new();
-    let mut agent = Agent::greeted(&sandbox);
-    let hold = agent.hold("x");
-    let cut_off = sandbox.cut_off();
-    let release = agent.send(json!({ "op": "release", "hold": hold }));
-    drop(agent.stdin.take());
-    // Its request is cancelled when the agent begins to end.
-    assert_error(&agent.await_for("id", release), "cancelled", "");
-    std::process::Command::new("sleep").arg("1").status().unwrap();
-    drop(cut_off);
-    assert_eq!(agent.process.wait().unwrap().code(), Some(0));
-    sandbox.run("run -n x -- true").expect(0);
-}
-
 #[test]
 fn the_end_of_the_host_ends_the_agent() {
     let sandbox = Sandbox::new();

@@ -1,6 +1,7 @@
 //! What the server has seen of the locks that viewers look at, and which lock it looks at next.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::time::Duration;
 
 use leasehold::LockName;
@@ -31,22 +32,34 @@ pub(crate) struct Look {
 pub(super) struct Known {
     /// The prefixes that viewers look at, and how many viewers each has.
     interests: HashMap<String, usize>,
-    /// `None` for a lock that is not seen yet.
-    looks: BTreeMap<LockName, Option<Look>>,
     /// The prefixes whose names are listed.
     listed: BTreeMap<String, Listing>,
-    /// Locks that this server has changed, and names that are new.
-    urgent: VecDeque<LockName>,
+    locks: BTreeMap<LockName, Watched>,
     /// Which kind of step is next.
     turn: usize,
+    /// The lock with an announced change that was looked at last.
+    last_due: Option<LockName>,
     /// Why the store did not respond to the latest request.
     trouble: Option<String>,
+}
+
+/// A lock that viewers look at.
+#[derive(Debug, Default)]
+struct Watched {
+    /// `None` if it is not seen yet.
+    look: Option<Look>,
+    /// Since when viewers are to get the next look as a change: this server has changed the lock, or its name is new.
+    due: Option<Moment>,
 }
 
 /// The latest listing of the names that begin with a prefix.
 #[derive(Clone, Copy, Debug)]
 struct Listing {
     at: Moment,
+    /// The time until the next one.
+    pause: Duration,
+    /// Whether it has all names, and not the first [`MOST_LOCKS`] alone.
+    is_complete: bool,
     /// Whether these locks are watched. If not, there are too many others.
     is_watched: bool,
 }
@@ -74,10 +87,15 @@ impl Known {
             return;
         }
         self.interests.remove(prefix);
-        self.listed.remove(prefix);
         let interests = &self.interests;
+        if let Some(listing) = self.listed.remove(prefix).filter(Listing::has_all) {
+            // The longer prefixes were listed with it.
+            for other in interests.keys().filter(|other| other.starts_with(prefix)) {
+                self.listed.entry(other.clone()).or_insert(listing);
+            }
+        }
         let is_wanted = |name: &str| interests.keys().any(|other| name.starts_with(&**other));
-        self.looks.retain(|name, _| !name.as_str().starts_with(prefix) || is_wanted(name.as_str()));
+        self.locks.retain(|name, _| !name.as_str().starts_with(prefix) || is_wanted(name.as_str()));
     }
 
     /// Forgets what was seen.
@@ -86,60 +104,80 @@ impl Known {
     }
 
     /// This server has changed the lock `name`.
-    pub(super) fn changed(&mut self, name: LockName) {
-        if self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix)) {
-            self.urge(name);
+    pub(super) fn changed(&mut self, name: LockName, now: Moment) {
+        let is_wanted = self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
+        let has_room = self.locks.len() < MOST_WATCHED || self.locks.contains_key(&name);
+        if is_wanted && has_room {
+            self.locks.entry(name).or_default().due = Some(now);
         }
     }
 
-    /// If there are too many, the name is seen later: at its turn, or as a new one at the next listing.
-    fn urge(&mut self, name: LockName) {
-        if self.urgent.len() < MOST_LOCKS && !self.urgent.contains(&name) {
-            self.urgent.push_back(name);
+    /// Records a listing that began at `began`: the `names` that begin with `prefix`, all of them if it `is_complete`.
+    /// Returns those that are gone since an earlier listing.
+    pub(super) fn list(
+        &mut self,
+        prefix: &str,
+        names: Vec<LockName>,
+        is_complete: bool,
+        began: Moment,
+    ) -> Vec<LockName> {
+        if !self.interests.contains_key(prefix) {
+            return Vec::new();
         }
-    }
-
-    /// Records the `names` that begin with `prefix`. Returns those that are gone since the last listing.
-    pub(super) fn list(&mut self, prefix: &str, names: Vec<LockName>, now: Moment) -> Vec<LockName> {
-        let was_watched = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
         let names: BTreeSet<LockName> = names.into_iter().collect();
-        let is_gone = |name: &LockName| name.as_str().starts_with(prefix) && !names.contains(name);
-        let mut gone: Vec<LockName> = self.looks.keys().filter(|name| is_gone(name)).cloned().collect();
-        for name in &gone {
-            self.looks.remove(name);
+        let mut gone = Vec::new();
+        if is_complete {
+            let is_gone = |name: &LockName, watched: &Watched| {
+                let was_seen_since = watched.look.as_ref().is_some_and(|look| is_later(look.at, began))
+                    || watched.due.is_some();
+                name.as_str().starts_with(prefix) && !names.contains(name) && !was_seen_since
+            };
+            gone = self
+                .locks
+                .extract_if(.., |name, watched| is_gone(name, watched))
+                .map(|(name, _)| name)
+                .collect();
+            gone.retain(|name| self.is_listed(name));
         }
-        if !was_watched {
-            gone.clear();
-        }
-        let new: Vec<LockName> = names.into_iter().filter(|name| !self.looks.contains_key(name)).collect();
-        let is_watched = self.looks.len() + new.len() <= MOST_WATCHED;
-        for name in new {
-            match (is_watched, was_watched) {
-                // Viewers get it as a change.
-                (true, true) => self.urge(name),
-                (true, false) => drop(self.looks.insert(name, None)),
-                (false, _) => {}
+        let new: Vec<LockName> = names.into_iter().filter(|name| !self.locks.contains_key(name)).collect();
+        let is_watched = self.locks.len() + new.len() <= MOST_WATCHED;
+        if is_watched {
+            for name in new {
+                // It was not there at the listing before.
+                let due = self.is_listed(&name).then_some(began);
+                self.locks.insert(name, Watched { look: None, due });
             }
         }
-        self.listed.insert(prefix.to_owned(), Listing { at: now, is_watched });
+        self.listed.insert(prefix.to_owned(), Listing { at: began, pause: LIST, is_complete, is_watched });
         gone
     }
 
-    /// Records how the lock `name` looked. Returns whether it has changed; `None` if a later look is known.
+    /// The names that begin with `prefix` could not be listed.
+    pub(super) fn not_listed(&mut self, prefix: &str, now: Moment) {
+        let none = Listing { at: now, pause: SHORTEST, is_complete: false, is_watched: false };
+        let listing = self.listed.entry(prefix.to_owned()).or_insert(none);
+        (listing.at, listing.pause) = (now, SHORTEST);
+    }
+
+    /// Whether an earlier listing would have had the name.
+    fn is_listed(&self, name: &LockName) -> bool {
+        self.listed
+            .iter()
+            .any(|(prefix, listing)| listing.has_all() && name.as_str().starts_with(prefix.as_str()))
+    }
+
+    /// Records how the lock `name` looked. Returns whether it has changed; `None` if the lock is not watched, or if a later
+    /// state is known.
     pub(super) fn record(&mut self, name: &LockName, look: Look) -> Option<bool> {
-        let before = self.looks.get(name);
-        if let Some(Some(before)) = before
-            && !before.at.shortest_since(look.at).is_zero()
-        {
+        let watched = self.locks.get_mut(name)?;
+        let is_old = |at: Moment| is_later(at, look.at);
+        if watched.due.is_some_and(is_old) || watched.look.as_ref().is_some_and(|before| is_old(before.at)) {
             return None;
         }
-        let has_changed = match before {
-            Some(Some(before)) => before.detail.lock.version() != look.detail.lock.version(),
-            Some(None) => false,
-            // This server has just learned of it, by changing it or by a listing.
-            None => true,
-        };
-        self.looks.insert(name.clone(), Some(look));
+        let before = watched.look.as_ref().map(|before| before.detail.lock.version());
+        let has_changed =
+            watched.due.take().is_some() || before.is_some_and(|before| before != look.detail.lock.version());
+        watched.look = Some(look);
         Some(has_changed)
     }
 
@@ -148,34 +186,30 @@ impl Known {
         std::mem::replace(&mut self.trouble, trouble).is_none()
     }
 
-    /// Whether the lock `name` is watched.
-    pub(super) fn watches(&self, name: &LockName) -> bool {
-        self.looks.contains_key(name)
-    }
-
     /// Whether the names that begin with `prefix` are listed and watched.
     fn covers(&self, prefix: &str) -> bool {
-        let covers = |(listed, listing): (&String, &Listing)| {
-            listing.is_watched && prefix.starts_with(listed.as_str())
-        };
-        self.trouble.is_none() && self.listed.iter().any(covers)
+        let is_listed = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
+        let covers =
+            |(listed, listing): (&String, &Listing)| listing.has_all() && prefix.starts_with(listed.as_str());
+        self.trouble.is_none() && (is_listed || self.listed.iter().any(covers))
     }
 
-    /// The locks whose names begin with `prefix`, if each of them was seen.
-    pub(super) fn under(&self, prefix: &str) -> Option<Vec<Look>> {
+    /// The locks whose names begin with `prefix`; `None` if they are not watched. A lock without a look has changed since,
+    /// or was not seen yet.
+    pub(super) fn under(&self, prefix: &str) -> Option<Vec<(LockName, Option<Look>)>> {
         if !self.covers(prefix) {
             return None;
         }
-        let under = self.looks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
-        under.map(|(_, look)| look.clone()).collect()
+        let under = self.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
+        Some(under.map(|(name, watched)| (name.clone(), watched.latest())).collect())
     }
 
-    /// The lock `name`, if it was seen.
+    /// The lock `name`, if it was seen and has not changed since.
     pub(super) fn one(&self, name: &LockName) -> Option<Look> {
         if self.trouble.is_some() {
             return None;
         }
-        self.looks.get(name)?.clone()
+        self.locks.get(name)?.latest()
     }
 
     /// The next request to the store. The three kinds take turns, so that none of them keeps the others waiting.
@@ -184,37 +218,73 @@ impl Known {
             self.turn = (self.turn + 1) % 3;
             match self.turn {
                 1 => self.unlisted(now).map(Step::List),
-                2 => self.urgent.pop_front().map(Step::Look),
+                2 => self.due().map(Step::Look),
                 _ => self.outdated(now).map(Step::Look),
             }
         })
     }
 
-    /// The prefix whose listing is missing, or the oldest one that is too old. Prefixes that another one covers are not
-    /// listed.
+    /// The prefix whose listing is missing, or the oldest one that is too old. Prefixes that are listed with another one are
+    /// not listed.
     fn unlisted(&self, now: Moment) -> Option<String> {
-        let is_covered =
-            |prefix: &str| self.interests.keys().any(|other| other != prefix && prefix.starts_with(&**other));
-        let age = |prefix: &String| {
-            self.listed.get(prefix).map_or(Duration::MAX, |listing| now.longest_since(listing.at))
+        let covers = |other: &String, prefix: &str| {
+            other != prefix
+                && prefix.starts_with(other.as_str())
+                && self.listed.get(other).is_none_or(Listing::has_all)
         };
-        let due = self.interests.keys().map(|prefix| (age(prefix), prefix)).filter(|(age, _)| *age >= LIST);
-        due.filter(|(_, prefix)| !is_covered(prefix)).max().map(|(_, prefix)| prefix.clone())
+        let overdue = self.interests.keys().filter_map(|prefix| {
+            let Some(listing) = self.listed.get(prefix) else { return Some((Duration::MAX, prefix)) };
+            let age = now.longest_since(listing.at);
+            (age >= listing.pause).then_some((age, prefix))
+        });
+        let own = overdue.filter(|(_, prefix)| !self.interests.keys().any(|other| covers(other, prefix)));
+        own.max().map(|(_, prefix)| prefix.clone())
+    }
+
+    /// A lock whose next look is a change. They take turns.
+    fn due(&mut self) -> Option<LockName> {
+        let due = |range: (Bound<&LockName>, Bound<&LockName>)| {
+            self.locks.range::<LockName, _>(range).find(|(_, watched)| watched.due.is_some())
+        };
+        let begin = self.last_due.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = due((begin, Bound::Unbounded)).or_else(|| due((Bound::Unbounded, Bound::Unbounded)));
+        let name = next.map(|(name, _)| name.clone())?;
+        self.last_due = Some(name.clone());
+        Some(name)
     }
 
     /// A lock that was not seen yet, or the most outdated one.
     fn outdated(&self, now: Moment) -> Option<LockName> {
-        if let Some((name, _)) = self.looks.iter().find(|(_, look)| look.is_none()) {
+        let known = || self.locks.iter().filter(|(_, watched)| watched.due.is_none());
+        if let Some((name, _)) = known().find(|(_, watched)| watched.look.is_none()) {
             return Some(name.clone());
         }
-        let outdated = self.looks.iter().filter_map(|(name, look)| {
-            let look = look.as_ref()?;
+        let outdated = known().filter_map(|(name, watched)| {
+            let look = watched.look.as_ref()?;
             let age = now.longest_since(look.at);
             (age >= SHORTEST).then(|| (name, age.as_secs_f64() / stale_after(&look.detail).as_secs_f64()))
         });
         let most = outdated.max_by(|(_, one), (_, other)| one.total_cmp(other));
         most.map(|(name, _)| name.clone())
     }
+}
+
+impl Watched {
+    fn latest(&self) -> Option<Look> {
+        self.look.clone().filter(|_| self.due.is_none())
+    }
+}
+
+impl Listing {
+    /// Whether all locks whose names begin with the prefix are known and watched.
+    fn has_all(&self) -> bool {
+        self.is_complete && self.is_watched
+    }
+}
+
+/// Whether `one` is later than `other` by both clocks.
+fn is_later(one: Moment, other: Moment) -> bool {
+    !one.shortest_since(other).is_zero()
 }
 
 /// A lease that ends soon is renewed soon, or the lock is free soon.
@@ -233,7 +303,7 @@ mod tests {
         Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed())
     }
 
-    fn look(name: &str, lapses_within_ms: u64, at: Moment) -> (LockName, Option<Look>) {
+    fn look(name: &str, lapses_within_ms: u64, at: Moment) -> Look {
         let held = HolderView { lapses_within_ms: Some(lapses_within_ms), ..HolderView::default() };
         let lock = LockView {
             lock: name.to_owned(),
@@ -242,7 +312,7 @@ mod tests {
             held: Some(held),
             waiters: Vec::new(),
         };
-        (LockName::new(name).unwrap(), Some(Look { detail: LockDetail { lock, history: Vec::new() }, at }))
+        Look { detail: LockDetail { lock, history: Vec::new() }, at }
     }
 
     fn name(text: &str) -> LockName {
@@ -253,86 +323,61 @@ mod tests {
         texts.iter().map(|text| name(text)).collect()
     }
 
-    /// A viewer of `prefix`, under which these locks were seen.
-    fn seen(prefix: &str, looks: impl IntoIterator<Item = (LockName, Option<Look>)>, now: Moment) -> Known {
-        let mut known = Known { looks: looks.into_iter().collect(), ..Known::default() };
+    fn list(prefix: &str) -> Option<Step> {
+        Some(Step::List(prefix.to_owned()))
+    }
+
+    /// A viewer of `prefix`, which has these locks: their names, when their leases end, and when they were seen.
+    fn viewed(prefix: &str, locks: &[(&str, u64, u64)]) -> Known {
+        let mut known = Known::default();
         known.join(prefix);
-        known.list(prefix, known.looks.keys().cloned().collect(), now);
+        known.list(prefix, names(&locks.iter().map(|(name, ..)| *name).collect::<Vec<_>>()), true, at(0));
+        for (text, lapses_within_ms, seen) in locks {
+            assert_eq!(known.record(&name(text), look(text, *lapses_within_ms, at(*seen))), Some(false));
+        }
         known
     }
 
     #[test]
     fn the_most_outdated_lock_is_next() {
-        let mut known = seen("", [look("a", 30_000, at(0)), look("b", 4_000, at(1))], at(0));
+        let mut known = viewed("", &[("a", 30_000, 0), ("b", 4_000, 1)]);
         let lock = |text: &str| Some(Step::Look(name(text)));
         assert_eq!(known.next(at(2)), lock("a"), "`b` was seen less than two seconds ago");
         assert_eq!(known.next(at(5)), lock("b"), "its lease ends soon");
         assert_eq!(known.next(at(1)), None);
-        known.looks.insert(name("c"), None);
+        known.join("c");
+        known.list("c", names(&["c"]), true, at(5));
         assert_eq!(known.next(at(5)), lock("c"), "it was not seen yet");
     }
 
     #[test]
     fn changes_listings_and_outdated_locks_take_turns() {
-        let mut known = seen("", [look("a", 1, at(0))], at(0));
+        let mut known = viewed("", &[("a", 1, 0)]);
         for number in 0..10 {
-            known.changed(name(&format!("changed-{number}")));
+            known.changed(name(&format!("changed-{number}")), at(1));
         }
-        let steps: Vec<_> = (0..6).map(|_| known.next(at(60)).unwrap()).collect();
-        let count = |is_of: fn(&Step) -> bool| steps.iter().filter(|step| is_of(step)).count();
-        assert_eq!(count(|step| *step == Step::List(String::new())), 2);
-        assert_eq!(count(|step| matches!(step, Step::Look(name) if name.as_str() == "a")), 2);
-        assert_eq!(count(|step| matches!(step, Step::Look(name) if name.as_str() != "a")), 2);
-    }
-
-    #[test]
-    fn changes_that_wait_are_limited() {
-        let mut known = seen("", [], at(0));
-        for number in 0..3 * MOST_LOCKS {
-            known.changed(name(&format!("changed-{number}")));
+        let steps: Vec<_> = (0..9).map(|_| known.next(at(60)).unwrap()).collect();
+        let count = |wanted: &dyn Fn(&Step) -> bool| steps.iter().filter(|step| wanted(step)).count();
+        assert_eq!(count(&|step| *step == Step::List(String::new())), 3);
+        assert_eq!(count(&|step| *step == Step::Look(name("a"))), 3);
+        for number in 0..3 {
+            let changed = Step::Look(name(&format!("changed-{number}")));
+            assert_eq!(count(&|step| *step == changed), 1, "they take turns too");
         }
-        assert_eq!(known.urgent.len(), MOST_LOCKS);
-        known.urgent.clear();
-        known.changed(name("a"));
-        known.changed(name("a"));
-        assert_eq!(known.urgent.len(), 1);
     }
 
     #[test]
-    fn a_prefix_is_listed_when_it_has_a_viewer_and_then_at_intervals() {
-        let mut known = Known::default();
-        assert_eq!(known.next(at(0)), None);
-        known.join("a/");
-        known.join("a/b");
-        assert_eq!(known.next(at(0)), Some(Step::List("a/".to_owned())), "it covers the other prefix");
-        assert!(known.list("a/", Vec::new(), at(0)).is_empty());
-        assert_eq!(known.next(at(14)), None);
-        assert_eq!(known.next(at(15)), Some(Step::List("a/".to_owned())));
-        known.leave("a/");
-        assert_eq!(known.next(at(15)), Some(Step::List("a/b".to_owned())));
-    }
-
-    #[test]
-    fn a_listing_shows_what_is_new_and_what_is_gone() {
-        let mut known = Known::default();
-        known.join("a/");
-        assert!(known.list("a/", names(&["a/1", "a/2"]), at(0)).is_empty());
-        assert!(known.urgent.is_empty(), "the first listing shows no changes");
-        assert_eq!(known.list("a/", names(&["a/2", "a/3"]), at(15)), names(&["a/1"]));
-        assert_eq!(known.urgent, names(&["a/3"]));
-        known.join("b/");
-        assert!(known.list("b/", names(&["b/1"]), at(15)).is_empty(), "other prefixes are not concerned");
-    }
-
-    #[test]
-    fn locks_without_viewers_are_forgotten() {
-        let mut known = seen("a/", [look("a/1", 1, at(0)), look("a/b/1", 1, at(0))], at(0));
-        known.join("a/b/");
-        known.join("a/");
-        known.leave("a/");
-        assert_eq!(known.looks.len(), 2, "there is another viewer");
-        known.leave("a/");
-        assert_eq!(known.looks.keys().cloned().collect::<Vec<_>>(), names(&["a/b/1"]));
+    fn a_lock_that_this_server_changed_is_read_again() {
+        let mut known = viewed("", &[("a", 1, 0)]);
+        assert!(known.one(&name("a")).is_some());
+        known.changed(name("a"), at(1));
+        assert!(known.one(&name("a")).is_none() && known.under("").unwrap()[0].1.is_none());
+        assert_eq!(known.record(&name("a"), look("a", 1, at(0))), None, "this look began before the change");
+        assert_eq!(known.next(at(1)), Some(Step::Look(name("a"))));
+        assert_eq!(known.record(&name("a"), look("a", 1, at(2))), Some(true));
+        assert!(known.one(&name("a")).is_some());
+        known.changed(name("b"), at(3));
+        assert_eq!(known.record(&name("b"), look("b", 1, at(3))), Some(true), "it is new");
     }
 
     #[test]
@@ -341,32 +386,128 @@ mod tests {
         for prefix in 0..2 * MOST_WATCHED / MOST_LOCKS {
             let prefix = format!("{prefix}/");
             known.join(&prefix);
-            known.list(
-                &prefix,
-                (0..MOST_LOCKS).map(|number| name(&format!("{prefix}{number}"))).collect(),
-                at(0),
-            );
+            let names = (0..MOST_LOCKS).map(|number| name(&format!("{prefix}{number}"))).collect();
+            known.list(&prefix, names, true, at(0));
         }
-        assert_eq!(known.looks.len(), MOST_WATCHED);
+        assert_eq!(known.locks.len(), MOST_WATCHED);
         assert!(known.covers("0/") && !known.covers("11/"));
+        known.changed(name("11/1"), at(1));
+        assert_eq!(known.locks.len(), MOST_WATCHED);
         known.leave("0/");
-        known.list("11/", names(&["11/1"]), at(15));
+        known.list("11/", names(&["11/1"]), true, at(15));
         assert!(known.covers("11/"));
     }
 
     #[test]
+    fn a_prefix_is_listed_when_it_has_a_viewer_and_then_at_intervals() {
+        let mut known = Known::default();
+        assert_eq!(known.next(at(0)), None);
+        known.join("a/");
+        known.join("a/b");
+        assert_eq!(known.next(at(0)), list("a/"), "it has the names of the other prefix");
+        assert!(known.list("a/", Vec::new(), true, at(0)).is_empty());
+        assert_eq!(known.next(at(14)), None);
+        assert_eq!(known.next(at(15)), list("a/"));
+        known.leave("a/");
+        assert_eq!(known.next(at(14)), None, "its names were listed");
+        assert_eq!(known.next(at(15)), list("a/b"));
+    }
+
+    #[test]
+    fn a_listing_that_failed_is_tried_again_and_holds_up_no_other() {
+        let mut known = Known::default();
+        known.join("a/");
+        known.join("b/");
+        known.list("b/", names(&["b/1"]), true, at(0));
+        known.not_listed("a/", at(1));
+        assert!(!known.covers("a/"));
+        known.record(&name("b/1"), look("b/1", 30_000, at(1)));
+        assert_eq!(known.next(at(2)), None);
+        known.not_listed("b/", at(3));
+        assert!(known.covers("b/"), "its names are known from before");
+        assert_eq!(known.unlisted(at(3)).as_deref(), Some("a/"));
+        known.not_listed("a/", at(3));
+        assert_eq!(known.unlisted(at(4)), None);
+    }
+
+    #[test]
+    fn a_listing_shows_what_is_new_and_what_is_gone() {
+        let mut known = Known::default();
+        known.join("a/");
+        assert!(known.list("a/", names(&["a/1", "a/2"]), true, at(0)).is_empty());
+        assert_eq!(
+            known.record(&name("a/2"), look("a/2", 1, at(1))),
+            Some(false),
+            "the first listing shows no changes"
+        );
+        assert_eq!(known.list("a/", names(&["a/2", "a/3"]), true, at(15)), names(&["a/1"]));
+        assert_eq!(known.record(&name("a/3"), look("a/3", 1, at(16))), Some(true));
+        // A lock that was seen while the names were listed is there.
+        known.changed(name("a/4"), at(31));
+        known.record(&name("a/3"), look("a/3", 1, at(31)));
+        assert_eq!(known.list("a/", Vec::new(), true, at(30)), names(&["a/2"]));
+    }
+
+    #[test]
+    fn viewers_of_nested_prefixes_learn_what_is_new_and_what_is_gone() {
+        let mut known = viewed("a/b/", &[("a/b/old", 1, 0)]);
+        known.join("a/");
+        assert_eq!(known.list("a/", names(&["a/1", "a/b/new"]), true, at(5)), names(&["a/b/old"]));
+        assert_eq!(known.record(&name("a/b/new"), look("a/b/new", 1, at(6))), Some(true));
+        assert_eq!(
+            known.record(&name("a/1"), look("a/1", 1, at(6))),
+            Some(false),
+            "nobody knew whether it was there"
+        );
+        // And the other way round.
+        known.leave("a/");
+        assert_eq!(known.list("a/b/", names(&["a/b/newer"]), true, at(20)), names(&["a/b/new"]));
+        assert_eq!(known.record(&name("a/b/newer"), look("a/b/newer", 1, at(21))), Some(true));
+    }
+
+    #[test]
+    fn an_incomplete_listing_stands_for_no_other_prefix() {
+        let mut known = viewed("z/", &[("z/1", 1, 0)]);
+        known.join("");
+        known.list("", names(&["a", "b"]), false, at(0));
+        assert!(known.one(&name("z/1")).is_some(), "it may still be there");
+        assert_eq!(known.unlisted(at(15)).as_deref(), Some("z/"));
+        assert!(known.covers("") && known.covers("z/") && !known.covers("y/"));
+        known.list("z/", names(&["z/1"]), true, at(15));
+        assert_eq!(known.list("", names(&["b", "c"]), false, at(15)), [], "`a` may still be there");
+        assert_eq!(known.record(&name("c"), look("c", 1, at(16))), Some(false), "it may have been there");
+    }
+
+    #[test]
+    fn locks_without_viewers_are_forgotten() {
+        let mut known = viewed("a/", &[("a/1", 1, 0), ("a/b/1", 1, 0)]);
+        known.join("a/b/");
+        known.join("a/");
+        known.leave("a/");
+        assert_eq!(known.locks.len(), 2, "there is another viewer");
+        known.leave("a/");
+        assert_eq!(known.locks.keys().cloned().collect::<Vec<_>>(), names(&["a/b/1"]));
+        // The listing had begun before.
+        known.list("a/", names(&["a/1"]), true, at(15));
+        known.changed(name("a/1"), at(15));
+        assert_eq!(known.record(&name("a/1"), look("a/1", 1, at(16))), None);
+        assert_eq!(known.locks.len(), 1);
+    }
+
+    #[test]
     fn an_older_look_changes_nothing() {
-        let (lock, later) = look("a", 1, at(5));
-        let mut known = seen("", [(lock.clone(), later)], at(5));
-        let earlier = |seconds| look("a", 2, at(seconds)).1.unwrap();
-        assert_eq!(known.record(&lock, earlier(4)), None);
-        assert_eq!(known.record(&lock, earlier(6)), Some(false), "only the time that is left is another one");
-        assert_eq!(known.record(&name("b"), look("b", 1, at(6)).1.unwrap()), Some(true), "it is new");
+        let mut known = viewed("", &[("a", 1, 5)]);
+        assert_eq!(known.record(&name("a"), look("a", 2, at(4))), None);
+        assert_eq!(
+            known.record(&name("a"), look("a", 2, at(6))),
+            Some(false),
+            "only the time that is left has changed"
+        );
     }
 
     #[test]
     fn what_was_seen_counts_only_for_listed_prefixes() {
-        let mut known = seen("a/", [look("a/1", 1, at(0))], at(0));
+        let mut known = viewed("a/", &[("a/1", 1, 0)]);
         assert_eq!(known.under("a/").unwrap().len(), 1);
         assert!(known.under("").is_none() && known.under("b").is_none());
         assert!(known.note(Some("down".into())), "it responded before");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::HeaderMap;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use leasehold::LockName;
 
 use crate::access::Right;
@@ -37,30 +37,37 @@ pub(super) async fn locks(
     prefix: &str,
 ) -> Result<Reading, Problem> {
     let prefixes = arrival.caller.readable(prefix);
-    if is_update(headers)
-        && let Some(looks) = app.feed.seen(&prefixes)
-    {
-        let (locks, ages): (Vec<_>, Vec<_>) = looks.into_iter().map(|look| aged(app, look)).unzip();
-        let has_more = locks.len() >= MOST_LOCKS;
-        return Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) });
+    let seen = if is_update(headers) { app.feed.seen(&prefixes) } else { None };
+    if seen.as_ref().is_none_or(|seen| seen.iter().any(|(_, look)| look.is_none())) {
+        app.limits.admit(arrival.caller.name(), arrival.at)?;
     }
-    app.limits.admit(arrival.caller.name(), arrival.at)?;
+    let mut locks = match seen {
+        Some(seen) => seen,
+        None => listed(app, &prefixes).await?.into_iter().map(|name| (name, None)).collect(),
+    };
+    let has_more = locks.len() > MOST_LOCKS;
+    locks.truncate(MOST_LOCKS);
+    let read = |(name, look): (LockName, Option<Look>)| async move {
+        match look {
+            Some(look) => Ok(aged(app, look)),
+            None => app.feed.inspect(&name).await.map(|detail| (detail, Duration::ZERO)),
+        }
+    };
+    let read: Vec<_> = stream::iter(locks).map(read).buffered(AT_ONCE).try_collect().await?;
+    let (locks, ages): (Vec<_>, Vec<_>) = read.into_iter().unzip();
+    Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) })
+}
+
+/// The names that begin with one of `prefixes`: one more than a page shows, if there are so many.
+async fn listed(app: &App, prefixes: &[String]) -> leasehold::Result<Vec<LockName>> {
     let mut names = Vec::new();
-    for prefix in &prefixes {
+    for prefix in prefixes {
         names.extend(app.feed.names(prefix, MOST_LOCKS + 1 - names.len()).await?);
         if names.len() > MOST_LOCKS {
             break;
         }
     }
-    let has_more = names.len() > MOST_LOCKS;
-    names.truncate(MOST_LOCKS);
-    let mut reads =
-        stream::iter(names).map(|name| async move { app.feed.inspect(&name).await }).buffered(AT_ONCE);
-    let mut locks = Vec::new();
-    while let Some(lock) = reads.next().await {
-        locks.push(lock?);
-    }
-    Ok(Reading { locks, has_more, age_ms: 0 })
+    Ok(names)
 }
 
 /// The lock `name`, which the caller must be allowed to see.

@@ -118,18 +118,22 @@ impl Lease {
     /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
     pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
-        let expired = self.state(|state| match state {
-            State::Held { deadline, last_error, .. } if deadline.passed(now) => Some(last_error.take()),
-            State::Held { .. } | State::Lost(_) | State::Ended(_) => None,
-        });
-        if let Some(last_error) = expired {
-            self.lose(grant.loss(LossReason::Expired { last_error: last_error.map(Into::into) }));
-        }
-        self.state(|state| match state {
-            State::Held { .. } => None,
+        let mut recorded = None;
+        let loss = self.state(|state| match state {
+            State::Held { deadline, .. } if !deadline.passed(now) => None,
+            State::Held { last_error, .. } => {
+                let loss = grant.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
+                recorded = state.lose(&loss);
+                Some(loss)
+            }
             State::Lost(loss) => Some(Loss::clone(loss)),
             State::Ended(_) => Some(grant.loss(LossReason::Ended)),
-        })
+        });
+        if let (Some(recorded), Some(loss)) = (recorded, &loss) {
+            self.cancel();
+            recorded.report(loss);
+        }
+        loss
     }
 
     /// Completes when the lease is lost. Never completes if it was released.
@@ -208,18 +212,10 @@ impl Lease {
 
     /// Records a loss, unless the lease is over.
     pub(super) fn lose(&self, loss: Loss) {
-        let lost = self.state(|state| match state {
-            State::Held { span, .. } => {
-                let span = span.take();
-                *state = State::Lost(Box::new(loss.clone()));
-                Some(span)
-            }
-            State::Lost(_) | State::Ended(_) => None,
-        });
+        let recorded = self.state(|state| state.lose(&loss));
         self.cancel();
-        if let Some(span) = lost {
-            tracing::warn!(%loss, "lock lost");
-            close(span, "lost");
+        if let Some(recorded) = recorded {
+            recorded.report(&loss);
         }
     }
 
@@ -244,6 +240,29 @@ impl Lease {
                 *last_error = Some(error.to_string().into());
             }
         });
+    }
+}
+
+impl State {
+    /// Records a loss, unless the lease is over.
+    fn lose(&mut self, loss: &Loss) -> Option<Recorded> {
+        let Self::Held { span, .. } = self else { return None };
+        let span = span.take();
+        *self = Self::Lost(Box::new(loss.clone()));
+        Some(Recorded { span })
+    }
+}
+
+/// A loss that was recorded and is not reported yet.
+struct Recorded {
+    span: Option<Arc<Span>>,
+}
+
+impl Recorded {
+    /// Must not be called while the state is locked: a subscriber may do anything.
+    fn report(self, loss: &Loss) {
+        tracing::warn!(%loss, "lock lost");
+        close(self.span, "lost");
     }
 }
 
