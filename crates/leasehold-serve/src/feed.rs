@@ -176,8 +176,7 @@ impl Feed {
         Ok(names)
     }
 
-    /// The locks under `prefixes`; `None` if those of one prefix are not watched. A lock without a look has changed since it
-    /// was seen, or was not seen yet.
+    /// The locks under `prefixes`; `None` if those of one prefix are not watched. A lock without a look was not seen yet.
     pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<(LockName, Option<Look>)>> {
         let known = self.known();
         let seen: Option<Vec<_>> = prefixes.iter().map(|prefix| known.under(prefix)).collect();
