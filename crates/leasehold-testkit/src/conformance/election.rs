@@ -43,12 +43,11 @@ async fn assert_tells(
     leadership: &Leadership,
     who: &str,
 ) -> Option<Leader> {
-    let mut told = first;
+    let mut told = match first {
+        Some(Leader { holder: None, .. }) => next(client, changes).await,
+        first => first,
+    };
     loop {
-        if told.as_ref().is_some_and(|leader| leader.holder.is_none()) {
-            told = next(client, changes).await;
-            continue;
-        }
         assert_is(told.as_ref(), who);
         let (term, leads) = (told.as_ref().and_then(|leader| leader.term), leadership.term().ok());
         if term == leads {
