@@ -351,6 +351,9 @@ impl Renewer {
                 if let Some(left) = self.lease.prolong(self.grant.deadline) {
                     let (lock, token) = (&self.identity.name, self.identity.token);
                     opened.observers.tell(&Event::Renewed { lock, token, left, ttl });
+                } else {
+                    // Too late. The watchdog may not have run yet.
+                    drop(self.lease.loss(&self.identity));
                 }
                 next_renewal(&self.grant, &env)
             }
