@@ -12,9 +12,17 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// For how long the result of a check is used: probes need no token, and must not keep the store from renewing leases.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Whether the store responded lately, and if not, why. Locked while a check is under way.
+/// Whether the store responded lately. Locked while a check is under way.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Readiness(Arc<Mutex<Option<(Moment, Result<(), String>)>>>);
+pub(crate) struct Readiness(Arc<Mutex<Option<Checked>>>);
+
+/// The last check.
+#[derive(Debug)]
+struct Checked {
+    at: Moment,
+    /// An error says why the store did not respond.
+    result: Result<(), String>,
+}
 
 impl Readiness {
     /// Whether the store of `locker` responds.
@@ -28,7 +36,7 @@ impl Readiness {
     async fn checked(&self, locker: &Locker) -> Result<(), String> {
         let env = locker.store().env();
         let mut last = self.0.lock().await;
-        if let Some((at, result)) = &*last
+        if let Some(Checked { at, result }) = &*last
             && env.now().longest_since(*at) < RECENT
         {
             return result.clone();
@@ -41,7 +49,7 @@ impl Readiness {
             },
             Err(error) => Err(error.to_string()),
         };
-        *last = Some((env.now(), result.clone()));
+        *last = Some(Checked { at: env.now(), result: result.clone() });
         result
     }
 }
