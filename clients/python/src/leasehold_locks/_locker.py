@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ._base import BaseLocker
-from ._call import begin, hold_of, run
+from ._call import begin, run
 from ._locks import Election, Guard, Lock, RwLock
 from ._once import Once, OnceDecorator
 from ._requests import ANSWER_TIMEOUT, expect
@@ -97,7 +97,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         """Renews the lock of a ticket, and keeps it from now on."""
         request = begin(self._request("resume", ticket=ticket))
         expect(request.next(ANSWER_TIMEOUT), "held")
-        return Guard(request.agent, hold_of(request))
+        return Guard(request.agent, request.hold)
 
     def renew_ticket(self, ticket: str) -> float:
         """Renews the lock of a ticket once. Returns for how many seconds it is certain to be held."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from ._base import BaseLock
-from ._call import Call, begin, call, hold_of
+from ._call import Call, begin, call
 from ._errors import LockHeld, LockLost, StoreError
 from ._guard import BaseGuard, log
 from ._hold import Message
@@ -144,7 +144,7 @@ class Lock(BaseLock[Guard]):
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
         limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
-        return Guard(request.agent, hold_of(request))
+        return Guard(request.agent, request.hold)
 
     # The shape of threading.Lock.
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ._call import begin, hold_of
+from ._call import begin
 from ._hold import Message
 from ._locks import Guard
 from ._requests import LockSettings, expect
@@ -45,7 +45,7 @@ class Once(Generic[T]):
         if message["ev"] == "already_ran":
             return AlreadyRan.of(message)
         expect(message, "held")
-        return Guard(request.agent, hold_of(request))
+        return Guard(request.agent, request.hold)
 
 
 class OnceDecorator:

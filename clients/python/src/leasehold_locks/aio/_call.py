@@ -8,32 +8,21 @@ from typing import TypeVar
 
 from .. import _shared
 from .._agent import Agent
+from .._base_call import BaseCall
 from .._errors import LeaseholdError
-from .._hold import Hold, Message, Pending
+from .._hold import Message
 from .._requests import ANSWER_TIMEOUT, Operation
 
 T = TypeVar("T")
 
 
-class Call:
+class Call(BaseCall):
     """One request, and its messages."""
 
     def __init__(self, agent: Agent, fields: Message) -> None:
         self._loop = asyncio.get_running_loop()
         self._outcomes: asyncio.Queue[Message | LeaseholdError] = asyncio.Queue()
-        self.agent = agent
-        self.pending = Pending(str(fields["op"]), self._deliver)
-        agent.request(self.pending, fields)
-
-    def __del__(self) -> None:
-        # A signal handler can raise at any time before the lock that was granted has its guard.
-        pending = getattr(self, "pending", None)
-        if pending is not None:
-            self.agent.drop_unguarded(pending)
-
-    def abandon(self) -> None:
-        """Gives the request up. If it was granted a lock, or will be, the lock is released."""
-        self.agent.abandon(self.pending)
+        super().__init__(agent, fields)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
         # The loop may have ended, and with it everybody who waits.
@@ -76,9 +65,3 @@ async def call(fields: Message, limit: float | None = ANSWER_TIMEOUT) -> Message
 
 async def run(operation: Operation[T]) -> T:
     return operation.read(await call(operation.fields, operation.limit))
-
-
-def hold_of(call: Call) -> Hold:
-    hold = call.pending.hold
-    assert hold is not None
-    return hold

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from .._base import BaseLocker
 from .._requests import ANSWER_TIMEOUT, expect
 from .._types import Capabilities, Duration, Report, Status
-from ._call import begin, hold_of, run
+from ._call import begin, run
 from ._locks import Election, Guard, Lock, RwLock
 from ._once import Once, OnceDecorator
 
@@ -76,7 +76,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         """Renews the lock of a ticket, and keeps it from now on."""
         request = await begin(self._request("resume", ticket=ticket))
         expect(await request.next(ANSWER_TIMEOUT), "held")
-        return Guard(request.agent, hold_of(request))
+        return Guard(request.agent, request.hold)
 
     async def renew_ticket(self, ticket: str) -> float:
         """Renews the lock of a ticket once. Returns for how many seconds it is certain to be held."""

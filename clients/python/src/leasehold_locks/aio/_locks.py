@@ -15,7 +15,7 @@ from .._guard import BaseGuard, log
 from .._hold import Message
 from .._requests import ANSWER_TIMEOUT, Invocation, expect, target, was_held, within
 from .._types import Duration, Leader, milliseconds
-from ._call import Call, begin, call, hold_of
+from ._call import Call, begin, call
 
 
 class Guard(BaseGuard):
@@ -170,7 +170,7 @@ class Lock(BaseLock[Guard]):
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
         limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
         expect(await request.next(limit), "held")
-        return Guard(request.agent, hold_of(request))
+        return Guard(request.agent, request.hold)
 
     # The shape of asyncio.Lock.
 

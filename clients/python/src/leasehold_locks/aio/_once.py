@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from .._hold import Message
 from .._requests import LockSettings, expect
 from .._types import AlreadyRan, Duration, Ran, milliseconds
-from ._call import begin, hold_of
+from ._call import begin
 from ._locks import Guard
 
 P = ParamSpec("P")
@@ -33,7 +33,7 @@ class Once(Generic[T]):
         if message["ev"] == "already_ran":
             return AlreadyRan.of(message)
         expect(message, "held")
-        guard = Guard(request.agent, hold_of(request))
+        guard = Guard(request.agent, request.hold)
         guard._enter()
         try:
             value = await job()
