@@ -12,19 +12,18 @@ use crate::problem::Problem;
 /// rebinding), the browser even lets the page read the responses. Such requests carry the site's name in `Host`.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
-    names: Vec<String>,
-    /// Which names are allowed if there are none.
-    unnamed: Unnamed,
+    own: Own,
     /// Whether the server has TLS. If not, a proxy may have it.
     has_tls: bool,
 }
 
-/// The names under which a server without names may be addressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unnamed {
-    /// All: callers need a token, which another site does not have.
-    All,
-    /// Addresses: the name of another site is none.
+/// What names this server.
+#[derive(Clone, Debug)]
+enum Own {
+    Names(Vec<String>),
+    /// Any name: callers need a token, which another site does not have.
+    Any,
+    /// Any address: the name of another site is none.
     Addresses,
 }
 
@@ -36,14 +35,19 @@ impl Hosts {
             names.extend(["127.0.0.1", "localhost", "[::1]"].map(str::to_owned));
             names.push(address.ip().to_string());
         }
-        Self { names, unnamed: if needs_token { Unnamed::All } else { Unnamed::Addresses }, has_tls }
+        let own = match (names.is_empty(), needs_token) {
+            (false, _) => Own::Names(names),
+            (true, true) => Own::Any,
+            (true, false) => Own::Addresses,
+        };
+        Self { own, has_tls }
     }
 
     fn is_own(&self, host: &str) -> bool {
-        match self.unnamed {
-            _ if !self.names.is_empty() => self.names.iter().any(|name| name == host),
-            Unnamed::All => true,
-            Unnamed::Addresses => is_address(host),
+        match &self.own {
+            Own::Names(names) => names.iter().any(|name| name == host),
+            Own::Any => true,
+            Own::Addresses => is_address(host),
         }
     }
 
