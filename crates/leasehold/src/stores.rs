@@ -1,4 +1,4 @@
-//! The stores: one file or folder for each storage system, the only code that imports its client.
+//! The stores. Each storage system has one file or folder, which is the only code that imports its client library.
 
 #[cfg(any(
     feature = "azure",
@@ -90,7 +90,7 @@ mod transport;
     fuzzing,
     not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))
 ))]
-#[path = "stores/without_clients.rs"] // With a path its modules lie beside it.
+#[path = "stores/without_clients.rs"] // Makes rustc look for its modules in `stores/`.
 mod without_clients;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 mod worker;
@@ -116,15 +116,15 @@ use crate::register::Register;
 use crate::ticket::Ticket;
 use crate::url::{Location, StoreUrl};
 
-/// The longest part of a store URL that an error repeats, in characters.
+/// The maximum number of characters of a store URL that an error shows.
 const MOST_SHOWN: usize = 200;
 
 type Opening<T> = BoxFuture<'static, Result<T, Error>>;
 type Open = fn(StoreUrl, StoreOptions) -> Opening<Arc<dyn LeaseStore>>;
-/// Opens the folder of an object, and returns the object's key in it.
+/// A function that opens the folder of an object, and returns it with the object's key.
 type OpenObject = fn(StoreUrl, Env) -> Opening<(Arc<dyn Register>, String)>;
 
-/// A kind of store: what its URL scheme stands for, and how it is opened.
+/// A kind of store: the URL scheme, and how to open the store.
 ///
 /// ```
 /// use leasehold::stores::STORES;
@@ -141,32 +141,34 @@ type OpenObject = fn(StoreUrl, Env) -> Opening<(Arc<dyn Register>, String)>;
 pub struct StoreKind {
     /// The scheme of its URLs, without the colon.
     pub scheme: &'static str,
-    /// Its name, for people.
+    /// The name of the store that is shown to users.
     pub name: &'static str,
-    /// What it can do, in the words of [`Capabilities`](crate::lease::Capabilities). The store's page says when it differs.
+    /// The features of the store, in the terms of [`Capabilities`](crate::lease::Capabilities). The store's
+    /// documentation page lists exceptions.
     pub can: &'static str,
     /// An example of a URL.
     pub example: &'static str,
     /// The cargo feature that builds it in; `None` for a store that every build has.
     pub feature: Option<&'static str>,
-    /// What its URLs have between the scheme and the options.
+    /// The form of its URLs between the scheme and the options.
     location: Location,
-    /// `None` if this build does not have it.
+    /// The function that opens the store; `None` if this build does not have it.
     open: Option<Open>,
     /// Whether it keeps objects that [`update`](crate::update()) can change.
     keeps_objects: bool,
-    /// What opens an object for an update; `None` if this build does not have it, or the store keeps no objects.
+    /// The function that opens an object for an update; `None` if this build does not have the store, or the store
+    /// keeps no objects.
     open_object: Option<OpenObject>,
 }
 
 impl StoreKind {
-    /// Whether this build has the store.
+    /// Returns whether this build has the store.
     pub const fn is_built_in(&self) -> bool {
         self.open.is_some()
     }
 }
 
-/// `Some` function that returns a boxed future, in a build with the feature.
+/// Expands to `Some(function)` if the feature is enabled, otherwise to `None`. The function returns a boxed future.
 macro_rules! with_feature {
     ($feature:literal, $open:expr) => {{
         #[cfg(feature = $feature)]
@@ -180,7 +182,7 @@ macro_rules! with_feature {
     }};
 }
 
-/// All stores that leasehold knows. A new store is one entry here.
+/// All stores that leasehold knows. A new store needs one entry here.
 pub const STORES: &[StoreKind] = &[
     StoreKind {
         scheme: "sqlite",
@@ -340,9 +342,9 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a URL that cannot be read or an option that does not exist;
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; the errors of the
-/// store.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a malformed URL or an unknown option;
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; otherwise the
+/// errors of the store itself.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     match kind_of(&url).and_then(|kind| kind.open) {
         Some(open) => open(url, options).await,
@@ -353,7 +355,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// Opens the folder of the object that `url` names as a register. Returns it with the object's key.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise as [`open`].
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise the errors of
+/// [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let kind = kind_of(&url);
     match kind.and_then(|kind| kind.open_object) {
@@ -367,14 +370,14 @@ pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
     }
 }
 
-/// The parts of `url` that tell its store from others, each in one spelling.
+/// Returns the parts of `url` that identify its store, each in a canonical spelling.
 pub(crate) fn identity(url: &StoreUrl) -> StoreUrl {
     url.identity(kind_of(url).map_or(Location::Name, |kind| kind.location))
 }
 
-/// Whether both URLs name one store: the same scheme, location, endpoint and protocol, and the same region where both
-/// name one. Logins, credentials and settings do not count, nor does the order of several hosts. No file, name or server
-/// is looked up.
+/// Returns whether both URLs name the same store. They do if the scheme, location, endpoint and protocol are equal, and
+/// also the region if both URLs name one. Ignores logins, credentials, settings and the order of hosts. Looks up no
+/// file, name or server.
 ///
 /// ```
 /// use leasehold::{stores::is_same_store, url::StoreUrl};
@@ -389,9 +392,8 @@ pub fn is_same_store(one: &StoreUrl, other: &StoreUrl) -> bool {
 }
 
 impl Ticket {
-    /// Checks that this ticket belongs to the store that `url` names, as
-    /// [`is_same_store`] compares stores. A ticket without a store fits every store.
-    /// Opens nothing and sends no request.
+    /// Checks that this ticket belongs to the store that `url` names. Compares stores like [`is_same_store`]. A ticket
+    /// without a store is accepted for every store. Opens nothing and sends no request.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message names
@@ -430,7 +432,7 @@ fn not_built_in(url: &StoreUrl) -> Error {
 mod tests {
     use super::*;
 
-    /// A ticket carries it.
+    /// A ticket contains the identity of its store.
     #[test]
     fn an_identity_has_no_logins_and_settings() {
         let of = |url: &str| identity(&StoreUrl::parse(url).unwrap()).to_string();

@@ -1,4 +1,4 @@
-//! One exchange with a store that keeps objects on HTTPS.
+//! One request to a store that keeps objects on HTTPS, and its response.
 
 use std::time::Duration;
 
@@ -13,14 +13,15 @@ use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault};
 
-/// A `Date` header is rounded down to whole seconds.
+/// The resolution of a `Date` header, which is rounded down to whole seconds.
 pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
-/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
+/// The time limit of one request with a small body. Several requests fit into the shortest usual lease. The layers
+/// above reduce the limit further.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// One exchange with an object store: awaits `answer`, the response to a request of `uploaded` bytes, and reads its
-/// body. Each has a limit by its size. `explain` returns the meaning of a failure.
+/// Awaits `answer`, the response to a request with a body of `uploaded` bytes, and reads its body. The time limits
+/// depend on the sizes of the two bodies. `explain` returns the meaning of a failure.
 pub(super) async fn exchange(
     env: &Env,
     uploaded: usize,
@@ -40,7 +41,7 @@ pub(super) async fn exchange(
     Ok((headers, body.ok_or_else(|| late(limit))??))
 }
 
-/// What the body of a response is.
+/// The expected body of a response.
 pub(super) enum Expected<'a> {
     /// The contents of this object.
     #[cfg_attr(

@@ -1,4 +1,4 @@
-//! How each store parses a URL, and the keys of its objects.
+//! Checks of the URL parsers of the stores and of object keys, for the fuzz targets and for tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use crate::error::Result;
@@ -6,8 +6,8 @@ use crate::lease::StoreOptions;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// Returns the settings that the store of `url` parses from it, as `Debug` shows them: as a store and, if it keeps
-/// objects, as an object.
+/// Returns the settings that the store of `url` parses from it, in `Debug` form. Parses `url` as a store and, if the
+/// store keeps objects, also as an object.
 pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
     let mut options = StoreOptions::default();
     match url.scheme() {
@@ -31,7 +31,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
     }
 }
 
-/// The object of `name` belongs to no other name, and is found in a listing.
+/// Asserts that the object of `name` belongs to no other name, and that a listing finds it.
 #[allow(unused_variables, reason = "with the features of stores of objects")]
 pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
     #[cfg(any(fuzzing, feature = "azure", feature = "s3", feature = "gcs"))]

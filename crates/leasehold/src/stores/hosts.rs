@@ -1,4 +1,4 @@
-//! What the URLs of servers have in common: their hosts, and the files of TLS.
+//! The parts that the URLs of servers have in common: the hosts, and the files of the client certificate.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,7 +17,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Reads `name`, `name:port`, `[address]` or `[address]:port`. `port` is that of a host without one. `None` if
+    /// Parses `name`, `name:port`, `[address]` or `[address]:port`. `port` is the default port. Returns `None` if
     /// `text` has another form.
     pub(super) fn parse(text: &str, port: u16) -> Option<Self> {
         let (name, port) = match text.rsplit_once(':') {
@@ -31,7 +31,7 @@ impl Host {
         Some(Self { name: name.to_owned(), port })
     }
 
-    /// Whether what is sent to it stays on this machine.
+    /// Returns whether the host is this machine, so that requests to it do not leave the machine.
     pub(super) fn is_this_machine(&self) -> bool {
         let address = self.name.parse::<IpAddr>();
         self.name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
@@ -47,8 +47,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// How an error names a host that cannot be parsed. If the `@` after a password is missing, the password looks like a
-/// part of the host, so it is not repeated.
+/// Returns the text with which an error names a host that cannot be parsed. If the `@` after a password is missing, the
+/// password looks like a part of the host. So text that may be a login is not shown.
 pub(super) fn shown(text: &str) -> String {
     let may_be_login = text
         .rsplit_once(':')
@@ -68,7 +68,7 @@ pub(super) fn is_host_name(text: &str) -> bool {
 /// Takes `cert` and `key` out of `url`: the files of the client certificate and its private key.
 ///
 /// # Errors
-/// For a `key` without `cert`.
+/// Invalid for `key` without `cert`.
 pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String)>, Error> {
     match (url.take("cert"), url.take("key")) {
         (None, None) => Ok(None),
@@ -80,7 +80,8 @@ pub(super) fn take_identity(url: &mut StoreUrl) -> Result<Option<(String, String
     }
 }
 
-/// The error if none of the servers could be used. It is permanent only if the error of each server is.
+/// Returns the error to report if none of the servers could be used. It is permanent only if the error of every server
+/// is permanent.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(super) fn none_of(failed: Vec<StoreError>) -> StoreError {
     let final_kind = failed.iter().all(|error| !error.is_transient());

@@ -1,4 +1,4 @@
-//! Requests of stores on HTTPS: the client, its limits, and what all responses have in common.
+//! Requests of stores on HTTPS: the client, its limits, and the parts that all responses have in common.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -12,11 +12,11 @@ use super::answer::Trouble;
 use super::transport::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
-/// A lost SYN is sent again after one second and after three.
+/// The time limit for a connection. The system sends a lost SYN again after one second and after three.
 const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// The stores close idle connections after some minutes (Google after four). A request on a connection that is just
-/// being closed would be lost.
+/// How long an idle connection is kept. The stores close idle connections after some minutes (Google after four), and a
+/// request on a connection that is just being closed would be lost.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
@@ -25,10 +25,10 @@ pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     built(builder(transport)?)
 }
 
-/// A client that sends each request once, to be made by [`built`].
+/// Returns the builder of a client that sends each request once. [`built`] builds the client.
 pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
-        // A retry inside would turn an applied write whose response was lost into a conflict.
+        // If the response to an applied write is lost, a retry by the client would report a conflict.
         .retry(reqwest::retry::never())
         // leasehold must not repeat a redirected write.
         .redirect(redirect::Policy::none())
@@ -38,7 +38,7 @@ pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, E
         .http1_only()
         .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
     builder = match &transport.proxy {
-        // Plain requests to this machine, including access tokens, must not leave it.
+        // Unencrypted requests to this machine, which may contain access tokens, must not leave it.
         Proxy::None => builder.no_proxy(),
         Proxy::Environment => builder,
         Proxy::At(url) => {
@@ -55,7 +55,7 @@ pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, E
     Ok(builder)
 }
 
-/// Makes the client.
+/// Builds the client.
 pub(super) fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client, Error> {
     builder.build().map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be created: {error}"))
@@ -74,15 +74,15 @@ fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
     let pem = std::fs::read(path).map_err(|error| invalid(format!("cannot be read: {error}")))?;
     match Certificate::from_pem_bundle(&pem) {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        // The parser's error could repeat a key that is in the file.
+        // The parser's error is not shown, because it could contain a key that is in the file.
         _ => Err(invalid("contains no certificate that can be read".to_owned())),
     }
 }
 
-/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
-/// current time.
+/// Returns the `Date` of a response in microseconds since the Unix epoch. Returns `None` if there is no `Date` that
+/// shows the store's current time.
 pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
-    // With `Age` the response comes from a cache, and its date from the past.
+    // A response with `Age` comes from a cache, so its date is in the past.
     if headers.contains_key("age") {
         return None;
     }
@@ -91,7 +91,7 @@ pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
     u64::try_from(date.as_second()).ok()?.checked_mul(1_000_000)
 }
 
-/// Reads the body of a response, up to `most` bytes. `None` if it is longer.
+/// Reads the body of a response, up to `most` bytes. Returns `None` if it is longer.
 pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await? {
@@ -105,13 +105,13 @@ pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<B
 
 /// Returns how long the store asks to wait.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    // The form with a date is for pages under maintenance; no store throttles with it.
+    // Ignores a date, because no store throttles with one. That form is for pages under maintenance.
     headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// Returns why a request has no response.
+/// Converts the error of a request that has no response.
 pub(super) fn trouble(error: reqwest::Error) -> Trouble {
-    // Without the URL, because messages name the object themselves.
+    // Removes the URL, because messages name the object themselves.
     let error = error.without_url();
     let detail = chain(&error);
     if error.is_builder() {
@@ -123,7 +123,7 @@ pub(super) fn trouble(error: reqwest::Error) -> Trouble {
     }
 }
 
-/// An error and its causes in one line.
+/// Returns the text of an error and its causes on one line.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<String> = causes.map(|cause| cause.to_string().replace('\n', " ")).collect();

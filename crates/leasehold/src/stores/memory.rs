@@ -1,4 +1,4 @@
-//! The memory of this process: the reference register, for tests and for experiments.
+//! The register in the memory of this process. It is the reference implementation, for tests and experiments.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,10 +19,10 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// The same limit as S3's, so that what works here works there.
+/// The maximum size of the metadata, in bytes. It is the same as on S3, so that code that works here also works there.
 const METADATA_BYTES: usize = 2_048;
 
-/// Opens `mem:`, a new, empty store that ends with the last handle to it.
+/// Opens `mem:`, a new and empty store. The store ends when the last handle to it is dropped.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -39,7 +39,7 @@ const METADATA_BYTES: usize = 2_048;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the URL has anything but `mem:` and common options.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the URL contains anything but `mem:` and common options.
 pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     if url.authority().is_some() || !url.path().is_empty() {
         return Err(Error::invalid(format!("`{url}` contains a name, but the memory store has no names"))
@@ -51,7 +51,8 @@ pub fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Leas
     Ok(Arc::new(RegisterLeases::new(Arc::new(register), options)))
 }
 
-/// A register in a map. Its clock is the environment's, read exactly.
+/// A register that keeps its values in a map. Its clock is exact. It starts at the wall clock of the [`Env`], and later
+/// steps of that clock do not change it.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -80,7 +81,7 @@ pub struct MemoryRegister {
 #[derive(Debug, Default)]
 struct Contents {
     cells: BTreeMap<String, VersionedValue>,
-    /// Never repeated, also across deletions.
+    /// The number of writes so far. Deletions do not reset it, so no version repeats.
     writes: u64,
 }
 
@@ -90,8 +91,8 @@ impl MemoryRegister {
         Self { opened: env.now(), env, by_content: false, contents: Mutex::default() }
     }
 
-    /// Creates an empty register whose versions depend only on the bytes, as on S3. For tests of code that must work
-    /// there.
+    /// Creates an empty register whose versions depend only on the bytes, as on S3. For tests of code that must work on
+    /// S3.
     pub fn by_content(env: Env) -> Self {
         Self { by_content: true, ..Self::new(env) }
     }
@@ -119,7 +120,7 @@ impl Register for MemoryRegister {
             }
             contents.writes += 1;
             let Body { bytes, metadata } = body;
-            // Copied, because the value is kept for long and its buffer may have unused capacity.
+            // Copies the bytes, because the value is kept for a long time and its buffer may have unused capacity.
             let bytes = Bytes::copy_from_slice(&bytes);
             let counted = Version::new(contents.writes.to_string());
             let version = self.version_of(&bytes).unwrap_or(counted);

@@ -8,11 +8,11 @@ use crate::url::StoreUrl;
 /// The source of a password. `Debug` does not show the password.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Password {
-    /// In the store URL.
+    /// The store URL contains the password.
     Given(String),
-    /// In the environment variable that the option names.
+    /// The option names the environment variable that contains the password.
     Variable { option: &'static str, name: String },
-    /// In the file that the option names.
+    /// The option names the file that contains the password.
     File { option: &'static str, path: String },
 }
 
@@ -27,10 +27,10 @@ impl fmt::Debug for Password {
 }
 
 impl Password {
-    /// Takes the password out of `url`, or the option that names its source. `None` if there is none.
+    /// Takes the password, or the option that names its source, out of `url`. Returns `None` if there is neither.
     ///
     /// # Errors
-    /// Invalid for more than one source, and for one that is malformed.
+    /// Invalid for more than one source, and for a malformed source.
     pub(super) fn take(url: &mut StoreUrl) -> Result<Option<Self>, Error> {
         let given = url.password().map(|password| Self::Given(password.to_owned()));
         let variable = Self::variable(url, "password_env")?;
@@ -85,7 +85,8 @@ impl Password {
     }
 }
 
-/// The value may be the password itself, so it is not repeated. Names in capitals are what [`StoreUrl`] shows.
+/// Checks the name of a variable. The error does not show the value, because it may be the password itself. Only names
+/// in capitals are accepted, because only those are shown by [`StoreUrl`].
 fn checked_variable(name: String, option: &str) -> Result<String, Error> {
     if crate::url::is_variable(&name) {
         return Ok(name);

@@ -1,4 +1,4 @@
-//! A server on loopback that responds according to its script. For tests of requests.
+//! A server on the loopback interface that responds according to its script, for tests of requests.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,12 +12,12 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// A request.
+/// A request that the server received.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     /// Method and target.
     pub(super) line: String,
-    /// The headers in lower case, one for each line.
+    /// The headers in lower case, one per line.
     pub(super) head: String,
     pub(super) body: Vec<u8>,
 }
@@ -28,7 +28,7 @@ impl Seen {
     }
 }
 
-/// What to do with a request.
+/// The reaction of the script to a request.
 pub(super) enum Reply {
     Answer(String),
     /// Close the connection without a response.
@@ -65,7 +65,8 @@ impl Server {
         Self { url, seen }
     }
 
-    /// A server with a certificate for 127.0.0.1 and localhost by a new authority, whose file is `ca.pem` in `folder`.
+    /// Starts a server with TLS. Its certificate, for 127.0.0.1 and localhost, is signed by a new authority. The
+    /// certificate of the authority is `ca.pem` in `folder`.
     pub(super) async fn start_tls(
         folder: &Path,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
@@ -102,7 +103,7 @@ impl Server {
         Self { url, seen }
     }
 
-    /// A server that refuses every request with `refusal` the first time, and accepts it when it is sent again.
+    /// Starts a server that refuses every request with `refusal` the first time, and accepts it when it is sent again.
     pub(super) async fn unsteady(
         refusal: String,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,

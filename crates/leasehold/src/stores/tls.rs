@@ -1,4 +1,4 @@
-//! The TLS of stores whose client takes a connection that is open: PostgreSQL and Redis.
+//! TLS for stores whose client library takes an open connection: PostgreSQL and Redis.
 
 use std::sync::Arc;
 
@@ -8,16 +8,17 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
-/// Files in PEM form.
+/// The TLS options of a store URL: paths of PEM files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
-    /// The authority that signs the servers' certificates. If it is not given, those that the machine trusts.
+    /// The authority that signs the servers' certificates. If it is `None`, the authorities that the machine trusts are
+    /// used.
     pub(super) authority: Option<String>,
     /// The client certificate and its private key.
     pub(super) identity: Option<(String, String)>,
 }
 
-/// The TLS client for a `store`. Blocks: the files may be on a disk that hangs.
+/// Returns the TLS configuration of a client for `store`. Blocks, because the files may be on a disk that hangs.
 pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     match &tls.authority {
@@ -27,7 +28,7 @@ pub(super) fn client_config(tls: &Tls, store: &str) -> Result<ClientConfig, Erro
             }
         }
         None => {
-            // Those that cannot be parsed are not trusted.
+            // Ignores certificates that cannot be parsed.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }

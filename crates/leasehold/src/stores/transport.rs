@@ -1,4 +1,4 @@
-//! How stores on HTTPS are reached: the proxy and the authorities that a store URL names.
+//! The transport options of stores on HTTPS: the proxy, and the certificate authorities that a store URL names.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::url::StoreUrl;
 pub(super) enum Proxy {
     #[default]
     None,
-    /// That of the environment: `HTTPS_PROXY` and similar variables.
+    /// The proxy in the environment: `HTTPS_PROXY` and similar variables.
     Environment,
     /// The proxy at this URL.
     At(String),
@@ -20,7 +20,7 @@ pub(super) enum Proxy {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) proxy: Proxy,
-    /// A PEM file of certificate authorities that are trusted in addition to those of the system.
+    /// A PEM file of certificate authorities that are trusted in addition to the authorities of the system.
     pub(super) authorities: Option<PathBuf>,
 }
 
@@ -33,8 +33,8 @@ impl Transport {
         })
     }
 
-    /// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine and is not sent
-    /// through a proxy.
+    /// Returns whether a request to `endpoint` keeps its contents secret. The connection must be encrypted, or must
+    /// stay on this machine and use no proxy.
     pub(super) fn keeps_secrets(&self, endpoint: &str) -> bool {
         let Some(host) = endpoint.strip_prefix("http://") else { return true };
         let host = host.split('/').next().unwrap_or(host);
@@ -55,7 +55,7 @@ fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
     if proxy == "env" {
         return Ok(Proxy::Environment);
     }
-    // Not repeated: the part before `@` is a login.
+    // The error does not show the value, because the part before `@` is a login.
     if proxy.contains('@') {
         return Err(Error::invalid("the option `proxy` contains a login")
             .with_help("set HTTPS_PROXY to the proxy with its login, and write proxy=env"));
@@ -65,7 +65,7 @@ fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
     })
 }
 
-/// Checks the URL of a host. Returns it without `/` at its end.
+/// Checks the URL of a host, and returns it without trailing slashes.
 pub(super) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
     let url = url.trim_end_matches('/');
     let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));

@@ -1,6 +1,6 @@
-//! The parts of each store without its client: what it reads from outside, and its rules. For the fuzz targets and
-//! `.ci/mutants`: an instrumented build of all clients takes many minutes, and a normal one many seconds for each
-//! mutant.
+//! The parts of each store that do not need its client library: its parsers and its rules. The fuzz targets and
+//! `.ci/mutants` build only these parts, because an instrumented build of all client libraries takes many minutes, and
+//! a normal build takes many seconds for each mutant.
 #![allow(dead_code, reason = "only the functions that read are used here")]
 
 pub(super) mod aws {
@@ -33,7 +33,7 @@ pub(crate) mod etcd {
     mod value;
 
     mod wire {
-        /// As in the messages.
+        /// Has the same fields as the gRPC message.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub(super) struct KeyValue {
             pub(super) key: Vec<u8>,

@@ -1,7 +1,7 @@
-//! The thread of a store. Everything that several locks share runs on it: connections, keep-alives and watches.
+//! The thread of a store. It runs everything that several locks share: connections, keep-alives and watches.
 //!
-//! A caller may keep a future without polling it, and its runtime may end or stop being driven. Neither may delay other
-//! locks. So a caller's future only awaits the result of a task on this thread.
+//! A caller may keep a future without polling it, and its runtime may end or stop being driven. Other locks must not be
+//! delayed by this. So a caller's future only awaits the result of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::clock::{SystemClock, timeout};
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Grant;
 
-/// The time limit of the last requests of a store after it was dropped.
+/// The time limit for the last requests of a store, which are sent when it is dropped.
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 
 /// The leases of a store whose work runs on its own thread.
@@ -29,8 +29,8 @@ pub(super) struct OnWorker<L> {
 }
 
 impl<L: Send + Sync + 'static> OnWorker<L> {
-    /// Starts the thread of a `store`, and calls `connect` there, which may block: DNS is slow, and a file may be on a
-    /// disk that hangs.
+    /// Starts the thread of `store`, and calls `connect` on a blocking thread of its runtime. `connect` may block,
+    /// because DNS is slow and a file may be on a disk that hangs.
     pub(super) async fn open(
         store: &str,
         connect: impl FnOnce() -> Result<L, Error> + Send + 'static,
@@ -41,7 +41,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
         Ok(Self { leases: Arc::new(leases), worker })
     }
 
-    /// Begins `work` on the thread.
+    /// Spawns `work` on the thread.
     pub(super) fn run<T: Send + 'static, F>(&self, work: impl FnOnce(Arc<L>) -> F) -> Job<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -65,7 +65,7 @@ impl<L: Send + Sync + 'static> OnWorker<L> {
         Ok(answer)
     }
 
-    /// Ends the thread after `last`.
+    /// Runs `last` on the thread, for at most [`LAST_LIMIT`], and then ends the thread.
     pub(super) fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
         self.worker.finish(last);
     }
@@ -84,10 +84,10 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Starts the thread of a `store`, which names it.
+    /// Starts the thread and names it after `store`.
     ///
     /// # Errors
-    /// If the system grants no thread.
+    /// Unavailable if the system cannot create the thread or its runtime.
     fn start(store: &str) -> Result<Self, Error> {
         let no_thread = |error: std::io::Error| {
             Error::new(
@@ -103,19 +103,19 @@ impl Worker {
             if let Ok(last) = runtime.block_on(stopped) {
                 runtime.block_on(timeout(&SystemClock, LAST_LIMIT, last));
             }
-            // A name resolution that is under way is not awaited.
+            // Does not wait for a name resolution that is in progress.
             runtime.shutdown_background();
         };
         std::thread::Builder::new().name(format!("leasehold-{store}")).spawn(run).map_err(no_thread)?;
         Ok(Self { runtime: handle, stop: Some(stop) })
     }
 
-    /// Begins `work` there. It is given up when its caller no longer waits.
+    /// Spawns `work` on the thread. The work is aborted when its [`Job`] is dropped.
     fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Job<T> {
         Job(self.runtime.spawn(work))
     }
 
-    /// Ends the thread after `last`.
+    /// Runs `last` on the thread, and then ends the thread.
     fn finish(&mut self, last: impl Future<Output = ()> + Send + 'static) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(Box::pin(last));
@@ -123,7 +123,7 @@ impl Worker {
     }
 }
 
-/// Work on the thread. The future completes with its result. Dropping it aborts the work.
+/// Work on the thread. This future completes with the result of the work. Dropping it aborts the work.
 #[derive(Debug)]
 pub(super) struct Job<T>(JoinHandle<T>);
 
