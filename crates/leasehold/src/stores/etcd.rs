@@ -1,7 +1,7 @@
-//! etcd: its leases and transactions, in the layout of its own lock recipes.
+//! The etcd store. It uses etcd's leases and transactions, and the key layout of etcd's own lock recipes.
 //!
-//! A claim enters the queue by creating a key on a lease. The key that was created first owns the lock.
-//! `docs/stores/etcd.md` has the layout, the permissions, the limits, and the argument why it is safe.
+//! A claim enters the queue by creating a key on a lease. Only the oldest key can own the lock. `docs/stores/etcd.md`
+//! describes the layout, the permissions, the limits, and why the protocol is safe.
 
 mod acquire;
 mod client;
@@ -51,12 +51,12 @@ use crate::url::StoreUrl;
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_secs(15), max: Duration::from_secs(15) };
 
-/// The time limit of operations that have no limit from their caller.
+/// The time limit of operations whose caller sets none.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Opens leases on the cluster and below the prefix that `url` names:
-/// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. All options:
-/// `docs/stores/etcd.md`.
+/// Opens the leases below the prefix and on the cluster that `url` names:
+/// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. `docs/stores/etcd.md`
+/// describes all options.
 ///
 /// Sends no request, except to DNS with `discovery_srv=on`. The common options `store_clock` and `margin` have no
 /// effect here, because etcd itself ends leases.
@@ -74,7 +74,9 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL, for files that cannot be read, and for a domain
+/// without SRV records; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if DNS does not respond or the
+/// store's thread cannot be started.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let connect = move || {
@@ -94,7 +96,7 @@ fn connected(mut location: Location) -> Result<(Client, String), Error> {
     Ok((Client::new(&location)?, location.prefix))
 }
 
-/// The leases of one cluster, as callers see them. Each call is a job on the thread of the store.
+/// The leases of one cluster. Each call runs as a job on the thread of the store.
 #[derive(Debug)]
 struct EtcdStore(OnWorker<EtcdLeases>);
 
@@ -173,7 +175,7 @@ impl LeaseStore for EtcdStore {
         names.boxed()
     }
 
-    /// A free lock has no key, and a cooldown ends with its lease, so there is nothing to sweep.
+    /// Deletes nothing, because a free lock has no key, and a cooldown ends with its lease.
     async fn sweep(&self, _: &LockName, _: Duration, _: bool) -> Result<Swept, StoreError> {
         Ok(Swept::Kept)
     }
@@ -206,7 +208,7 @@ impl Watch for EtcdStore {
 
     async fn holder_changed(&self, name: &LockName, seen: &Status) {
         let (name, seen) = (name.clone(), seen.clone());
-        // Without a response the observer reads again.
+        // If etcd does not respond, the observer inspects the lock again.
         let _ = self.0.run(|leases| async move { leases.until_holder_changed(&name, &seen).await }).await;
     }
 
@@ -217,7 +219,7 @@ impl Watch for EtcdStore {
 
 #[async_trait]
 impl Diagnose for EtcdStore {
-    /// A free lock has no key.
+    /// Deletes nothing, because a free lock has no key.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let status = self.inspect(name).await?;
         Ok(matches!(status.state, State::Free))
@@ -229,7 +231,7 @@ impl Diagnose for EtcdStore {
 }
 
 impl Drop for EtcdStore {
-    /// Ends the leases at once that no claim uses. Otherwise they would expire.
+    /// Revokes the leases that no claim uses. Otherwise they would exist until they expire.
     fn drop(&mut self) {
         let unused: Vec<_> =
             self.0.leases.sessions().drain(..).filter(|session| session.is_empty()).collect();
@@ -240,7 +242,7 @@ impl Drop for EtcdStore {
     }
 }
 
-/// The start of the next page, the names that were read, and those that were returned.
+/// The start of the next page, the names that were read but not returned yet, and the names that were returned.
 type Listing = (Option<Vec<u8>>, VecDeque<LockName>, Names);
 
 #[cfg(test)]
@@ -254,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    /// Opening a pipe for reading blocks until it has a writer.
+    /// The file is a pipe, because opening a pipe for reading blocks until it has a writer.
     #[test]
     fn a_tls_file_on_a_disk_that_hangs_blocks_no_task() {
         let folder = tempfile::tempdir().unwrap();

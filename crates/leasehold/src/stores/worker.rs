@@ -1,7 +1,7 @@
 //! The thread of a store. It runs everything that several locks share: connections, keep-alives and watches.
 //!
-//! A caller may keep a future without polling it, and its runtime may end or stop being driven. Other locks must not be
-//! delayed by this. So a caller's future only awaits the result of a task on this thread.
+//! A caller may keep a future without polling it, and its runtime may end or stop being driven. This must not delay
+//! other locks, so a caller's future only awaits the result of a task on this thread.
 
 use std::fmt;
 use std::pin::Pin;

@@ -1,4 +1,5 @@
-//! Acquiring: one transaction if the queue is empty, otherwise a place in the queue and a confirmation.
+//! Acquires locks. If the queue is empty, this takes one transaction. Otherwise the claim takes a place in the queue,
+//! and another transaction confirms its turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +25,12 @@ struct Contender<'a> {
     key: Vec<u8>,
     granted: Vec<u8>,
     waiting: Vec<u8>,
-    /// Whether a request was sent that may be granted later, without this process learning of it.
+    /// Whether the effect of a request is unknown. The request may still be granted later, without this process
+    /// learning of it.
     unknown: bool,
 }
 
-/// The result of a try.
+/// The result of one attempt.
 enum Outcome {
     /// Granted in this revision.
     Granted(i64),
@@ -70,17 +72,19 @@ impl EtcdLeases {
                 session.forget(claim.id);
                 self.claims().remove(&claim.id);
                 if claim.detached && !contender.unknown {
-                    // The lease belongs to this claim alone, so nothing else uses it.
+                    // No other claim uses the lease.
                     let (client, lease) = (self.client.clone(), session.lease);
                     tokio::spawn(async move { client.revoke(lease).await });
                 }
             }
-            // Whatever the latest error was: an earlier request may still be granted, or is in the queue.
+            // Even if the latest request had no effect, an earlier one may still be granted, or its key is in the
+            // queue.
             let outcome = outcome.map_err(|error| error.if_maybe(contender.unknown || in_line));
             match outcome? {
                 Outcome::Granted(revision) => return self.granted(claim, &session, kept, revision).await,
                 Outcome::Held(held) if held.in_cooldown => {
-                    // The first in the queue now. It may be another claim, which serves as well.
+                    // Reads the first key again to report how much of the cooldown is left. If another claim is first
+                    // by now, reports that one.
                     let first = self.first(&claim.name, &mut budget).await.ok().and_then(|(first, _)| first);
                     return Ok(AcquireOutcome::Held(match first {
                         Some(first) => self.shown(&first, &budget).await,
@@ -96,7 +100,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Repeats the request until it gets a response.
+    /// Sends requests until the claim is granted or refused, or until its lease has ended.
     async fn contend(
         &self,
         contender: &mut Contender<'_>,
@@ -136,9 +140,9 @@ impl EtcdLeases {
         }
     }
 
-    /// Contends for a lock whose keys lie among the keys of other locks. Then no condition on the whole range shows
-    /// that no claim is before this one. But once its own key exists, the keys before it only become fewer. When none
-    /// is left, none will come.
+    /// Contends for a lock whose keys are mixed with the keys of other locks. A condition on the whole range cannot
+    /// show that no claim is before this one. But once the claim's own key exists, no earlier key can be created. So
+    /// when the last earlier key is gone, the claim is first and stays first.
     async fn contend_in_crowd(
         &self,
         contender: &mut Contender<'_>,
@@ -179,7 +183,7 @@ impl EtcdLeases {
         Ok(Some(Outcome::Held(value::held(&first))))
     }
 
-    /// A waiter keeps its place in the queue. A claim that only tries leaves no key.
+    /// Keeps the place in the queue of a claim that waits. Deletes the key of a claim that does not wait.
     async fn stand_or_leave(
         &self,
         contender: &Contender<'_>,
@@ -198,8 +202,8 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one request. Returns `None` if it got no response and must be built again. The next response then shows
-    /// its effect.
+    /// Sends one request. Returns `None` if the request failed and must be built again. The response to the next
+    /// request then shows whether this one had an effect.
     async fn write(
         &self,
         request: &TxnRequest,
@@ -218,7 +222,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Returns a lease that is live and will be for a while, and the heartbeat that confirms it.
+    /// Returns a lease that does not expire soon, and the heartbeat that confirms it.
     async fn session_for(
         &self,
         claim: &Claim,
@@ -228,8 +232,8 @@ impl EtcdLeases {
         loop {
             let known = self.claims().get(&claim.id).cloned().filter(|session| !session.is_gone());
             let session = known.unwrap_or_else(|| self.session_like(claim));
-            // Added before the heartbeat, so that the heartbeat reads this claim's key, which any user with access to
-            // the lock may read.
+            // Adds the claim before the heartbeat, so that the heartbeat reads this claim's key. Every user with access
+            // to the lock may read that key.
             session.expect(claim.id, key, self.env.now());
             match session.keep(&self.client, &self.env, None, claim.ttl.get() / 3, budget).await {
                 Ok(Ok(kept)) => return Ok((session, kept)),
@@ -246,10 +250,11 @@ impl EtcdLeases {
         }
     }
 
-    /// Returns the lease for this claim: a separate one, or the one that claims like it share.
+    /// Returns the lease for this claim. A detached claim has a separate lease. Other claims share a lease if they have
+    /// the same ttl and lease duration.
     ///
-    /// A lease that was not kept alive for a while is left to expire. Near its end, etcd may still confirm a keep-alive
-    /// after the end was decided.
+    /// Lets a lease expire if it was not kept alive for two thirds of its duration. Near the end of a lease, etcd may
+    /// still confirm a keep-alive after it has decided to end the lease.
     fn session_like(&self, claim: &Claim) -> Arc<Session> {
         let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
         let wanted = |shared| Arc::new(Session::wanted(self.fresh_lease(), seconds, claim.ttl, shared));
@@ -273,13 +278,14 @@ impl EtcdLeases {
         session
     }
 
-    /// 63 bits, and not 0, because 0 would leave the choice to etcd.
+    /// Returns a random id for a new lease. It has 63 bits and is never 0, because etcd chooses the id itself if it is
+    /// 0.
     fn fresh_lease(&self) -> i64 {
         i64::try_from(self.env.random.bits() >> 65).unwrap_or(i64::MAX).max(1)
     }
 
-    /// Requests a lease with an id that leasehold chooses. If the response is lost, the repeated request shows whether
-    /// it exists.
+    /// Requests a lease with an id that leasehold chooses. If the response is lost, the response to the repeated
+    /// request shows whether the lease exists.
     pub(super) async fn grant_lease(
         &self,
         seconds: i64,
@@ -300,7 +306,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Returns the grant, unless its deadline passed before it arrived. Then the grant is released.
+    /// Returns the grant. If its deadline has already passed, releases it and returns a loss instead.
     async fn granted(
         &self,
         claim: &Claim,
@@ -308,7 +314,8 @@ impl EtcdLeases {
         kept: Kept,
         revision: i64,
     ) -> Result<AcquireOutcome, StoreError> {
-        // By the heartbeat that was known when the key was written: a later heartbeat may not have read the key.
+        // The deadline counts from the heartbeat that was known when the key was written, because a later heartbeat may
+        // not have read the key.
         let mut grant = Grant {
             // The queue covers all processes, so there is no local hand-off.
             after: None,

@@ -1,4 +1,4 @@
-//! Requests to a cluster: choice of the member, the login, and the metadata that etcd expects with each request.
+//! Requests to a cluster: the choice of the member, the login, and the metadata that etcd expects with each request.
 
 mod keep_alive;
 
@@ -29,7 +29,7 @@ use super::wire::{
 };
 use crate::error::{Error, Fault};
 
-/// A page of a listing, or of a long queue, is far below this.
+/// The maximum size of a response. A page of a listing or of a long queue is far smaller.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// A cluster. Requests go to one member until it fails.
@@ -39,7 +39,7 @@ pub(super) struct Client {
     way: Way,
     /// The files with which the members' channels were made. Locked while the files are read again.
     files: tokio::sync::Mutex<Files>,
-    /// The member that is asked first. The number only grows and is taken modulo the number of members.
+    /// The number of the member that is asked first. It only grows, and is taken modulo the number of members.
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -51,7 +51,7 @@ pub(super) struct Member {
     address: Arc<str>,
     channel: Channel,
     tls: bool,
-    /// Whether the member has ever responded as etcd does.
+    /// Whether the member has ever sent a valid response.
     proven: Arc<AtomicBool>,
 }
 
@@ -62,11 +62,11 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Sends nothing yet. Must be called inside the runtime to which the connections will belong.
+    /// Creates a client. Sends nothing. Must be called inside the runtime to which the connections will belong.
     pub(super) fn new(location: &Location) -> Result<Self, Error> {
         let way = Way::to(location);
         let files = way.read()?;
-        // An unreadable password is reported at once, and not by the first request.
+        // Reports an unreadable password at once, and not with the first request.
         location.login.as_ref().map(Login::password).transpose()?;
         Ok(Self {
             members: Mutex::new(members(&way, &files)?),
@@ -79,12 +79,12 @@ impl Client {
         })
     }
 
-    /// Linearizable.
+    /// Reads keys. The read is linearizable.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Trouble> {
         self.unary("/etcdserverpb.KV/Range", Effect::None, &request).await
     }
 
-    /// Linearizable, also if it only reads.
+    /// Sends a transaction. It is linearizable even if it only reads.
     pub(super) async fn txn(&self, effect: Effect, request: &TxnRequest) -> Result<TxnResponse, Trouble> {
         self.unary("/etcdserverpb.KV/Txn", effect, request).await
     }
@@ -105,8 +105,8 @@ impl Client {
     }
 
     /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was given up, or leads to
-    /// a member that is no longer asked. If the response does not arrive in time, the future must be dropped. Its
-    /// stream is then closed.
+    /// a member that is no longer used. If the response does not arrive in time, the caller must drop the future, which
+    /// closes the stream.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
         let (turn, _) = self.member();
         if let Some(open) = self.keep_alives.take(turn) {
@@ -129,8 +129,8 @@ impl Client {
         Ok(answer)
     }
 
-    /// Opens a stream of watches. `asked` must have its first message ready, because etcd sends nothing before that.
-    /// It is called again for each member that is tried.
+    /// Opens a stream of watches. `asked` is called for each member that is tried. Its stream must have the first
+    /// message ready, because etcd sends nothing before it receives that message.
     pub(super) async fn watch<S>(
         &self,
         asked: impl Fn() -> S + Send + Sync,
@@ -145,17 +145,17 @@ impl Client {
         .await
     }
 
-    /// The number of members that the store URL names.
+    /// Returns the number of members that the store URL or DNS names.
     pub(super) fn members(&self) -> usize {
         self.way.members().len()
     }
 
-    /// The address of the member with that number. Numbers are below [`members`](Self::members).
+    /// Returns the address of a member. Numbers of members are below [`members`](Self::members).
     pub(super) fn address(&self, member: usize) -> &str {
         self.way.members().get(member).map_or("", String::as_str)
     }
 
-    /// The status that the member reports about itself, or why it does not.
+    /// Returns the status that the member reports about itself, or the reason why there is none.
     pub(super) async fn status(&self, member: usize) -> Result<StatusResponse, String> {
         let Some(member) = self.channels().get(member).cloned() else {
             return Err("there is none".to_owned());
@@ -169,7 +169,7 @@ impl Client {
         asked.await.map_err(|status| member.trouble(Effect::None, &status).into_error().to_string())
     }
 
-    /// The number of members of the cluster. `None` if the cluster does not report it.
+    /// Returns the number of members of the cluster. Returns `None` if the cluster does not report it.
     pub(super) async fn cluster_size(&self) -> Option<usize> {
         let path = "/etcdserverpb.Cluster/MemberList";
         let answer: MemberListResponse = self.unary(path, Effect::None, &MemberListRequest {}).await.ok()?;
@@ -188,8 +188,9 @@ impl Client {
         .await
     }
 
-    /// Asks the current member, and another one only if it is certain that the first one did nothing. A member that
-    /// does not respond is not asked first the next time, also if the caller timed out and dropped this future.
+    /// Asks the current member. Asks another member only if it is certain that the first one did nothing. If a member
+    /// does not respond, the next request goes to another member first. This also holds if the caller timed out and
+    /// dropped this future.
     async fn on_some_member<A, F>(
         &self,
         effect: Effect,
@@ -224,8 +225,8 @@ impl Client {
                 Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members() => tried += 1,
                 Trouble::NotSent(_) | Trouble::NotHere(_) => return Err(trouble),
                 Trouble::Failed(ref error) if error.is_transient() => {
-                    // The client certificate may have been refused, which TLS 1.3 reports after the connection was
-                    // made.
+                    // The member may have refused the client certificate. TLS 1.3 reports this only after the
+                    // connection was made.
                     self.read_again().await;
                     return Err(trouble);
                 }
@@ -252,10 +253,10 @@ impl Client {
         if !self.way.has_files() {
             return false;
         }
-        // A task that comes while they are read continues without.
+        // If another task is reading the files, does not wait for it.
         let Ok(mut files) = self.files.try_lock() else { return false };
         let (way, known, runtime) = (self.way.clone(), files.clone(), Handle::current());
-        // On a blocking thread: a file may be on a disk that hangs.
+        // Reads on a blocking thread, because a file may be on a disk that hangs.
         let read = tokio::task::spawn_blocking(move || {
             let found = way.read()?;
             if found == known {
@@ -280,18 +281,18 @@ impl Client {
         }
     }
 
-    /// Returns the login token. `None` if the cluster has no users. It is requested once, and again when it has
-    /// expired.
+    /// Returns the login token. Returns `None` if the store URL has no login or the cluster has no users. Requests the
+    /// token once, and again when it has expired.
     async fn token(&self, member: &Member) -> Result<Option<MetadataValue<Ascii>>, Trouble> {
         let Some(login) = &self.login else { return Ok(None) };
         if let Some(token) = &*self.known_token() {
             return Ok(Some(token.clone()));
         }
-        // Read again for each login, and on a blocking thread: a file may be on a disk that hangs.
+        // Reads the password for each login, on a blocking thread, because a file may be on a disk that hangs.
         let reads = login.clone();
         let password = match tokio::task::spawn_blocking(move || reads.password()).await {
             Ok(Ok(password)) => password,
-            // The file existed when the store was opened, so another try may succeed.
+            // The password was readable when the store was opened, so another attempt may succeed.
             Ok(Err(error)) => return Err(Trouble::Failed(unread(&error).not_applied())),
             Err(_) => return Err(Trouble::Failed(Fault::unavailable("no password was read").not_applied())),
         };
@@ -360,7 +361,7 @@ impl Drop for NextMember<'_> {
         if self.answered {
             return;
         }
-        // Once, however many requests were waiting for the member.
+        // Switches once, no matter how many requests were waiting for the member.
         let next = self.turn.wrapping_add(1);
         let _ = self.client.current.compare_exchange(self.turn, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -413,8 +414,8 @@ impl Member {
     }
 }
 
-/// Only a member that has a leader serves the request. A member that is cut off from the others returns an error
-/// instead of waiting.
+/// Returns the metadata of a request. With `hasleader`, only a member that has a leader serves the request. A member
+/// that is cut off from the others returns an error instead of waiting.
 fn metadata(token: Option<&MetadataValue<Ascii>>) -> MetadataMap {
     let mut metadata = MetadataMap::new();
     metadata.insert("hasleader", MetadataValue::from_static("true"));

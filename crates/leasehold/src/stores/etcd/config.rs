@@ -8,10 +8,10 @@ use crate::lease::StoreOptions;
 use crate::stores::hosts::{self, Host, is_host_name, take_identity};
 use crate::url::StoreUrl;
 
-/// The port for members without one in the URL: that of etcd's clients.
+/// The default port of members: the port for etcd's clients.
 const PORT: u16 = 2379;
 
-/// The longest prefix. Together with the longest name it is still a short key.
+/// The maximum length of a prefix. Together with the longest name, it still makes a short key.
 const MAX_PREFIX_BYTES: usize = 250;
 
 /// The settings in a store URL.
@@ -27,10 +27,11 @@ pub(super) struct Location {
     pub(super) tls: Option<Tls>,
 }
 
-/// Files in PEM form.
+/// The TLS options of a store URL. The files are in PEM form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tls {
-    /// The authority that signs the members' certificates. If it is not given, those that the machine trusts.
+    /// The authority that signs the members' certificates. If it is `None`, the authorities that the machine trusts are
+    /// used.
     pub(super) authority: Option<String>,
     /// The client certificate and its private key.
     pub(super) identity: Option<(String, String)>,
@@ -63,7 +64,7 @@ impl Location {
     }
 }
 
-/// `tls=on`, or any of the files, which require TLS.
+/// Takes the TLS options out of `url`. Returns `Some` for `tls=on`, or if any other TLS option is given.
 fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let switch = url.take_switch("tls")?;
     let (authority, identity) = (url.take("ca"), take_identity(url)?);
@@ -88,7 +89,7 @@ fn checked_server_name(name: String) -> Result<String, Error> {
         ))
 }
 
-/// Checks that a login is sent only to `hosts` on this machine, or encrypted. Otherwise others could read it.
+/// Checks that all `hosts` are this machine. Others could read a login that is sent unencrypted to another machine.
 fn check_private(hosts: &[Host]) -> Result<(), Error> {
     match hosts.iter().find(|host| !host.is_this_machine()) {
         None => Ok(()),
@@ -114,7 +115,7 @@ pub(super) fn members(authority: &str) -> Result<Vec<Host>, Error> {
     authority.split(',').map(member).collect()
 }
 
-/// Each as `host:port`.
+/// Formats each host as `host:port`.
 pub(super) fn addresses(hosts: &[Host]) -> Vec<String> {
     hosts.iter().map(Host::to_string).collect()
 }
@@ -130,7 +131,8 @@ fn member(text: &str) -> Result<Host, Error> {
     })
 }
 
-/// The path without its first `/` and with one at its end. `//x` is the prefix `/x/`, as other clients may have it.
+/// Returns the path without its first `/` and with one at its end. `//x` is the prefix `/x/`, which other clients may
+/// use.
 fn prefix(path: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {

@@ -7,11 +7,11 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::config::{Location, Tls};
 use crate::error::{Error, ErrorKind};
 
-/// The time limit for a connection and its TLS handshake. A lost SYN is sent again after one second.
+/// The time limit for a connection and its TLS handshake. The system sends a lost SYN again after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// A member that dies without closing its connections is noticed after this and [`PING_LIMIT`]. etcd refuses clients
-/// that ping more often than every 5 s (`--grpc-keepalive-min-time`).
+/// The interval of pings. If a member dies without closing its connections, this is noticed after this time plus
+/// [`PING_LIMIT`]. etcd refuses clients that ping more often than every 5 s (`--grpc-keepalive-min-time`).
 const PING: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
 
@@ -42,7 +42,7 @@ impl Way {
         self.tls.is_some()
     }
 
-    /// Whether there are TLS files. They may change while the store is open.
+    /// Returns whether there are TLS files. They may change while the store is open.
     pub(super) fn has_files(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.authority.is_some() || tls.identity.is_some())
     }
@@ -61,11 +61,11 @@ impl Way {
         Ok(Files { authority, identity })
     }
 
-    /// Returns a channel to each member, not connected yet. Blocks, because it reads the certificates that the machine
-    /// trusts. Must be called inside the runtime to which the connections will belong.
+    /// Returns a channel to each member. The channels connect when they are used. Blocks, because it reads the
+    /// certificates that the machine trusts. Must be called inside the runtime to which the connections will belong.
     ///
     /// # Errors
-    /// Invalid for a host that is not valid, and for files that contain no certificate.
+    /// Invalid for a bad host, and for files that contain no certificate.
     pub(super) fn channels(&self, files: &Files) -> Result<Vec<Channel>, Error> {
         let tls = self.tls.as_ref().map(|tls| tls.config(files));
         let scheme = if tls.is_some() { "https" } else { "http" };

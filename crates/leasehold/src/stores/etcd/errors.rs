@@ -1,8 +1,8 @@
-//! What etcd's errors mean: whether the request may have had its effect, and what to do about it.
+//! The meaning of etcd's errors: whether the request may have had an effect, and how to react.
 //!
-//! etcd distinguishes its errors by text only: gRPC has 16 codes, and `Unavailable` alone stands for ten errors. The
-//! texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0. An unknown text is judged by
-//! its code, which never counts as "not applied" for a write that may have been applied.
+//! etcd distinguishes its errors only by their text: gRPC has 16 codes, and `Unavailable` alone stands for ten errors.
+//! The texts are constants of `api/v3rpc/rpctypes/error.go` and have not changed since 3.0. If the text is unknown, the
+//! code decides. No code counts as "not applied" for a write that may have been applied.
 
 use tonic::{Code, Status};
 
@@ -11,35 +11,36 @@ use crate::error::{ErrorKind, Fault, StoreError};
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// It changes nothing, or nothing that matters: reads, watches, keep-alives, logins.
+    /// The request changes nothing, or nothing that matters: reads, watches, keep-alives, logins.
     None,
-    /// It writes.
+    /// The request writes.
     Writes,
 }
 
 /// The meaning of an error response.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The lease does not exist, or no longer. Nothing was written.
+    /// The lease does not exist, or has ended. Nothing was written.
     NoLease,
-    /// A lease with that id exists already: an earlier attempt created it.
+    /// A lease with that id already exists, because an earlier attempt created it.
     LeaseExists,
-    /// The login token has expired, or the cluster's users have changed: log in again. Nothing was written.
+    /// The login token has expired, or the cluster's users have changed. The client must log in again. Nothing was
+    /// written.
     LogInAgain,
-    /// The cluster has no users: no login is needed.
+    /// The cluster has no users, so no login is needed.
     NoLogin,
     /// The cluster has users, and the request named none. Nothing was written.
     NoUser,
-    /// Nothing was sent to this member: another one may be asked at once.
+    /// Nothing was sent to this member. Another one may be asked at once.
     NotSent(Fault),
     /// This member cannot serve the request now. Nothing was written. Another one may be asked at once.
     NotHere(Fault),
-    /// Everything else.
+    /// Any other error.
     Failed(StoreError),
 }
 
 impl Trouble {
-    /// Converts it to an error, for callers that have no special handling.
+    /// Converts this to an error, for callers without special handling.
     pub(super) fn into_error(self) -> StoreError {
         match self {
             Self::NoLease => Fault::unavailable("etcd: the lease is gone").not_applied(),
@@ -65,9 +66,9 @@ enum Verdict {
     NoLogin,
     NoUser,
     NotHere,
-    /// Certainly without effect.
+    /// The request certainly had no effect.
     Not(ErrorKind, Option<&'static str>),
-    /// A write may take effect, now or later.
+    /// A write may have taken effect, or may take effect later.
     Maybe(ErrorKind, Option<&'static str>),
 }
 
@@ -96,7 +97,7 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         );
     }
     let fault = |kind, help: Option<&str>| {
-        // The error that broke the connection is more precise than that it broke.
+        // The error that broke the connection is more precise than the status.
         let said = why.as_ref().map_or_else(|| words(status), |(why, _)| why.clone());
         let fault = Fault::new(kind, format!("etcd at {member}: {said}"));
         match help.or_else(|| tls_help(&why.as_ref()?.0, link)) {
@@ -124,7 +125,7 @@ const PERMISSION: &str = "grant a role with read and write permission on the pre
 const SPACE: &str =
     "compact and defragment etcd, then clear the alarm: etcdctl compact, defrag, alarm disarm";
 
-/// Looks up etcd's text, without the leading `etcdserver: `.
+/// Looks up the meaning of etcd's text. Ignores the prefix `etcdserver: `.
 fn by_text(text: &str) -> Option<Verdict> {
     use ErrorKind::{Corrupt, Denied, Invalid, Unavailable};
     let text = text.strip_prefix("etcdserver: ").unwrap_or(text);
@@ -133,7 +134,7 @@ fn by_text(text: &str) -> Option<Verdict> {
         "lease already exists" => Verdict::LeaseExists,
         "invalid auth token" | "revision of auth store is old" => Verdict::LogInAgain,
         "authentication is not enabled" => Verdict::NoLogin,
-        // Refused before anything was proposed to the other members.
+        // The member refuses the request before it proposes anything to the other members.
         "no leader" => Verdict::NotHere,
         "rpc not supported for learner" => Verdict::Not(Unavailable, Some(LEARNER)),
         "too many requests" => Verdict::Not(Unavailable, None),
@@ -193,8 +194,8 @@ fn denied(message: &str) -> Fault {
     Fault::new(ErrorKind::Denied, message)
 }
 
-/// For an error of the connection, returns the message of the innermost cause, and whether no connection could be made.
-/// In that case nothing was sent.
+/// Returns the message of the innermost cause of a connection error, and whether no connection could be made. In that
+/// case nothing was sent.
 fn innermost(status: &Status) -> Option<(String, bool)> {
     let mut source = std::error::Error::source(status);
     let (mut why, mut connecting) = (None, false);
@@ -207,7 +208,7 @@ fn innermost(status: &Status) -> Option<(String, bool)> {
     why.map(|why| (one_line(&why), connecting))
 }
 
-/// What to change in the store URL if the two ends of a connection do not agree about TLS.
+/// Returns how to change the store URL if the two ends of a connection do not agree about TLS.
 fn tls_help(why: &str, link: Link) -> Option<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match link {
@@ -243,7 +244,7 @@ fn words(status: &Status) -> String {
     }
 }
 
-/// Text of another machine, on one line, without control characters, truncated.
+/// Returns text from another machine on one line, without control characters and truncated.
 fn one_line(text: &str) -> String {
     let clean = text.chars().map(|c| if crate::types::is_unprintable(c) { ' ' } else { c });
     clean.take(300).collect()
@@ -267,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Texts and codes as etcd 3.4 to 3.6 sends them, and every code with an unknown text.
+    /// The texts and codes that etcd 3.4 to 3.6 sends, and every code with an unknown text.
     const ANSWERS: &[(Code, &str, &str, &str)] = &[
         // code, text, its meaning for a read, its meaning for a write
         (Code::NotFound, "etcdserver: requested lease not found", "no lease", "no lease"),

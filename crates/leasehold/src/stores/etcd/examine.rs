@@ -1,4 +1,4 @@
-//! The doctor's checks of a cluster: which members respond, what the user may do, and how short a lease can be.
+//! The doctor's checks of a cluster: the members that respond, the permissions of the user, and the minimum ttl.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ impl EtcdLeases {
     async fn may_write(&self, left: &mut Vec<String>) -> Result<(), StoreError> {
         let key = self.keys.mark(Id::random(&self.env.random));
         let written = self.asked_to(&requests::rewrite(&key, 0, b"leasehold doctor", 0)).await;
-        // Also after a failure: a write that got no response may have been applied.
+        // Removes the key even after a failure, because a write that got no response may have been applied.
         let removed = self.asked_to(&requests::remove(&key)).await;
         let untouched = matches!(&written, Err(StoreError::NotApplied(_)));
         if removed.is_err() && !untouched {
@@ -99,7 +99,7 @@ impl EtcdLeases {
         written.and(removed)
     }
 
-    /// Sends a request that may be repeated without further effect.
+    /// Sends an idempotent request, with retries.
     async fn asked_to(&self, request: &TxnRequest) -> Result<(), StoreError> {
         let budget = self.budget(2 * STORE_TIMEOUT, Ttl::DEFAULT);
         let ask = || async {
@@ -169,7 +169,7 @@ fn is_new_enough(version: &str) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= OLDEST
 }
 
-/// Checks for alarms. A member with an alarm accepts no writes, or its data differ.
+/// Checks for alarms. A member with an alarm accepts no writes, or its data differs from that of other members.
 fn alarms(members: &[&StatusResponse]) -> Finding {
     const CHECK: &str = "alarms";
     let leaderless = members.iter().filter(|member| member.leader == 0).count();
@@ -180,7 +180,7 @@ fn alarms(members: &[&StatusResponse]) -> Finding {
             "check the alarms: etcdctl alarm list; for a full database, run etcdctl compact, defrag, alarm disarm",
         );
     }
-    // A member that is cut off reports it, and the others continue without it.
+    // A member that is cut off reports that it has no leader. The others continue without it.
     if leaderless > 0 && 2 * leaderless <= asked {
         return Finding::warning(CHECK, format!("{leaderless} of {asked} members have no leader"))
             .with_help("locks work as long as a majority does: etcdctl endpoint status --cluster");

@@ -1,4 +1,4 @@
-//! Properties of the keys and values in a lock's queue, for any bytes.
+//! Properties of the keys and values in a lock's queue that hold for any bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
 
 use super::config::Location;
@@ -17,7 +17,7 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
 
 /// A value of leasehold is written back as it was read. Any other value is an unknown holder without a token.
 ///
-/// The first line is the key, the second its mod revision, the rest its value.
+/// The first line of `data` is the key, the second its mod revision, and the rest its value.
 pub fn etcd_key(data: &[u8]) {
     let mut lines = data.splitn(3, |byte| *byte == b'\n');
     let mut line = || lines.next().unwrap_or_default().to_vec();
@@ -47,7 +47,7 @@ pub fn etcd_key(data: &[u8]) {
     }
 }
 
-/// A key that is listed as a lock's key is in that lock's queue.
+/// Asserts that a key that is listed as a lock's key is in that lock's queue.
 fn found_under_its_name(key: &[u8]) {
     for keys in [Keys::new(String::new()), Keys::new("app/".to_owned())] {
         let Some(name) = keys.lock_of(key) else { continue };

@@ -1,4 +1,4 @@
-//! Holding: renewals, releases, and grants that are handed to another process.
+//! Renews and releases grants, and hands them to other processes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,16 +20,16 @@ use crate::retry::RetryBudget;
 #[derive(Clone, Debug)]
 pub(super) struct Memo {
     session: Arc<Session>,
-    /// Taken before the keep-alive was sent from which the grant's deadline counts. `None` if that is unknown.
+    /// The moment before the keep-alive was sent from which the grant's deadline counts. `None` if it is unknown.
     known: Option<Moment>,
-    /// The content of its key.
+    /// The value of the grant's key.
     value: Arc<Value>,
-    /// The result of its release.
+    /// The result of the release, once there is one.
     over: Option<Released>,
-    /// Whether a release was sent that got no response.
+    /// Whether a release was sent whose effect is unknown.
     unsure: bool,
-    /// Watches for the deletion of its key. One watch lasts from the grant to its end, instead of one for each pause
-    /// between two renewals.
+    /// The watch for the deletion of the key. It lasts from the grant to its end, because a new watch for each pause
+    /// between two renewals would cost more requests.
     pub(super) watch: Arc<Mutex<Option<Watch>>>,
 }
 
@@ -49,7 +49,7 @@ enum Written {
     Done(i64),
     /// The key no longer existed.
     Absent,
-    /// The key has another content. Look at it to decide whether to write again.
+    /// The key has changed. Its content decides whether to write again.
     Found(Box<KeyValue>),
     /// The lease for the write has ended.
     NoLease,
@@ -82,7 +82,8 @@ impl EtcdLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
+        // Does not retry until the deadline, because the renewal task must get errors before that. It then retries at
+        // its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,
@@ -109,7 +110,7 @@ impl EtcdLeases {
                 memo.known = Some(kept.sent);
                 return Ok(prolonged(grant, kept, memo, self.env.now()));
             }
-            // The key is not as it should be. It may have been moved to another lease, or it was read too late.
+            // The key may have been deleted or moved to another lease, or the session may not know its current state.
             match self.look_up(grant, &mut budget).await? {
                 None => return Ok(self.lose(grant, &memo, &mut budget).await),
                 Some(found) if found.session.lease == memo.session.lease => {}
@@ -119,8 +120,8 @@ impl EtcdLeases {
         }
     }
 
-    /// Finds the key of a grant, and the lease that it is on. `None` if it does not exist or no longer belongs to that
-    /// grant.
+    /// Reads the key of a grant, and finds the lease that it is on. Returns `None` if the key does not exist or no
+    /// longer belongs to the grant.
     async fn look_up(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Result<Option<Memo>, StoreError> {
         let key = self.keys.of_claim(&grant.name, grant.id);
         let (Some(kv), _) = self.key(&key, budget).await? else { return Ok(None) };
@@ -142,7 +143,7 @@ impl EtcdLeases {
         Renewal::Lost(self.loss_of(grant, budget).await)
     }
 
-    /// Returns how a grant was lost, if it is certain that it was.
+    /// Returns how a grant was lost. The caller knows that it was lost.
     async fn loss_of(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Loss {
         let line = self.keys.line(&grant.name);
         match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), budget).await {
@@ -159,7 +160,7 @@ impl EtcdLeases {
         self.claims().remove(&id);
     }
 
-    /// Ends a grant, or the claim with that id that waits in the queue.
+    /// Ends a grant, or withdraws the waiting claim with its id.
     pub(super) async fn give_up(
         &self,
         grant: &mut Grant,
@@ -200,7 +201,7 @@ impl EtcdLeases {
         let session = memo.as_ref().map(|memo| memo.session.clone());
         let session = session.or_else(|| self.claims().get(&grant.id).cloned());
         let place = session.as_ref().and_then(|session| session.place(grant.id));
-        // Uses what this process has read. For a ticket, that is nothing.
+        // The revision that this process knows. It knows none for a ticket.
         let mut revision = place.map(|place| place.revision);
         let mut mark = None;
         let mut unsure = memo.as_ref().is_some_and(|memo| memo.unsure);
@@ -211,7 +212,7 @@ impl EtcdLeases {
                 if value.state == Standing::Cooldown {
                     return Ok(gone(unsure));
                 }
-                // The process that holds this grant, or waits for it, finds its end only by the mark.
+                // The process that holds this grant, or waits for it, learns only from the mark that it was ended.
                 mark = Some((self.keys.mark(grant.id), kv.lease)).filter(|_| memo.is_none() && kv.lease != 0);
                 revision = Some(kv.mod_revision);
                 continue;
@@ -236,7 +237,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Ends a grant and keeps its key, on a lease that lasts as long as the cooldown. For other clients the lock is
+    /// Ends a grant, but keeps its key on a lease that lasts as long as the cooldown. Other clients see the lock as
     /// held.
     async fn start_cooldown(
         &self,
@@ -257,7 +258,8 @@ impl EtcdLeases {
         })
     }
 
-    /// Writes a grant's key again, with another value and on another lease. Returns `None` if the key was deleted.
+    /// Writes a grant's key again, with another value and on another lease. Returns the revision of the key, or `None`
+    /// if the key was deleted.
     async fn move_to(
         &self,
         grant: &Grant,
@@ -344,7 +346,8 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one write of one key. Returns `None` if it got no response, or must be tried again: read the key first.
+    /// Sends one write of one key. Returns `None` if the write failed and must be tried again. The caller must read the
+    /// key first.
     async fn write_once(
         &self,
         request: &TxnRequest,
@@ -370,12 +373,13 @@ impl EtcdLeases {
     }
 }
 
-/// The result of a release whose key does not exist: this process deleted it, if it sent such a request.
+/// Returns the result of a release whose key does not exist. If this process sent a delete whose effect is unknown,
+/// that delete was applied.
 fn gone(unsure: bool) -> Released {
     if unsure { Released::Released } else { Released::AlreadyLost }
 }
 
-/// A response that arrives after the end of the lease does not prolong it.
+/// Extends the deadline of `grant`. A response that arrives after the end of the lease does not extend it.
 fn prolonged(grant: &mut Grant, kept: Kept, memo: Memo, now: Moment) -> Renewal {
     let prolonged = deadline(grant.ttl, kept);
     if grant.deadline.passed(now) || prolonged.passed(now) {
@@ -390,8 +394,8 @@ fn lost(grant: &Grant, reason: LossReason) -> Renewal {
     Renewal::Lost(Loss::new(grant.name.clone(), grant.token, reason))
 }
 
-/// Returns how long a grant is valid: counted from before the keep-alive was sent, and for no longer than etcd promised
-/// then, if that is less than was requested.
+/// Returns the deadline of a grant. It counts from before the keep-alive was sent. If etcd granted less time than
+/// `ttl`, that shorter time counts.
 pub(super) fn deadline(ttl: Ttl, kept: Kept) -> Deadline {
     let promised = Ttl::new(kept.ttl.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or(ttl);
     Deadline::new(kept.sent, ttl.min(promised).holder_span())

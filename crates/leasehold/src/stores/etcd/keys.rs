@@ -1,16 +1,17 @@
 //! The keys of locks: `<prefix><name>/<claim id>`, the layout of etcd's own lock recipes.
 //!
 //! All of these recipes (`client/v3/concurrency`, the lock service, `etcdctl lock`) order the keys below `<name>/` by
-//! their create revision, and their keys end in the id of their lease. leasehold's keys end in the id of the claim. So
-//! any number of claims can share one lease, and a ticket finds its key by its id.
+//! their create revision, and their keys end in the id of their lease. leasehold's keys end in the id of the claim
+//! instead. So any number of claims can share one lease, and a ticket finds its key by its id.
 
 use crate::lease::Id;
 use crate::types::LockName;
 
-/// The longest ending of a lock's key. leasehold's have 32 digits, those that are lease ids up to 16.
+/// The maximum number of digits at the end of a lock's key. The claim ids of leasehold have 32 digits, and lease ids
+/// have up to 16.
 const MOST_DIGITS: usize = 32;
 
-/// The first key after all those that begin with `prefix`. If there is none, etcd's sign for "no end".
+/// Returns the first key after all keys that begin with `prefix`. If there is none, returns etcd's marker for "no end".
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -22,7 +23,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// All keys from `key` on, before `end`. If `end` is empty, only `key`.
+/// The keys from `key` (inclusive) to `end` (exclusive). If `end` is empty, only `key`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Keyspace {
     pub(super) key: Vec<u8>,
@@ -30,14 +31,14 @@ pub(super) struct Keyspace {
 }
 
 impl Keyspace {
-    /// Only `key`.
+    /// Returns the range of the single key `key`.
     pub(super) fn of(key: &[u8]) -> Self {
         Self { key: key.to_vec(), end: Vec::new() }
     }
 
     fn beginning_with(prefix: Vec<u8>) -> Self {
         let end = end_of(&prefix);
-        // A key cannot be empty. The first one is a single zero byte.
+        // A key cannot be empty. The first possible key is a single zero byte.
         Self { key: if prefix.is_empty() { vec![0] } else { prefix }, end }
     }
 }
@@ -53,35 +54,35 @@ impl Keys {
         Self { prefix }
     }
 
-    /// The key of one claim.
+    /// Returns the key of one claim.
     pub(super) fn of_claim(&self, name: &LockName, id: Id) -> Vec<u8> {
         format!("{}{name}/{id}", self.prefix).into_bytes()
     }
 
-    /// The keys of all claims that hold `name` or wait for it, and those of the locks whose names begin with `name/`. A
-    /// range cannot separate them.
+    /// Returns the range of the keys of all claims that hold `name` or wait for it. It also contains the keys of the
+    /// locks whose names begin with `name/`, because a range cannot separate them.
     pub(super) fn line(&self, name: &LockName) -> Keyspace {
         Keyspace::beginning_with(format!("{}{name}/", self.prefix).into_bytes())
     }
 
-    /// Whether `key`, one of [`line`](Self::line), belongs to the queue of `name` itself. Keys of any form count: a
-    /// lock that another client may hold is not granted.
+    /// Returns whether `key`, a key in [`line`](Self::line), belongs to the queue of `name` itself. Keys of any form
+    /// count, because a lock that another client may hold must not be granted.
     pub(super) fn is_in_line(&self, name: &LockName, key: &[u8]) -> bool {
         let rest = key.get(self.prefix.len() + name.as_str().len() + 1..);
         rest.is_some_and(|rest| !rest.contains(&b'/'))
     }
 
-    /// The key that records that the claim `id` was ended by another process. No lock's name begins with `./`.
+    /// Returns the key that records that another process ended the claim `id`. No lock's name begins with `./`.
     pub(super) fn mark(&self, id: Id) -> Vec<u8> {
         format!("{}./{id}", self.prefix).into_bytes()
     }
 
-    /// The keys of all locks whose names begin with `prefix`, and more.
+    /// Returns a range that contains the keys of all locks whose names begin with `prefix`, and possibly other keys.
     pub(super) fn of_locks(&self, prefix: &str) -> Keyspace {
         Keyspace::beginning_with(format!("{}{prefix}", self.prefix).into_bytes())
     }
 
-    /// The lock that the key belongs to, if it is a lock's key.
+    /// Returns the name of the lock that `key` belongs to. Returns `None` if `key` is not a lock's key.
     pub(super) fn lock_of(&self, key: &[u8]) -> Option<LockName> {
         let (name, ending) = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?.rsplit_once('/')?;
         let digits = ending.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
@@ -90,14 +91,14 @@ impl Keys {
     }
 }
 
-/// The key right after `key`.
+/// Returns the next possible key after `key`.
 pub(super) fn after(key: &[u8]) -> Vec<u8> {
     let mut next = key.to_vec();
     next.push(0);
     next
 }
 
-/// Returns each name of a sorted listing of keys once. It remembers only the names that can still recur: `a/1`,
+/// Removes duplicate names from a sorted listing of keys. Remembers only the names that can still recur: `a/1`,
 /// `a/b/2`, `a/c` are keys of `a`, `a/b`, `a`.
 #[derive(Debug, Default)]
 pub(super) struct Names {
@@ -105,7 +106,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Returns `name`, unless it was returned before. `key` is its key without the store's prefix.
+    /// Returns `name`, unless it was returned before.
     pub(super) fn fresh(&mut self, name: LockName) -> Option<LockName> {
         let is_below = |above: &LockName| {
             name.as_str()

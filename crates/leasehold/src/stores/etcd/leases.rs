@@ -1,4 +1,5 @@
-//! The leases of one cluster, and the reads. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
+//! The leases of one cluster, and the reads. All of this runs on the thread of the store
+//! ([`worker`](crate::stores::worker)).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use crate::lease::{Evicted, HolderInfo, Id, MOST_WAITERS, State, Status, Token, 
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
-/// The number of keys that are read at a time.
+/// The number of keys in a page.
 const PAGE: i64 = 1_000;
 
 /// The leases of one cluster.
@@ -28,7 +29,7 @@ pub(super) struct EtcdLeases {
     pub(super) keys: Keys,
     pub(super) env: Env,
     pub(super) watcher: Watcher,
-    /// The leases that claims share, one for each time to live.
+    /// The leases that claims share, one for each ttl and lease duration.
     sessions: Mutex<Vec<Arc<Session>>>,
     /// The lease of each claim that is in the queue or was granted.
     claims: Mutex<HashMap<Id, Arc<Session>>>,
@@ -53,7 +54,7 @@ impl EtcdLeases {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a read, with retries.
+    /// Sends a transaction that only reads. Retries transient errors.
     pub(super) async fn read(
         &self,
         request: TxnRequest,
@@ -78,7 +79,7 @@ impl EtcdLeases {
         Ok((answer.kvs.into_iter().next(), revision))
     }
 
-    /// Reads keys, again after transient errors.
+    /// Reads keys. Retries transient errors.
     async fn range(
         &self,
         request: RangeRequest,
@@ -105,11 +106,11 @@ impl EtcdLeases {
             match answer.kvs.into_iter().next() {
                 None => return Ok((None, revision)),
                 Some(first) if self.keys.is_in_line(name, &first.key) => return Ok((Some(first), revision)),
-                // Keys of other locks are before it.
+                // Keys of other locks are older.
                 Some(_) => match self.line_until(name, 0, budget).await?.into_iter().next() {
                     None => return Ok((None, revision)),
                     Some(first) => {
-                        // It may have been deleted by now. Then another key is the first.
+                        // If the key has been deleted by now, another key is the first.
                         if let (Some(first), revision) = self.key(&first.key, budget).await? {
                             return Ok((Some(first), revision));
                         }
@@ -119,7 +120,8 @@ impl EtcdLeases {
         }
     }
 
-    /// Describes the first claim of the queue. For a cooldown, also how much of it is left, unless that cannot be read.
+    /// Describes the first claim of the queue. For a cooldown, also reports how much of it is left, unless that cannot
+    /// be read.
     pub(super) async fn shown(&self, first: &KeyValue, budget: &RetryBudget<'_>) -> HolderInfo {
         let mut held = value::held(first);
         if held.in_cooldown
@@ -133,8 +135,8 @@ impl EtcdLeases {
         held
     }
 
-    /// Returns the queue of `name` in order, with the keys that were created up to `create` (0: all). Reads all keys
-    /// below the name, including those of other locks.
+    /// Returns the keys in the queue of `name` that were created up to the revision `create` (0: all), in order. Reads
+    /// all keys below the name, including those of other locks.
     pub(super) async fn line_until(
         &self,
         name: &LockName,
@@ -157,7 +159,7 @@ impl EtcdLeases {
         Ok(found)
     }
 
-    /// Returns one page of the names that begin with `prefix`, and where the next page begins.
+    /// Returns one page of the names that begin with `prefix`, and the start of the next page.
     pub(super) async fn names(
         &self,
         prefix: &str,
@@ -180,7 +182,7 @@ impl EtcdLeases {
 
     pub(super) async fn end_grant(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        // The key of a delete of unknown effect. If it no longer exists, the delete was applied.
+        // The key of a delete whose effect is unknown. If the key no longer exists, the delete was applied.
         let mut asked: Option<Vec<u8>> = None;
         loop {
             let first = self.first(name, &mut budget).await?.0;
@@ -197,7 +199,7 @@ impl EtcdLeases {
             let request = requests::end(&first.key, first.mod_revision, mark);
             match limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
                 Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
-                // The key was written again or deleted meanwhile, or its lease has ended.
+                // The key was written or deleted in the meantime, or its lease has ended.
                 Ok(_) | Err(Trouble::NoLease) => budget.pause_after_conflict().await?,
                 Err(trouble) => {
                     let error = trouble.into_error();

@@ -1,4 +1,4 @@
-//! The transactions. Each transition of a lock is one of them, and its condition makes it safe.
+//! The transactions. Each transition of a lock is one transaction, and its condition makes the transition safe.
 
 use super::keys::Keyspace;
 use super::wire::{
@@ -6,7 +6,7 @@ use super::wire::{
     RequestOp, SortOrder, SortTarget, TxnRequest,
 };
 
-/// How many comparisons a transaction may have (`--max-txn-ops` is 128 by default).
+/// The maximum number of comparisons in a transaction. etcd's limit (`--max-txn-ops`) is 128 by default.
 pub(super) const MOST_COMPARISONS: usize = 100;
 
 /// A claim's own key, and the values to write there.
@@ -25,9 +25,9 @@ impl Own<'_> {
 }
 
 /// Grants the lock if the queue is empty. Otherwise returns the first key, the claim's own key and the last key, in
-/// this order. A claim that `waits` then enters the queue.
+/// this order. A claim that `waits` also enters the queue, after these reads.
 pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
-    // A range without keys compares as a key of revision 0, and no key has that.
+    // etcd compares a range without keys like a key of revision 0, and no key has that revision.
     let empty = compare_range(line, CompareResult::Equal, 0);
     let mut failure = look(line, own.key, 0);
     if waits {
@@ -41,8 +41,8 @@ pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     TxnRequest { compare: vec![empty], success: vec![own.put(own.granted)], failure }
 }
 
-/// Enters the queue in any case. For locks whose keys lie among those of other locks. If the own key exists, returns
-/// it.
+/// Enters the queue even if it is empty, for locks whose keys are mixed with those of other locks. If the own key
+/// exists, returns it.
 pub(super) fn stand(own: Own<'_>) -> TxnRequest {
     TxnRequest {
         compare: vec![created(own.key, CompareResult::Equal, 0)],
@@ -51,16 +51,17 @@ pub(super) fn stand(own: Own<'_>) -> TxnRequest {
     }
 }
 
-/// Grants the lock if the own key, created in `create`, is still as it was written in `revision`, and no earlier key
-/// exists. The claim's lease may have expired while it waited: then the key does not exist, and this fails. Otherwise
-/// returns the same as [`ask`], with the key just before the own key instead of the last.
+/// Grants the lock if the own key, created in `create`, has not been written since `revision`, and no earlier key
+/// exists. Fails if the claim's lease expired while it waited, because its key then no longer exists. A failed
+/// transaction returns the same keys as [`ask`], except that the last key is the one just before the own key.
 pub(super) fn confirm(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     let mut request = confirm_alone(line, own, create, revision);
     request.compare.push(compare_range(line, CompareResult::Greater, create - 1));
     request
 }
 
-/// Like [`confirm`], for a claim before which there can no longer be another claim.
+/// Like [`confirm`], but without the check for earlier keys. For a claim for which no earlier key exists or can be
+/// created.
 pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(own.key, revision)],
@@ -69,7 +70,7 @@ pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision
     }
 }
 
-/// Gives another value and lease to the key if it is still as it was written in `revision`. Otherwise returns the key.
+/// Writes the key with another value and lease if it has not been written since `revision`. Otherwise returns the key.
 pub(super) fn rewrite(key: &[u8], revision: i64, value: &[u8], lease: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![unchanged(key, revision)],
@@ -78,34 +79,34 @@ pub(super) fn rewrite(key: &[u8], revision: i64, value: &[u8], lease: i64) -> Tx
     }
 }
 
-/// Deletes the key if it is still as it was written in `revision`, and writes `mark`, a key and its lease, for its
-/// holder to find. Otherwise returns the key.
+/// Deletes the key if it has not been written since `revision`, and writes `mark`, a key and its lease, for the holder
+/// to find. Otherwise returns the key.
 pub(super) fn end(key: &[u8], revision: i64, mark: Option<(&[u8], i64)>) -> TxnRequest {
     let mut success = vec![op(Op::DeleteRange(DeleteRangeRequest { key: key.to_vec() }))];
     success.extend(mark.map(|(mark, lease)| put(mark, b"ended by another", lease)));
     TxnRequest { compare: vec![unchanged(key, revision)], success, failure: vec![get(key)] }
 }
 
-/// Deletes the key whatever its content. For a key that no other client knows of.
+/// Deletes the key regardless of its content. For a key that no other client knows.
 pub(super) fn remove(key: &[u8]) -> TxnRequest {
     let success = vec![op(Op::DeleteRange(DeleteRangeRequest { key: key.to_vec() }))];
     TxnRequest { compare: Vec::new(), success, failure: Vec::new() }
 }
 
-/// Checks whether each key is still as it was written in its revision (0: does not exist). Otherwise returns all of
-/// them.
+/// Checks that no key has been written since its revision (0: the key does not exist). If the check fails, returns all
+/// keys.
 pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> TxnRequest {
-    // With the values: without its value, etcd 3.7 leaves out a key's lease too.
+    // Includes the values, because etcd 3.7 omits the lease of a key if it omits the value.
     let failure = keys.clone().map(|(key, _)| get(key));
     TxnRequest {
         compare: keys.clone().map(|(key, revision)| unchanged(key, revision)).collect(),
         success: Vec::new(),
-        // Not empty: a transaction that only compares would not be linearizable.
+        // Must not be empty, because a transaction that only compares would not be linearizable.
         failure: failure.collect(),
     }
 }
 
-/// Reads what happened to a claim that has ended: its mark, and the first key of the queue.
+/// Reads the keys that show how a claim ended: its mark, and the first key of the queue.
 pub(super) fn post_mortem(mark: &[u8], line: &Keyspace) -> TxnRequest {
     TxnRequest {
         compare: Vec::new(),
@@ -119,13 +120,13 @@ pub(super) fn first(line: &Keyspace) -> RangeRequest {
     sorted(line, SortOrder::Ascend)
 }
 
-/// Reads the keys of a lock's queue that were created first, at most `limit`.
+/// Reads the oldest keys of a lock's queue, at most `limit`.
 pub(super) fn oldest(line: &Keyspace, limit: usize) -> RangeRequest {
     RangeRequest { limit: i64::try_from(limit).unwrap_or(i64::MAX), ..first(line) }
 }
 
-/// Reads a page of the keys from `key` on, without their values. With `create`, only those that were created up to
-/// then.
+/// Reads a page of the keys from `key` on, without their values. If `create` is not 0, reads only the keys that were
+/// created up to this revision.
 pub(super) fn page(key: Vec<u8>, end: Vec<u8>, limit: i64, create: i64) -> RangeRequest {
     RangeRequest {
         key,
@@ -142,9 +143,9 @@ pub(super) fn exactly(key: &[u8]) -> RangeRequest {
     RangeRequest { key: key.to_vec(), ..RangeRequest::default() }
 }
 
-/// Reads the first key, the own key, and the last key that was created up to `create` (0: of all).
+/// Reads the first key, the own key, and the last key that was created up to the revision `create` (0: any revision).
 fn look(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
-    // With its value, which shows who waits directly before us.
+    // Includes the value, which shows who waits directly before this claim.
     let last = RangeRequest { max_create_revision: create, ..sorted(line, SortOrder::Descend) };
     vec![op(Op::Range(first(line))), get(own), op(Op::Range(last))]
 }
@@ -173,7 +174,7 @@ fn put(key: &[u8], value: &[u8], lease: i64) -> RequestOp {
     op(Op::Put(PutRequest { key: key.to_vec(), value: value.to_vec(), lease }))
 }
 
-/// Compares the mod revision and not the create revision: a later write was made with later information.
+/// Compares the mod revision and not the create revision, because a later write was made with later information.
 fn unchanged(key: &[u8], revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),

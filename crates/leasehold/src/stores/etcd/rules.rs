@@ -1,4 +1,4 @@
-//! The rules: from a response of etcd to its meaning for a claim. No input or output.
+//! The rules. They derive the meaning of a response of etcd for a claim. They do no I/O.
 
 use super::keys::Keys;
 use super::value::{self, Standing, Value, Who};
@@ -24,13 +24,13 @@ pub(super) struct Place {
 pub(super) enum Step {
     /// Granted in this revision.
     Granted(i64),
-    /// It is or may be our turn, which must be confirmed.
+    /// It may be our turn. This must be confirmed.
     Confirm(Place),
     /// Another claim is before us. Contains our place if we are in the queue.
     Held(HolderInfo, Option<Place>),
     /// Keys of other locks hide the key before ours. Contains our place if we are in the queue.
     Crowded(Option<Place>),
-    /// We are no longer in the queue, or the key before ours is gone: ask again.
+    /// We are no longer in the queue, or the key before ours is gone. Send the first request again.
     Again,
 }
 
@@ -93,7 +93,7 @@ fn behind(
     }
 }
 
-/// The state in our own key. No other client has reason to write there.
+/// Returns the state in our own key. No other client has a reason to write there.
 pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreError> {
     Ok(own_value(claim, own)?.state)
 }
@@ -110,7 +110,7 @@ pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> 
     }
 }
 
-/// The token of a grant in `revision`.
+/// Returns the token of a grant in `revision`.
 pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(|| {
         Fault::new(
@@ -121,7 +121,7 @@ pub(super) fn token_of(revision: i64) -> Result<Token, StoreError> {
     })
 }
 
-/// How a grant whose key is gone was lost, according to its mark and to the first key of the queue.
+/// Returns how a grant whose key is gone was lost, according to its mark and to the first key of the queue.
 pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnResponse) -> Loss {
     let mut answers = answer.responses.into_iter();
     let mark = next_key(&mut answers);
@@ -134,7 +134,7 @@ pub(super) fn loss(keys: &Keys, name: &LockName, token: Token, answer: TxnRespon
     Loss::new(name.clone(), token, reason)
 }
 
-/// The key in the next response, which is to a range of at most one key.
+/// Returns the key in the next response. The response must be to a range of at most one key.
 pub(super) fn next_key(answers: &mut impl Iterator<Item = ResponseOp>) -> Option<KeyValue> {
     match answers.next()?.answer? {
         Answer::Range(range) => range.kvs.into_iter().next(),
@@ -184,7 +184,7 @@ mod tests {
         ResponseOp { answer: Some(Answer::Range(range)) }
     }
 
-    /// The response to a request whose condition did not hold.
+    /// Returns the step after a request whose condition did not hold.
     fn refused(first: Option<KeyValue>, own: Option<KeyValue>, last: Option<KeyValue>, stood: bool) -> Step {
         let nested = TxnResponse { succeeded: stood, ..TxnResponse::default() };
         let answer = TxnResponse {

@@ -1,10 +1,10 @@
-//! An etcd lease, kept alive once for all the claims that use it.
+//! An etcd lease. One keep-alive serves all claims that use the lease.
 //!
-//! The validity of a grant follows from one *heartbeat*: a keep-alive, and after it a linearizable read of the claims'
-//! keys. The deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must
-//! also be executed in the same raft term, which shows that the leader that confirmed the keep-alive was really the
-//! leader. A leader that was replaced without noticing it continues to prolong leases, while its successor lets them
-//! expire.
+//! A grant is valid because of one *heartbeat*: a keep-alive, followed by a linearizable read of the claims' keys. The
+//! deadline counts from before the keep-alive was sent. The read shows that the keys still exist. It must be executed
+//! in the same raft term as the keep-alive. This shows that the leader that confirmed the keep-alive was still the
+//! leader. A leader that was replaced and does not know it yet continues to extend leases, while its successor lets
+//! them expire.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,11 +27,11 @@ use crate::retry::RetryBudget;
 /// The maximum number of unused keys that are deleted after one heartbeat.
 const MOST_SWEPT: usize = 16;
 
-/// The minimum time for which a request that was given up is looked for, however short the lease. A member that was
-/// frozen executes it when it resumes.
+/// The minimum time for which the key of an abandoned request is looked for, even if the lease is shorter. A frozen
+/// member executes the request when it resumes.
 const LATEST: Duration = Duration::from_secs(120);
 
-/// How many batches of keys are read at the same time.
+/// The number of batches of keys that are read at the same time.
 const LOOKS_AT_ONCE: usize = 8;
 
 /// One lease.
@@ -49,7 +49,7 @@ pub(super) struct Session {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether the lease must first be requested from etcd.
+    /// Whether the lease must still be requested from etcd.
     wanted: bool,
     /// The last confirmed heartbeat, and its number.
     kept: Option<(u64, Kept)>,
@@ -66,7 +66,7 @@ struct State {
 /// A confirmed heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// Taken before the keep-alive was sent.
+    /// The moment before the keep-alive was sent.
     pub(super) sent: Moment,
     /// The time to live that etcd granted.
     pub(super) ttl: Duration,
@@ -75,13 +75,13 @@ pub(super) struct Kept {
 #[derive(Debug)]
 struct Entry {
     key: Vec<u8>,
-    /// `None` while the key is not known to exist. It should not exist, but a late request may still write it.
+    /// `None` while the key is not known to exist. A late request may still write it.
     place: Option<Place>,
-    /// Whether a request was sent that got no response. It may be executed at any time when the queue is empty.
+    /// Whether the effect of a request is unknown. etcd may execute it at any time when the queue is empty.
     doubtful: bool,
-    /// When the claim was last used. Never before the keep-alive was sent that its deadline counts from.
+    /// When the claim was last used. This is never before the keep-alive from which its deadline counts.
     touched: Moment,
-    /// Whether the key is being deleted because the claim was not used. From then on the claim is not valid.
+    /// Whether the key is being deleted because the claim was not used. The claim is no longer valid.
     swept: bool,
 }
 
@@ -90,17 +90,17 @@ struct Entry {
 pub(super) struct Gone;
 
 impl Session {
-    /// Creates a lease that the first heartbeat requests from etcd.
+    /// Creates the session of a lease that the first heartbeat requests from etcd.
     pub(super) fn wanted(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
         Self::new(lease, seconds, ttl, shared, State { wanted: true, ..State::default() })
     }
 
-    /// Creates a lease for a single claim, which etcd has granted.
+    /// Creates the session of a lease that etcd has granted for a single claim.
     pub(super) fn granted(lease: i64, seconds: i64, ttl: Ttl, kept: Kept) -> Self {
         Self::new(lease, seconds, ttl, false, State { kept: Some((0, kept)), ..State::default() })
     }
 
-    /// Creates a lease that another process was granted. Nothing is known about it yet.
+    /// Creates the session of a lease that was granted to another process. Nothing is known about the lease yet.
     pub(super) fn found(lease: i64, seconds: i64, ttl: Ttl) -> Self {
         Self::new(lease, seconds, ttl, false, State::default())
     }
@@ -126,15 +126,15 @@ impl Session {
         self.state().gone = true;
     }
 
-    /// Adds `id` before anything is sent, so that a key that is written late is found and deleted.
+    /// Adds the claim `id` before its first request is sent, so that a key that is written late is found and deleted.
     ///
-    /// For claims, each step of which is compared with the content of their key, and for keys that were just written.
+    /// For claims whose every step compares the content of their key, and for keys that were just written.
     pub(super) fn expect(&self, id: Id, key: &[u8], now: Moment) {
         self.asked(id, key, now, |entry| entry.swept = false);
     }
 
-    /// Like [`expect`](Self::expect), for a grant that is to be prolonged, which writes nothing. Returns `false` if its
-    /// key is being deleted.
+    /// Like [`expect`](Self::expect), for a grant that is renewed without a write. Returns `false` if its key is being
+    /// deleted.
     pub(super) fn prolongs(&self, id: Id, key: &[u8], now: Moment) -> bool {
         self.asked(id, key, now, |entry| !entry.swept)
     }
@@ -158,7 +158,8 @@ impl Session {
         }
     }
 
-    /// Whether the key of a grant that is to be prolonged exists. If so, it is not swept as long as the grant is valid.
+    /// Returns whether the key of a grant that is renewed exists. If so, the key is not swept as long as the grant is
+    /// valid.
     pub(super) fn stands(&self, id: Id, now: Moment) -> bool {
         let mut state = self.state();
         let Some(entry) = state.places.get_mut(&id).filter(|entry| entry.place.is_some() && !entry.swept)
@@ -186,7 +187,7 @@ impl Session {
         }
     }
 
-    /// Removes a claim. If one of its requests may still be executed, the claim is looked for a while longer.
+    /// Removes a claim. If one of its requests may still be executed, its key is looked for a while longer.
     pub(super) fn forget(&self, id: Id) {
         let mut state = self.state();
         match state.places.get_mut(&id) {
@@ -195,13 +196,14 @@ impl Session {
         }
     }
 
-    /// Whether no claim uses the lease, except for claims that a late request may still create.
+    /// Returns whether no claim uses the lease. Ignores claims that only a late request may still create.
     pub(super) fn is_empty(&self) -> bool {
         self.state().places.values().all(|entry| entry.doubtful && entry.place.is_none())
     }
 
     /// Returns a confirmed heartbeat that was sent after `known` and is no older than `most`, or that began after this
-    /// call. Concurrent callers share one heartbeat, and its failure. Waits for as long as `budget` has left.
+    /// call. Concurrent callers share one heartbeat, including its failure. Waits for at most the time that is left in
+    /// `budget`.
     ///
     /// Cancel safe: the heartbeat runs in a separate task.
     pub(super) async fn keep(
@@ -235,7 +237,7 @@ impl Session {
                 }
             };
             let ended = async {
-                // Nothing is ever sent: the channel is closed.
+                // Nothing is ever sent on the channel. It is closed when the heartbeat ends.
                 let _ = running.changed().await;
                 Ok(())
             };
@@ -245,7 +247,7 @@ impl Session {
         }
     }
 
-    /// Starts a heartbeat in a task that depends on no caller.
+    /// Starts a heartbeat in a task of its own, which does not depend on any caller.
     fn begin(self: &Arc<Self>, state: &mut State, client: &Arc<Client>, env: &Env) -> watch::Receiver<()> {
         let (ends, running) = watch::channel(());
         state.begun += 1;
@@ -276,7 +278,7 @@ impl Session {
             }
             Err(Trouble::NoLease) => state.gone = true,
             Err(trouble) => {
-                // The lease may exist in etcd, but it has no keys. The next lease has another number.
+                // The lease may exist in etcd, but it has no keys. The next session has another lease id.
                 state.gone |= state.wanted;
                 let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = trouble.into_error();
                 state.failed = Some((number, fault.not_applied()));
@@ -284,12 +286,13 @@ impl Session {
         }
     }
 
-    /// The time limit of a heartbeat. After it the lease is over anyway.
+    /// Returns the budget of a heartbeat. Its time limit is the duration of the lease, which has expired after that
+    /// anyway.
     fn budget<'a>(&self, env: &'a Env) -> RetryBudget<'a> {
         RetryBudget::new(env, self.lasts(), attempt_limit(self.ttl))
     }
 
-    /// How long the lease lasts without a heartbeat.
+    /// Returns how long the lease lasts without a heartbeat.
     pub(super) fn lasts(&self) -> Duration {
         Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0))
     }
@@ -314,7 +317,8 @@ impl Session {
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
 
-    /// The keys of the claims, and how each should be. At least one batch, because the read also returns the term.
+    /// Returns the keys of the claims and their expected revisions, in batches. There is at least one batch, because
+    /// the read also returns the term.
     fn batches(&self) -> Vec<Vec<Seen>> {
         let state = self.state();
         let seen = |(id, entry): (&Id, &Entry)| Seen {
@@ -337,7 +341,7 @@ impl Session {
         batch: Vec<Seen>,
     ) -> Result<(), Trouble> {
         let request = if batch.is_empty() {
-            // Any linearizable read will do.
+            // Any linearizable read returns the term.
             let nothing: [(&[u8], i64); 1] = [(b"\0", 0)];
             requests::check(nothing.into_iter())
         } else {
@@ -351,14 +355,14 @@ impl Session {
         Ok(())
     }
 
-    /// Updates the places after a read in which some key was not as it should be.
+    /// Updates the places after a read in which some key was not as expected.
     fn take_in(&self, batch: Vec<Seen>, answer: TxnResponse) {
         let mut answers = answer.responses.into_iter();
         let mut state = self.state();
         for seen in batch {
             let found = next_key(&mut answers);
             let Some(entry) = state.places.get_mut(&seen.id) else { continue };
-            // This process wrote the key again after the read was put together, so this response is outdated.
+            // This process wrote the key again after the read was built, so this response is outdated.
             if entry.place.as_ref().map_or(0, |place| place.revision) != seen.revision {
                 continue;
             }
@@ -370,8 +374,8 @@ impl Session {
         }
     }
 
-    /// Deletes the keys of claims that were not used for as long as a lease lasts. The other claims would otherwise
-    /// keep these keys alive forever.
+    /// Deletes the keys of claims that were not used for the duration of a lease. Otherwise the other claims on the
+    /// lease would keep these keys alive forever.
     async fn sweep(&self, client: &Client, env: &Env) {
         let budget = &self.budget(env);
         for (id, key, revision) in self.stale(env.now()) {
@@ -400,8 +404,8 @@ impl Session {
     }
 }
 
-/// Checks the term. A read in another term than the keep-alive confirms nothing: the leader that confirmed the
-/// keep-alive may have been replaced by then.
+/// Checks the term of a read. A read in another term than the keep-alive confirms nothing, because the leader that
+/// confirmed the keep-alive may have been replaced by then.
 fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     if answer.header.unwrap_or_default().raft_term == term {
         return Ok(());
@@ -410,7 +414,7 @@ fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
     Err(Trouble::Failed(fault.not_applied()))
 }
 
-/// A key on the lease, as it should be.
+/// A key on the lease, with its expected revision.
 #[derive(Clone, Debug)]
 struct Seen {
     id: Id,
@@ -418,7 +422,8 @@ struct Seen {
     revision: i64,
 }
 
-/// Awaits one request for as long as a request may take.
+/// Awaits one request within the time limit of a request. A request that writes nothing counts as not applied when it
+/// times out.
 pub(super) async fn limited<T>(
     budget: &RetryBudget<'_>,
     effect: Effect,
@@ -433,7 +438,7 @@ pub(super) async fn limited<T>(
     }
 }
 
-/// Copies the error for a task that waited for the same request.
+/// Copies the error for a task that waited for the same heartbeat.
 fn again(error: &StoreError) -> StoreError {
     let fault = error.fault();
     let mut copy = Fault::new(fault.kind, fault.message.clone());

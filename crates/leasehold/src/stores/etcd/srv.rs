@@ -1,7 +1,7 @@
-//! Discovers the members of a cluster by DNS: by its SRV records, as etcd's own clients do.
+//! Discovers the members of a cluster by its SRV records in DNS, as etcd's own clients do.
 //!
-//! Hand-written, because a resolver crate brings 17 others. Sends one query to the servers of `/etc/resolv.conf`,
-//! over UDP, and over TCP if the response does not fit. Blocks.
+//! Written by hand, because a resolver crate has 17 dependencies. Queries the servers of `/etc/resolv.conf` over UDP,
+//! and over TCP if the response does not fit. Blocks.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use crate::clock::{Clock as _, Deadline, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::random::Random;
 
-/// The time limit of one response of one server, and how often each server is asked.
+/// The time limit of one query to one server, and the number of queries to each server.
 const LIMIT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 
@@ -19,7 +19,7 @@ const SRV: u16 = 33;
 const INTERNET: u16 = 1;
 const LONGEST_NAME: usize = 253;
 
-/// A record. Smaller priorities come first, and among equal ones greater weights.
+/// An SRV record. Lower priorities come first. Among equal priorities, higher weights come first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Record {
     priority: u16,
@@ -70,7 +70,7 @@ fn members_by(servers: &[SocketAddr], domain: &str, tls: bool) -> Result<Vec<Str
     .with_help("is a name server in /etc/resolv.conf reachable?"))
 }
 
-/// Parses the servers in a `resolv.conf`. Without any, it is the server on this machine.
+/// Parses the servers in a `resolv.conf`. If there are none, returns the server on this machine.
 fn servers(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| line.trim().strip_prefix("nameserver")?.trim().parse::<IpAddr>().ok();
     let mut servers: Vec<_> =
@@ -86,7 +86,7 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // Packets from other addresses are then not received.
+    // After this, the socket does not receive packets from other addresses.
     socket.connect(server)?;
     socket.set_read_timeout(Some(LIMIT))?;
     socket.send(question)?;
@@ -107,7 +107,8 @@ fn ask(server: &SocketAddr, question: &[u8], id: u16) -> io::Result<Vec<Record>>
     records(&answer, id, question)
 }
 
-/// Fills `buffer`. The timeout of a stream applies to one read, and a server may send a byte at a time.
+/// Fills `buffer` until `deadline`. The timeout of a stream applies to one read, and a server may send one byte at a
+/// time.
 fn read_until(stream: &mut TcpStream, mut buffer: &mut [u8], deadline: Deadline) -> io::Result<()> {
     while !buffer.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
@@ -126,7 +127,7 @@ fn left(deadline: Deadline) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Builds a question for the SRV records of `name`, with recursion. `None` if it is not a valid name.
+/// Builds a question for the SRV records of `name`, with recursion. Returns `None` if `name` is not valid.
 fn question(id: u16, name: &str) -> Option<Vec<u8>> {
     let mut message = id.to_be_bytes().to_vec();
     message.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -145,7 +146,7 @@ fn is_truncated(message: &[u8]) -> bool {
     message.get(2).is_some_and(|flags| flags & 2 != 0)
 }
 
-/// Parses the records in the response to `question`. There are none if the name does not exist.
+/// Parses the records in the response to `question`. Returns none if the name does not exist.
 fn records(message: &[u8], id: u16, question: &[u8]) -> io::Result<Vec<Record>> {
     let is_answer = message.get(2).is_some_and(|flags| flags & 0x80 != 0);
     // The response repeats the question after a header of the same length.
@@ -189,7 +190,7 @@ fn number(message: &[u8], at: usize) -> Option<u16> {
 /// Parses the name at `at`, which may continue elsewhere in the message. Also returns where it ends.
 fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut labels, mut end) = (Vec::new(), None);
-    // No name has more labels, or needs more jumps.
+    // No valid name has more labels and pointers.
     for _ in 0..256 {
         let length = usize::from(*message.get(at)?);
         match length {
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     fn record(priority: u16, weight: u16, port: u16, target: &[u8]) -> Vec<u8> {
-        // The name of the question, by a jump; type and class, time to live, length, data.
+        // The name as a pointer to the question, type and class, time to live, length, data.
         let mut record = vec![0xc0, 12, 0, 33, 0, 1, 0, 0, 0, 60, 0];
         record.push(u8::try_from(6 + target.len()).unwrap());
         record.extend([priority.to_be_bytes(), weight.to_be_bytes(), port.to_be_bytes()].concat());
@@ -235,7 +236,7 @@ mod tests {
         record
     }
 
-    /// A response to `question` with these records.
+    /// Builds a response to `question` with these records.
     fn answer(question: &[u8], flags: [u8; 2], records: &[Vec<u8>]) -> Vec<u8> {
         let mut message = question.to_vec();
         message[2..4].copy_from_slice(&flags);
@@ -247,7 +248,7 @@ mod tests {
     const FINE: [u8; 2] = [0x81, 0x80];
     const TRUNCATED: [u8; 2] = [0x83, 0x80];
 
-    /// A name server for one question over UDP, and for one over TCP after it if that was truncated.
+    /// Starts a name server that answers one question over UDP and, if that response was truncated, one over TCP.
     fn server(respond: impl Fn(&[u8], bool) -> Vec<u8> + Send + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn records_are_asked_for_and_put_in_order() {
-        // The second target ends in the domain of the question: behind `_etcd-client-ssl` and `_tcp`.
+        // The second target ends in a pointer to the domain in the question, after `_etcd-client-ssl` and `_tcp`.
         let domain = 12 + 17 + 5;
         let three = [
             record(10, 1, 2379, b"\x01c\x00"),
@@ -325,7 +326,7 @@ mod tests {
         for length in 0..good.len() {
             assert!(records_of(&good[..length]).is_err(), "{length}");
         }
-        // A name that jumps to itself.
+        // A name with a pointer to itself.
         let turning =
             answer(&asked, FINE, &[record(0, 0, 1, &[0xc0, u8::try_from(asked.len()).unwrap() + 18])]);
         assert!(records_of(&turning).is_err());
@@ -341,7 +342,7 @@ mod tests {
         let in_time = Deadline::new(SystemClock.now(), Duration::from_secs(60));
         read_until(&mut stream, &mut buffer, in_time).unwrap();
         assert_eq!(&buffer, b"ab");
-        // A byte can be read, and the time is over.
+        // A byte can be read, but the deadline has passed.
         let passed = Deadline::new(SystemClock.now(), Duration::ZERO);
         let error = read_until(&mut stream, &mut buffer[..1], passed).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -1,4 +1,4 @@
-//! The values of leasehold's keys: JSON, readable with `etcdctl get`.
+//! The values of leasehold's keys. They are JSON, which people can read with `etcdctl get`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::lease::{Claim, Holder, HolderInfo, Id, Token, Ttl, Waiter};
 /// The format that this version writes, and the newest one that it reads.
 const FORMAT: u64 = 1;
 
-/// The value of one claim.
+/// The value of the key of one claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Value {
     /// The format.
@@ -26,7 +26,7 @@ pub(super) struct Value {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) lock_delay_ms: u64,
     pub(super) holder: Holder,
-    /// In state `in_cooldown`: the length of the cooldown.
+    /// In the state [`Cooldown`](Standing::Cooldown): the length of the cooldown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) rest_ms: Option<u64>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Value {
 pub(super) enum Standing {
     /// In the queue. The claim has not been granted the lock.
     Waiting,
-    /// Its holder has the lock.
+    /// The claim holds the lock.
     Granted,
     /// Released with a cooldown, during which the lock cannot be granted.
     #[serde(rename = "resting")]
@@ -62,13 +62,13 @@ impl Value {
         }
     }
 
-    /// The value of a grant with `token`, whose key is written again.
+    /// Returns the value of a grant with `token` whose key is written again.
     pub(super) fn with_token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// The value of a grant that was released with `token` and a cooldown of `cooldown`.
+    /// Returns the value of a grant with `token` that was released with a cooldown of `cooldown`.
     pub(super) fn in_cooldown(mut self, token: Token, cooldown: Duration) -> Self {
         self.state = Standing::Cooldown;
         self.token = Some(token);
@@ -83,18 +83,19 @@ impl Value {
         })
     }
 
-    /// How long the lock may be held from the time it was read, unless it is renewed.
+    /// Returns how long the lock may remain held after its value was read, unless the lease is renewed.
     fn lasts(&self) -> Duration {
         let lease = Duration::from_millis(self.ttl_ms.saturating_add(self.lock_delay_ms));
         self.rest_ms.map_or(lease, Duration::from_millis)
     }
 
-    /// The time to live of the claim's lease.
+    /// Returns the time to live of the claim's lease, in seconds.
     pub(super) fn lease_seconds(&self) -> i64 {
         whole_seconds(self.lasts())
     }
 
-    /// Whether the value has everything that a value of leasehold always has.
+    /// Returns whether the value is complete: it has a format, a valid ttl and, in a cooldown, the length of the
+    /// cooldown.
     fn is_whole(&self) -> bool {
         let rests = self.state != Standing::Cooldown || self.rest_ms.is_some();
         self.leasehold != 0 && self.ttl().is_some() && rests
@@ -105,7 +106,7 @@ impl Value {
     }
 }
 
-/// Whole seconds, as etcd counts, rounded up; at least one.
+/// Rounds `duration` up to whole seconds, the unit of etcd's leases. Returns at least one.
 pub(super) fn whole_seconds(duration: Duration) -> i64 {
     let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
     i64::try_from(seconds).unwrap_or(i64::MAX).max(1)
@@ -119,7 +120,7 @@ fn millis(duration: Duration) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Ours(Box<Value>),
-    /// Another client, or a newer version of leasehold. The text describes it for people.
+    /// Another client, or a newer version of leasehold. The text describes the owner to users.
     Foreign(String),
 }
 
@@ -149,7 +150,7 @@ fn shown(key: &[u8]) -> String {
     text.chars().map(|c| if crate::types::is_unprintable(c) { '\u{fffd}' } else { c }).take(300).collect()
 }
 
-/// The token of the grant under `kv`, if it is one, or was one and is in a cooldown.
+/// Returns the token of the grant in `kv`. Returns `None` for a claim that waits.
 pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
     match value.state {
         Standing::Waiting => None,
@@ -178,7 +179,7 @@ pub(super) fn held(kv: &KeyValue) -> HolderInfo {
     held
 }
 
-/// Describes a claim behind the first one. `None` for other clients' keys.
+/// Describes a claim behind the first one. Returns `None` for other clients' keys.
 pub(super) fn waiter(kv: &KeyValue) -> Option<Waiter> {
     match read(kv) {
         Who::Ours(value) => Some(Waiter::new(value.holder.of_the_past())),
@@ -193,7 +194,7 @@ mod tests {
     use crate::golden::{assert_written, golden, golden_record};
     use crate::types::LockName;
 
-    /// The golden value of format 1. Keys with it must stay readable forever.
+    /// The golden value of format 1. Keys with this value must stay readable forever.
     const GOLDEN: &str = r#"{"leasehold":1,"state":"granted","claim":"000102030405060708090a0b0c0d0e0f","ttl_ms":30000,"holder":{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}}"#;
 
     fn kv(value: &str) -> KeyValue {

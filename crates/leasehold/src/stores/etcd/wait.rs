@@ -1,4 +1,4 @@
-//! Waiting: for a turn in the queue, for a lock that another client holds, and for the end of a grant.
+//! Waits for a turn in the queue, for a lock that another client holds, and for the end of a grant.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,14 +14,15 @@ use crate::error::StoreError;
 use crate::lease::{Claim, Grant, HolderInfo, State, Status, Ttl, attempt_limit};
 use crate::types::LockName;
 
-/// The pause after a watch broke, so that reads do not come in a storm.
+/// The pause after a watch breaks. It spreads the reads of many waiters.
 const AFTER_TROUBLE: Duration = Duration::from_secs(1);
 
-/// A lock that is held for longer than this is watched.
+/// A lock is watched only after it was held for this long.
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 
 impl EtcdLeases {
-    /// Waits until the key just before the claim's own is deleted, and keeps the claim's place in the queue meanwhile.
+    /// Waits until the key just before the claim's own key is deleted. Keeps the claim's place in the queue while it
+    /// waits.
     pub(super) async fn until_turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let session = self.claims().get(&claim.id).cloned();
         let Some((session, place)) = session.and_then(|session| {
@@ -45,7 +46,7 @@ impl EtcdLeases {
     async fn until_before(&self, place: &Place) -> Fired {
         match &place.before {
             Some((key, revision)) => self.watcher.deleted(key, revision + 1).await,
-            // Unknown: the next try shows it.
+            // The key is unknown. The next attempt finds it.
             None => Fired::Lost,
         }
     }
@@ -72,7 +73,7 @@ impl EtcdLeases {
         }
     }
 
-    /// Waits until the lock is free, has another holder than was `seen`, or begins or ends a cooldown.
+    /// Waits until the lock is free, has a holder other than `seen`, or begins or ends a cooldown.
     pub(super) async fn until_changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         loop {
             let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
@@ -82,14 +83,14 @@ impl EtcdLeases {
                 return Ok(());
             }
             tokio::select! {
-                // The holder writes its key when the cooldown begins, and seldom otherwise.
+                // The holder writes its key when the cooldown begins, and rarely otherwise.
                 fired = self.watcher.touched(&first.key, revision + 1) => self.calm(fired).await,
                 () = self.env.sleep(self.env.random.jittered(POLL_INTERVAL.max, 0.25)) => {}
             }
         }
     }
 
-    /// Waits until the first claim of the queue is another one than when `seen` was read, or has been granted the lock.
+    /// Waits until the first claim of the queue differs from the one in `seen`, or has been granted the lock.
     pub(super) async fn until_holder_changed(&self, name: &LockName, seen: &Status) {
         loop {
             let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
@@ -101,7 +102,8 @@ impl EtcdLeases {
                     return self.calm(Fired::Lost).await;
                 }
             };
-            // Also watches the keys of locks below this one's name. They only cost a read.
+            // Also watches the keys of locks whose names begin with this name and `/`. A change of these keys only
+            // costs an extra read.
             let fired = self.watcher.touched_in(self.keys.line(name), revision + 1).await;
             self.calm(fired).await;
         }
@@ -115,9 +117,10 @@ impl EtcdLeases {
 }
 
 impl EtcdStore {
-    /// Waits until the key of `grant` is deleted. The next renewal then looks for it.
+    /// Waits until the key of `grant` is deleted. The next renewal then looks up the key.
     ///
-    /// Runs in the caller's future, because it only awaits its own watch: each lock that is held waits here.
+    /// Runs in the caller's future and not as a job, because every held lock waits here, and the wait only awaits its
+    /// own watch.
     pub(super) async fn until_ended(&self, grant: &Grant) {
         let leases = &self.0.leases;
         let Some(memo) = EtcdLeases::memo(grant) else { return std::future::pending().await };
@@ -127,8 +130,8 @@ impl EtcdStore {
         let mut from = place.revision + 1;
         let mut lent = Lent::from(&memo.watch);
         if lent.watch.is_none() {
-            // A lock that is released before that costs no watch. Nothing is missed: the watch begins at the grant's
-            // revision.
+            // A lock that is released during this pause costs no watch. No event is missed, because the watch begins at
+            // the grant's revision.
             leases.env.sleep(SHORT_HOLD.min(grant.ttl.get() / 6)).await;
         }
         loop {
@@ -139,7 +142,7 @@ impl EtcdStore {
                 break;
             }
             leases.calm(Fired::Lost).await;
-            // etcd may have compacted the revisions after that one.
+            // etcd may have compacted the revisions from `from` on, so the key must be read.
             let (key, ttl) = (key.clone(), grant.ttl);
             let look = self.0.run(|leases| async move {
                 let found = leases.key(&key, &mut leases.budget(STORE_TIMEOUT, ttl)).await;
@@ -155,8 +158,8 @@ impl EtcdStore {
     }
 }
 
-/// The watch of a grant while a future waits for it. When the future is dropped, as for each renewal, the watch returns
-/// to the grant.
+/// The watch of a grant while a future waits for it. The future is dropped at each renewal. The watch then returns to
+/// the memo of the grant.
 struct Lent<'a> {
     home: &'a Mutex<Option<Watch>>,
     watch: Option<Watch>,
@@ -177,8 +180,8 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Whether the first claim of the queue is the one that was seen. Only its lease shows how much of a cooldown is left,
-/// not the key.
+/// Returns whether the first claim of the queue is the one that was seen. Does not compare how much of a cooldown is
+/// left, because the key does not show this, only its lease.
 fn is_still(first: Option<&KeyValue>, seen: &State) -> bool {
     match (first.map(value::held), seen) {
         (None, State::Free) => true,
@@ -195,8 +198,8 @@ mod tests {
     use crate::lease::{Holder, Token};
     use crate::stores::etcd::value::Value;
 
-    /// An inspection shows how much of a cooldown is left, and the key does not. An observer would otherwise read again
-    /// at once, forever.
+    /// An inspection shows how much of a cooldown is left, but the key does not. If this counted as a change, an
+    /// observer would read again at once, forever.
     #[test]
     fn a_continuing_cooldown_is_not_a_change() {
         let env = crate::env::Env::seeded(std::sync::Arc::new(crate::clock::SystemClock), 1);

@@ -23,13 +23,13 @@ const OPENING_LIMIT: Duration = Duration::from_secs(5);
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fired {
-    /// The key was deleted, now or since the given revision; or written, if that was requested.
+    /// The key was deleted, or written if that was requested, in the given revision or later.
     Happened,
-    /// The stream broke, or etcd has compacted the revisions after the given one: read again.
+    /// The stream broke, or etcd has compacted the revisions from the given one on. The caller must read again.
     Lost,
 }
 
-/// The handle of a task that ends when this value is dropped. The first wait opens the stream.
+/// The handle of the watch task, which ends when this value is dropped. The first wait opens the stream.
 #[derive(Debug)]
 pub(super) struct Watcher {
     commands: mpsc::UnboundedSender<Command>,
@@ -91,13 +91,13 @@ impl Watcher {
             filters: unwanted.into_iter().collect(),
             watch_id: id,
         };
-        // If the task has ended, no response is ever sent, and the watch is lost.
+        // If the task has ended, this drops `fired`, and the watch is lost.
         let _ = self.commands.send(Command::Watch { create, fired });
         Watch { commands: self.commands.clone(), id, answer }
     }
 }
 
-/// A watch, until it is dropped.
+/// A watch. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
     commands: mpsc::UnboundedSender<Command>,
@@ -118,7 +118,7 @@ impl Drop for Watch {
     }
 }
 
-/// The state of the task.
+/// The state of the watch task.
 struct Watches {
     client: Arc<Client>,
     env: Env,
@@ -196,7 +196,7 @@ impl Watches {
 
     /// Handles one message of etcd. `None` means that the stream has broken.
     fn take_in(&mut self, answer: Option<WatchResponse>) {
-        // etcd refuses a watch without naming it if the login with which the stream was opened has expired.
+        // If the login with which the stream was opened has expired, etcd refuses a watch without naming it.
         let answer = answer.filter(|answer| !(answer.canceled && answer.watch_id < 0));
         let Some(answer) = answer else {
             self.open = None;

@@ -1,7 +1,7 @@
-//! The messages of etcd's gRPC interface, version 3, as far as leasehold uses them. Field numbers are those of
-//! `etcdserver/etcdserverpb/rpc.proto` and `mvcc/mvccpb/kv.proto`, names those of the protocol.
+//! The messages of etcd's gRPC interface, version 3, as far as leasehold uses them. The field numbers are those of
+//! `etcdserver/etcdserverpb/rpc.proto` and `mvcc/mvccpb/kv.proto`. The names are those of the protocol.
 //!
-//! Hand-written, because the generator needs a protobuf compiler, which a fresh machine does not have.
+//! Written by hand, because the generator needs a protobuf compiler, which a fresh machine does not have.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -147,7 +147,8 @@ pub(super) struct Compare {
     pub(super) key: Vec<u8>,
     #[prost(oneof = "CompareWith", tags = "5, 6")]
     pub(super) with: Option<CompareWith>,
-    /// If set, every key of the range must compare so. A range without keys compares as one key of revision 0.
+    /// If set, the comparison must hold for every key in the range. A range without keys compares like one key of
+    /// revision 0.
     #[prost(bytes = "vec", tag = "64")]
     pub(super) range_end: Vec<u8>,
 }
@@ -195,7 +196,7 @@ pub(super) struct TxnResponse {
     pub(super) responses: Vec<ResponseOp>,
 }
 
-/// `ttl` in seconds; `id` chosen by the client.
+/// `ttl` is in seconds. The client chooses `id`.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct LeaseGrantRequest {
     #[prost(int64, tag = "1")]
@@ -238,7 +239,7 @@ pub(super) struct LeaseKeepAliveRequest {
     pub(super) id: i64,
 }
 
-/// `ttl` in seconds. 0 if there is no such lease.
+/// `ttl` is in seconds. It is 0 if there is no such lease.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
     #[prost(message, optional, tag = "1")]
@@ -272,7 +273,7 @@ pub(super) struct WatchCreateRequest {
     pub(super) start_revision: i64,
     #[prost(enumeration = "WatchFilter", repeated, tag = "5")]
     pub(super) filters: Vec<i32>,
-    /// Chosen by the client.
+    /// The client chooses it.
     #[prost(int64, tag = "7")]
     pub(super) watch_id: i64,
 }
@@ -301,7 +302,7 @@ pub(super) struct WatchResponse {
     pub(super) events: Vec<Event>,
 }
 
-/// The content of a change does not matter: a waiter reads again.
+/// A change of a key. Its content does not matter, because a waiter reads the key again.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Event {}
 
@@ -341,7 +342,7 @@ pub(super) struct StatusRequest {}
 pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
-    /// The member that it considers the leader; 0 for none.
+    /// The member that this member considers the leader; 0 for none.
     #[prost(uint64, tag = "4")]
     pub(super) leader: u64,
     /// Errors, including alarms.

@@ -1,9 +1,8 @@
-//! The stream of keep-alives. It stays open from one heartbeat to the next, for all leases of a client.
+//! The stream of keep-alives. It stays open from one heartbeat to the next, and all leases of a client use it.
 //!
-//! A keep-alive has the stream to itself until its response arrives, so at most one is under way on it. A keep-alive
-//! that is given up closes the stream. So a late response is never taken for the response to a later request, from
-//! which no deadline could be counted. Two leases that are kept alive at the same time use two streams, so neither
-//! waits for the other's response.
+//! At most one keep-alive is under way on a stream. A keep-alive that is abandoned closes its stream, so a late
+//! response is never mistaken for the response to a later request. No deadline can be counted from such a response. Two
+//! leases that are kept alive at the same time use two streams, so neither waits for the other's response.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,13 +16,13 @@ use tonic::metadata::MetadataMap;
 use super::super::wire::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use super::Member;
 
-/// The stream while it is not in use.
+/// The stream, while no keep-alive uses it.
 #[derive(Debug, Default)]
 pub(super) struct KeepAlives(Mutex<Option<Open>>);
 
-/// A stream on which every request got its response.
+/// A stream on which every earlier request got its response.
 pub(super) struct Open {
-    /// The turn of the members when the stream was opened.
+    /// The client's turn number when the stream was opened.
     turn: usize,
     asks: mpsc::UnboundedSender<LeaseKeepAliveRequest>,
     answers: BoxStream<'static, Result<LeaseKeepAliveResponse, Status>>,
@@ -40,11 +39,11 @@ impl KeepAlives {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the stream if it leads to the member of `turn` and has not ended. Otherwise it is dropped.
+    /// Takes the stream if it was opened in `turn` and has not ended. Otherwise drops it.
     pub(super) fn take(&self, turn: usize) -> Option<Open> {
         let mut open = self.idle().take().filter(|open| open.turn == turn)?;
-        // An end, an error, or an unexpected response: the next message would be taken for the response to another
-        // request.
+        // A stream that has ended, failed or sent an unexpected response cannot be used: its message would be mistaken
+        // for the response to the next request.
         open.answers.next().now_or_never().is_none().then_some(open)
     }
 
@@ -55,7 +54,7 @@ impl KeepAlives {
 }
 
 impl Open {
-    /// Opens a stream to `member`, the one of `turn`, with a first keep-alive, because etcd sends nothing before
+    /// Opens a stream to `member`, the member of `turn`. Sends a first keep-alive, because etcd sends nothing before
     /// that.
     pub(super) async fn at(
         member: Member,
@@ -94,7 +93,7 @@ fn ended() -> Status {
 mod tests {
     use super::*;
 
-    /// etcd's end of a stream.
+    /// The member's end of a stream.
     struct Member {
         asked: mpsc::UnboundedReceiver<LeaseKeepAliveRequest>,
         answers: mpsc::UnboundedSender<Result<LeaseKeepAliveResponse, Status>>,
@@ -144,8 +143,8 @@ mod tests {
         }
     }
 
-    /// The response to a keep-alive that was given up may arrive later. The next request must not count its deadline
-    /// from that.
+    /// The response to an abandoned keep-alive may arrive later. The next request must not count its deadline from that
+    /// response.
     #[tokio::test]
     async fn a_stream_with_an_abandoned_keep_alive_is_not_used_again() {
         let kept = KeepAlives::default();

@@ -1,11 +1,11 @@
-//! When keys are swept, and what a heartbeat confirms.
+//! Tests of sweeping, and of heartbeats.
 
 use super::super::wire::ResponseHeader;
 use super::*;
 use crate::clock::{Clock, TestClock};
 use crate::random::Random;
 
-/// A lease of three seconds, and a claim on it whose key exists.
+/// Returns a lease of three seconds, and a claim on it whose key exists.
 fn standing(clock: &TestClock) -> (Session, Id) {
     let id = Id::random(&Random::seeded(1));
     let kept = Kept { sent: clock.now(), ttl: Duration::from_secs(3) };
@@ -15,7 +15,7 @@ fn standing(clock: &TestClock) -> (Session, Id) {
     (session, id)
 }
 
-/// A renewal may wait for its keep-alive. The deadline counts from the keep-alive, and not from the renewal's start.
+/// A renewal may wait for its keep-alive. The deadline counts from the keep-alive, not from the start of the renewal.
 #[tokio::test(start_paused = true)]
 async fn a_slowly_renewed_grant_is_not_swept_before_its_deadline() {
     let clock = TestClock::default();
@@ -30,7 +30,7 @@ async fn a_slowly_renewed_grant_is_not_swept_before_its_deadline() {
     assert_eq!(session.stale(clock.now()).len(), 1);
 }
 
-/// The delete is under way: a key that still exists is not valid.
+/// Once the delete may have been sent, the key is not valid, even if it still exists.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_being_swept_is_not_prolonged() {
     let clock = TestClock::default();
@@ -41,7 +41,7 @@ async fn a_claim_that_is_being_swept_is_not_prolonged() {
     session.put(id, Place { create: 5, revision: 5, before: None });
     assert!(!session.stands(id, clock.now()));
     assert_eq!(session.stale(clock.now()).len(), 1, "and it is tried again");
-    // A claim that returns writes its key again before it is granted.
+    // A claim that is used again writes its key before it is granted.
     session.expect(id, b"key", clock.now());
     assert!(session.stands(id, clock.now()) && session.stale(clock.now()).is_empty());
 }
