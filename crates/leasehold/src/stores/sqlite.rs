@@ -1,8 +1,8 @@
-//! SQLite: a file on this machine that its processes share. The embedded default.
+//! The SQLite store: a file on this machine that processes share. It is the embedded default.
 //!
-//! Time is the machine's boot-time clock, stored together with the id of the boot. Neither a stepped wall clock nor a
-//! reboot confuses a lease: a lease of an earlier boot has lapsed. If the process of a holder ends, its lease ends at
-//! once, as with flock(1). `docs/stores/sqlite.md` has the layout, the permissions and the limits.
+//! Times are read from the machine's boot-time clock and stored together with the id of the boot. A step of the wall
+//! clock does not affect a lease. A lease of an earlier boot has lapsed. If the process of a holder ends, its lease
+//! ends at once, as with flock(1). `docs/stores/sqlite.md` describes the layout, the permissions and the limits.
 
 mod acquire;
 mod database;
@@ -54,22 +54,22 @@ use crate::lease::{
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A poll is one indexed read of a local file.
+/// Polling is cheap, because a poll is one indexed read of a local file.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(2), max: Duration::from_millis(50) };
 
-/// The time limit of operations on a busy file that have no limit from their caller.
+/// The time limit of operations on a busy file whose caller sets none.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of names that are read at a time.
 const PAGE: u32 = 256;
 
 /// Opens `sqlite:path.db`, `sqlite:/path.db` or `sqlite:///path.db`. `sqlite:` opens the user's own file
-/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`). Creates the file if it is missing,
-/// but not the folder of a path that was given: [`LeaseStore::init`] does that.
+/// (`$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`). Creates the file if it is missing.
+/// Does not create the folder of a path that was given; [`LeaseStore::init`] does that.
 ///
 /// The common options `store_clock` and `margin` have no effect here, because all processes read one clock.
-/// `allow_network=on` permits file systems that are not known to be this machine's alone.
+/// `allow_network=on` permits file systems that are not known to be local to this machine.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -90,7 +90,7 @@ const PAGE: u32 = 256;
 /// # Errors
 /// Invalid for a URL or a path that cannot be a lock file. Denied without write permission to the file and its folder.
 /// Unsupported for a file system that is not known to be local, or a file of a newer version. Corrupt for a file that
-/// is damaged or no SQLite database. Nothing that is not leasehold's is ever overwritten.
+/// is damaged or no SQLite database. Files of other programs are never overwritten.
 pub async fn open(mut url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     url.take_common(&mut options)?;
     let location = Location::from_url(&mut url)?;
@@ -108,7 +108,7 @@ struct SqliteLeases {
     env: Env,
 }
 
-/// In a grant's memo: its release was requested, and may have been done although no response arrived.
+/// The memo of a grant whose release was requested. The release may have been done although no response arrived.
 #[derive(Debug)]
 struct ReleaseAsked;
 
@@ -121,7 +121,7 @@ impl SqliteLeases {
             env,
         };
         let opened = store.touch().await;
-        // A missing folder is an error of the next request, unless that is `init`, which creates the folder.
+        // The next request reports a missing folder, unless that request is `init`, which creates the folder.
         if opened.is_err() && !store.database.location().has_no_folder() {
             opened?;
         }
@@ -172,7 +172,7 @@ impl SqliteLeases {
         self.database.run(&self.env, limit, purpose, work).await
     }
 
-    /// Starts the lock delay that counts from a death, on behalf of a waiter.
+    /// Records on behalf of a waiter that the holder was found dead. The lock delay counts from then.
     async fn note_death(&self, name: &LockName) -> Result<(), StoreError> {
         let step = |mut record: Option<Record>, machine: &Machine, now: Moment| {
             let died = record
@@ -197,18 +197,18 @@ impl SqliteLeases {
         self.database.run(&self.env, STORE_TIMEOUT, Purpose::Release, work).await
     }
 
-    /// Returns `grant`, unless its deadline passed before it arrived. Then the grant is released.
+    /// Returns `grant`. If its deadline has already passed, releases it and returns a loss instead.
     async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<AcquireOutcome, StoreError> {
         if !grant.deadline.passed(self.env.now()) {
             return Ok(AcquireOutcome::Granted(grant));
         }
         if claim.repeatable {
-            // A repetition of the claim may have the same grant by now.
+            // Does not release the grant, because a repetition of the claim may have it by now.
             return Ok(AcquireOutcome::Lost(grant.came_too_late()));
         }
         match self.release(&mut grant, None).await {
             Ok(_) => Ok(AcquireOutcome::Lost(grant.came_too_late())),
-            // The grant is valid: the caller must learn that there may be one.
+            // The grant may still exist, so the caller must learn of it.
             Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                 Err(fault.maybe_applied())
             }
@@ -241,7 +241,7 @@ impl LeaseStore for SqliteLeases {
             record.as_mut(),
             id,
         ) {
-            // The request waited for the file until its guard was lost.
+            // The request waited for the file for so long that the guard was lost.
             Some(_) if valid.passed(now) => {
                 let reason = LossReason::Expired { last_error: None };
                 (Err(Loss::new(name.clone(), token, reason)), None)
@@ -273,7 +273,7 @@ impl LeaseStore for SqliteLeases {
             };
         let prolonged = deadline(ttl, at);
         let now = self.env.now();
-        // A response that arrives after the end of the lease does not prolong it.
+        // A response that arrives after the end of the lease does not extend it.
         if grant.deadline.passed(now) || prolonged.passed(now) {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
@@ -283,7 +283,7 @@ impl LeaseStore for SqliteLeases {
 
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError> {
         if grant.token == Token::default() {
-            // The claim was withdrawn, and no longer waits.
+            // The grant stands for a withdrawn claim, which no longer waits.
             self.leave(grant.id).await?;
         }
         let id = grant.id;
@@ -305,8 +305,8 @@ impl LeaseStore for SqliteLeases {
             None if asked_before => (rules::was_released(record.as_ref(), id), None),
             None => (Released::AlreadyLost, None),
         };
-        // If a release is lost, the lease still ends with the boot. If a cooldown is lost, a job could run twice in its
-        // period.
+        // If a power failure undoes a release, the lease still ends with the boot. If it undoes a cooldown, a job could
+        // run twice in its period.
         let durability = if cooldown.is_some() { Durability::Disk } else { Durability::System };
         let released = self.change(&grant.name, STORE_TIMEOUT, Purpose::Release, durability, step).await?;
         self.heartbeats.end(id);
@@ -388,7 +388,7 @@ impl LeaseStore for SqliteLeases {
                 Ok(Some((names, next)))
             }
         });
-        // leasehold did not write names that are not lock names.
+        // Skips names that are not lock names. leasehold did not write them.
         let names = pages.map_ok(|names| {
             stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
         });

@@ -28,8 +28,8 @@ pub(super) struct Memo {
     over: Option<Released>,
     /// Whether a release was sent whose effect is unknown.
     unsure: bool,
-    /// The watch for the deletion of the key. It lasts from the grant to its end, because a new watch for each pause
-    /// between two renewals would cost more requests.
+    /// The watch for the deletion of the key. It lasts from the grant to its end, so that not every pause between two
+    /// renewals needs a new watch.
     pub(super) watch: Arc<Mutex<Option<Watch>>>,
 }
 
@@ -82,8 +82,8 @@ impl EtcdLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Does not retry until the deadline, because the renewal task must get errors before that. It then retries at
-        // its own pace.
+        // Does not retry until the deadline, because the renewal task must get errors before that, and retries at its
+        // own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut memo = match Self::memo(grant).cloned() {
             Some(memo) => memo,

@@ -77,7 +77,8 @@ struct Entry {
     key: Vec<u8>,
     /// `None` while the key is not known to exist. A late request may still write it.
     place: Option<Place>,
-    /// Whether the effect of a request is unknown. etcd may execute it at any time when the queue is empty.
+    /// Whether the effect of a request is unknown. etcd may still execute the request at any time when the queue is
+    /// empty.
     doubtful: bool,
     /// When the claim was last used. This is never before the keep-alive from which its deadline counts.
     touched: Moment,
@@ -158,8 +159,8 @@ impl Session {
         }
     }
 
-    /// Returns whether the key of a grant that is renewed exists. If so, the key is not swept as long as the grant is
-    /// valid.
+    /// Returns whether the key of a grant that is renewed exists. If so, marks the key as used, so that it is not swept
+    /// while the grant is valid.
     pub(super) fn stands(&self, id: Id, now: Moment) -> bool {
         let mut state = self.state();
         let Some(entry) = state.places.get_mut(&id).filter(|entry| entry.place.is_some() && !entry.swept)
@@ -187,7 +188,8 @@ impl Session {
         }
     }
 
-    /// Removes a claim. If one of its requests may still be executed, its key is looked for a while longer.
+    /// Removes a claim. If one of its requests may still be executed, the heartbeats still look for its key for a
+    /// while.
     pub(super) fn forget(&self, id: Id) {
         let mut state = self.state();
         match state.places.get_mut(&id) {
@@ -247,7 +249,7 @@ impl Session {
         }
     }
 
-    /// Starts a heartbeat in a task of its own, which does not depend on any caller.
+    /// Starts a heartbeat in a separate task, which does not depend on any caller.
     fn begin(self: &Arc<Self>, state: &mut State, client: &Arc<Client>, env: &Env) -> watch::Receiver<()> {
         let (ends, running) = watch::channel(());
         state.begun += 1;

@@ -14,7 +14,7 @@ use crate::env::Env;
 use crate::error::Fault;
 use crate::lease::{AcquireOutcome, Claim, Grant, Token, deadline};
 
-/// Runs the transaction of an acquisition. Runs it a second time if the token must wait for the disk.
+/// Runs the transaction of an acquisition. If the token must wait for the disk, runs the transaction a second time.
 pub(super) fn acquire(
     connection: &mut Connection,
     claim: &Claim,
@@ -25,8 +25,8 @@ pub(super) fn acquire(
     let joins = claim.waits && !claim.barges;
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
-            // The clock is read with the write lock held: waiting for the write lock costs the lease no time, and no
-            // other process sees the grant before the commit.
+            // Reads the clock while the write lock is held. So waiting for the write lock does not shorten the lease,
+            // and no other process sees the grant before the commit.
             let now = env.now();
             let record = record::load(transaction, &claim.name)?;
             match rules::judge(claim, record, machine, now) {
@@ -77,8 +77,8 @@ pub(super) fn acquire(
     Err(Fault::unavailable("the token counter cannot be written to the disk").into())
 }
 
-/// Remembers the grant as this process's own, so that a renewal by a copy of the process is noticed. Of a claim that
-/// may be repeated, other processes may have the same grant.
+/// Records that this process has the grant, so that a renewal by a copy of the process is noticed. Does not record the
+/// grant of a repeatable claim, because other processes may have the same grant.
 fn begin(heartbeats: &Heartbeats, claim: &Claim, now: Moment) {
     if !claim.repeatable {
         heartbeats.begin(claim.id, rules::nanos(now.since_boot()));

@@ -25,7 +25,7 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Creates the database at `location`. The first [`run`](Self::run) opens it.
+    /// Creates the handle of the database at `location`. The first [`run`](Self::run) opens the file.
     pub(super) fn new(location: Location) -> Self {
         let queue = Queue::new(|queue| File::new(location.clone(), queue));
         Self { location, queue }
@@ -33,8 +33,8 @@ impl Database {
 
     /// Runs `work` on the connection, and repeats it while the file is busy, for at most `limit`.
     ///
-    /// Cancel safe: work that has begun is finished, and work that has not begun is dropped. A future that is seldom
-    /// polled, or never again, delays no other request.
+    /// Cancel safe: work that has begun is finished, and work that has not begun is dropped. A future that is rarely
+    /// polled, or no longer polled, delays no other request.
     pub(super) async fn run<T, F>(
         &self,
         env: &Env,
@@ -61,7 +61,7 @@ impl Database {
                 Err(self.silent(limit).maybe_applied())
             }
             Ok(Err(Failure::TooLate { .. })) => Err(self.silent(limit).not_applied()),
-            // Its runtime shut down. It is unknown how far the work came.
+            // Its runtime shut down. It is unknown whether the work was done.
             Err(_) => {
                 let fault = Fault::unavailable("the program is ending");
                 Err(if purpose.writes() { fault.maybe_applied() } else { fault.not_applied() })
@@ -78,13 +78,13 @@ impl Database {
         &self.queue
     }
 
-    /// The location of the file.
+    /// Returns the location of the file.
     pub(super) fn location(&self) -> &Location {
         &self.location
     }
 }
 
-/// The receiver of a result.
+/// Sends the result to the caller, once.
 struct Answer<T>(Mutex<Option<oneshot::Sender<Result<T, Failure>>>>);
 
 enum Failure {
@@ -114,7 +114,7 @@ impl<T: Send> Reply for Answer<T> {
     }
 }
 
-/// Work, until it is done.
+/// The work of a request, and its result once it is done.
 struct Call<T, F> {
     caller: Caller,
     writes: bool,
@@ -148,8 +148,9 @@ where
     }
 }
 
-/// Runs `body` in a transaction that takes the write lock at once, so that nothing changes between what it reads and
-/// what it writes. The transition happens at the commit. A `None` beside the output commits nothing.
+/// Runs `body` in a transaction that takes the write lock at once, so that nothing changes between its reads and its
+/// writes. The changes take effect at the commit. If `body` returns `None` beside the output, the transaction is rolled
+/// back.
 pub(super) fn transact<T>(
     connection: &mut Connection,
     durability: Durability,
@@ -169,13 +170,13 @@ pub(super) fn transact<T>(
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Changed;
 
-/// What a commit waits for. A crash of this process loses neither kind.
+/// The durability that a commit waits for. A crash of this process loses neither kind of commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
-    /// The operating system. A power failure may undo the latest commits, in order. It also ends the boot, and with it
-    /// every lease, so that nothing is lost but a token (see [`next_token`](super::rules::next_token)).
+    /// The commit waits for the operating system. A power failure may undo the latest commits, in order. It also ends
+    /// the boot and with it every lease, so only tokens are lost (see [`next_token`](super::rules::next_token)).
     System,
-    /// The disk.
+    /// The commit waits for the disk.
     Disk,
 }
 

@@ -1,4 +1,4 @@
-//! The doctor's checks of the file: its log, its locks between connections, and its integrity.
+//! The doctor's checks of the file: its file system, its log, its integrity, and its locks between connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl SqliteLeases {
         }
     }
 
-    /// Deletes the row of a lock that is free.
+    /// Deletes the row of a lock if the lock is free. Returns whether no row is left.
     pub(super) async fn deleted(&self, name: &LockName) -> Result<bool, StoreError> {
         let name = name.clone();
         let work = move |connection: &mut Connection| {
@@ -89,7 +89,7 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
     })
 }
 
-/// Checks whether SQLite refuses a second writer while there is one. Connections of one process find each other in
+/// Checks whether SQLite refuses a second writer while there is one. Connections of one process detect each other in
 /// memory, so this does not test the locks of the file system.
 fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Trouble> {
     const CHECK: &str = "write-lock";

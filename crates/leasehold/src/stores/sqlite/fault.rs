@@ -1,4 +1,4 @@
-//! What SQLite's errors mean for a lease, and what to do about each.
+//! The meaning of SQLite's errors for a lease, and the help for each.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use crate::lease::printable;
 /// Why a request to the file failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// An error of SQLite before the commit: certainly no effect.
+    /// An error of SQLite before the commit. The request certainly had no effect.
     Sqlite(rusqlite::Error),
     /// An error of SQLite at the commit.
     Commit(rusqlite::Error),
-    /// An error of leasehold: certainly no effect.
+    /// An error of leasehold. The request certainly had no effect.
     Fault(Fault),
     /// A value in a row that does not parse.
     Garbled(String),
 }
 
 impl Trouble {
-    /// Another connection has the file locked. This is transient.
+    /// Returns the error for a file that another connection has locked. The error is transient.
     pub(super) fn busy(what: &str) -> Self {
         let error = ffi::Error::new(ffi::SQLITE_BUSY);
         Self::Sqlite(rusqlite::Error::SqliteFailure(error, Some(what.to_owned())))
     }
 
-    /// Whether another connection had the file locked. This is transient.
+    /// Returns whether another connection had the file locked. This is transient.
     pub(super) fn is_busy(&self) -> bool {
         let (Self::Sqlite(error) | Self::Commit(error)) = self else { return false };
         matches!(
@@ -45,8 +45,8 @@ impl Trouble {
             Self::Fault(fault) => fault,
             Self::Garbled(what) => garbled(&what, path),
         };
-        // A busy commit leaves its transaction open, and it is rolled back. After any other error the commit may
-        // already be in the log, and take effect when the log is recovered.
+        // A busy commit leaves its transaction open, and the transaction is rolled back. After any other error, the
+        // commit may already be in the log. It then takes effect when the log is recovered.
         if refused_commit { fault.maybe_applied() } else { fault.not_applied() }
     }
 }
@@ -70,9 +70,9 @@ impl From<Fault> for Trouble {
     }
 }
 
-/// A value that does not parse is reported. It is never overwritten and never granted.
+/// Reports a value that does not parse. Such a value is never overwritten, and its lock is never granted.
 fn garbled(what: &str, path: &Path) -> Fault {
-    // The message may repeat bytes of the row.
+    // The message may contain bytes of the row.
     let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("{} holds a row that cannot be read: {what}", path.display()))
         .with_help("the row was edited by hand: delete it while the lock is free; tokens keep rising")

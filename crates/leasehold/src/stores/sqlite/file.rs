@@ -1,4 +1,4 @@
-//! The open file: one connection, opened again when the path no longer leads to the open file.
+//! The open file and its one connection. The connection is opened again when the path no longer leads to the open file.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -13,22 +13,22 @@ use super::location::Location;
 use super::schema;
 use crate::error::Fault;
 
-/// How long SQLite itself waits for another connection. After that the next request of this store is served, so that an
+/// How long SQLite itself waits for another connection. After that, the store serves its next request, so that an
 /// acquisition with a long limit does not delay a renewal.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How many pages the log may have before a commit writes it into the file, which waits for the disk three times. The
-/// limit is low while a connection is young: most connections live for one lock, and the next process that opens the
-/// file reads the log.
+/// The number of pages in the log at which a commit writes the log into the file. That write waits for the disk three
+/// times. The limit is low while a connection is young: most connections live for one lock, and the next process that
+/// opens the file reads the log.
 pub(super) const YOUNG_LOG: u32 = 64;
 /// The limit for older connections: SQLite's own default.
 const LOG: u32 = 1_000;
 /// The number of requests during which a connection is young.
 const YOUTH: u32 = 64;
 
-/// How often opening is tried if the files change meanwhile. The first process creates them.
+/// How often opening is tried if the files change in the meantime. They change when the first process creates them.
 const ATTEMPTS: u32 = 4;
-/// How often a connection that is being closed is checked, and the pause between the checks.
+/// How often to check whether another thread has closed a connection, and the pause between the checks.
 const CLOSING_ROUNDS: u32 = 50;
 const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 
@@ -42,12 +42,12 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Creates the file at `location`. The first request opens it.
+    /// Creates the handle of the file at `location`. The first request opens the file.
     pub(super) fn new(location: Location, queue: Weak<dyn Closable>) -> Self {
         Self { location, queue, open: None }
     }
 
-    /// Runs `work` on the connection.
+    /// Runs `work` on the connection. Opens the file if necessary.
     pub(super) fn with<T>(
         &mut self,
         writes: bool,
@@ -72,13 +72,13 @@ impl File {
             }
         }
         if writes {
-            // Otherwise the last process that closes the file writes the log into it. A short `leasehold run` cannot
-            // end before that, and it takes longer than all the rest of the run. Processes that only read do write the
-            // log, and after `init` there is no log.
+            // Otherwise the last process that closes the file writes the log into it. A short `leasehold run` would
+            // have to wait for that write, which takes longer than the rest of the run. Processes that only read do
+            // write the log, so there is no log after `init`.
             open.leave_log()?;
         }
         let result = work(&mut open.connection);
-        // After an error of the file it is opened again, because it may have been repaired meanwhile.
+        // After an error of the file, the next request opens the file again, because it may have been repaired by then.
         if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
         {
             self.open = Some(open);
@@ -102,23 +102,25 @@ impl File {
         Err(Trouble::busy("its -wal and -shm files keep changing"))
     }
 
-    /// Opens the file. Returns `None` if the files changed meanwhile, so that it is unknown which ones were opened.
+    /// Opens the file. Returns `None` if the files changed in the meantime, because it is then unknown which files were
+    /// opened.
     fn try_open(&self, path: PathBuf) -> Result<Option<Open>, Trouble> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             // The connection serves one request at a time.
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        // Opens the file. The first read opens its -wal and -shm files.
+        // Opens the database file. The first read opens its -wal and -shm files.
         let connection = Connection::open_with_flags(&path, flags)?;
         let Some(id) = FileId::of(&path) else { return Ok(None) };
         let sharing = Sharing::of(id);
         let mut sharing = sharing.lock();
         let before = Companions::of(&path);
-        // SQLite opens the companions that other connections of this process have open, wherever their names lead now.
+        // SQLite uses the companions that other connections of this process have open, even if their names lead to
+        // other files now.
         if sharing.known().is_some_and(|known| before != Some(*known)) {
             sharing.close_idle();
-            // A connection that another thread is closing stays known until it is closed. Its file may already be
-            // deleted, and this file may have its inode number.
+            // A connection that another thread is closing stays known until it is closed. The file of that connection
+            // may already be deleted, and this file may have the same inode number.
             let mut rounds = 0;
             while sharing.known().is_some() {
                 if rounds == CLOSING_ROUNDS {
@@ -175,7 +177,7 @@ impl File {
 /// A connection, and the files that it has open.
 #[derive(Debug)]
 pub(super) struct Open {
-    /// Closed before the fields below are dropped, which report that it is closed.
+    /// Must be closed before the fields below are dropped, because dropping them reports that it is closed.
     connection: Connection,
     /// The path without symbolic links.
     path: PathBuf,
@@ -187,19 +189,20 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// Whether `location` still leads to the open file. Two processes with different files would each grant the lock.
+    /// Returns whether `location` still leads to the open file. Two processes with different files would each grant the
+    /// lock.
     fn is_current(&self, location: &Location) -> bool {
         FileId::of(&location.path) == Some(self.id) && self.has_companions()
     }
 
-    /// Whether the open -wal and -shm files are those that other processes find.
+    /// Returns whether the open -wal and -shm files are those that other processes find.
     fn has_companions(&self) -> bool {
         let now = Companions::of(&self.path);
         has_moved(&self.connection).is_ok_and(|moved| !moved)
             && self.companions.as_deref().is_some_and(|ours| now == Some(*ours))
     }
 
-    /// Makes closing leave the log as it is.
+    /// Prevents SQLite from writing the log into the file when it closes the connection.
     fn leave_log(&self) -> Result<(), Trouble> {
         self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         Ok(())
@@ -215,8 +218,8 @@ impl Drop for Open {
     }
 }
 
-/// Whether the path now leads to another file. A file that was deleted or replaced keeps its connections, and old and
-/// new connections would each grant the lock.
+/// Returns whether the path now leads to another file. Connections to a file that was deleted or replaced continue to
+/// work, so old and new connections would each grant the lock.
 fn has_moved(connection: &Connection) -> Result<bool, Trouble> {
     let mut moved = 0;
     connection.file_control(None::<&str>, FileControl::HasMoved(&mut moved))?;

@@ -1,8 +1,8 @@
 //! The file systems that only one machine can mount.
 //!
-//! A file that two kernels can open has two boot clocks, and its locks would be granted twice. So only those file
-//! systems are accepted that are known to be local and to let processes share memory through a file. All others are
-//! refused, unless the user guarantees that only this machine opens the file: `allow_network=on`.
+//! If two kernels open one file, they have two boot clocks, and would grant a lock twice. So a file system is accepted
+//! only if it is known to be local and to let processes share memory through a file. All others are refused, unless the
+//! user guarantees with `allow_network=on` that only this machine opens the file.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub(super) fn require_local(folder: &Path) -> Result<String, Fault> {
 /// Returns the name of the type: `Ok` for a local one, `Err` for any other.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn kind(status: &StatFs) -> Result<String, String> {
-    // The field is signed on some machines. The numbers have 32 bits.
+    // The field is signed on some machines, but the numbers have 32 bits.
     by_magic(status.f_type as u64 & 0xffff_ffff)
 }
 
@@ -46,7 +46,7 @@ fn kind(status: &StatFs) -> Result<String, String> {
     if ["apfs", "hfs", "ufs"].contains(&name.as_str()) { Ok(name) } else { Err(name) }
 }
 
-/// Other systems report the type in other ways, which are not supported yet.
+/// Refuses all types, because other systems report them in other ways, which are not supported yet.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn kind(_: &StatFs) -> Result<String, String> {
     Err("this operating system does not report it".to_owned())
@@ -63,7 +63,7 @@ fn by_magic(magic: u64) -> Result<String, String> {
     })
 }
 
-/// Types by the number that statfs(2) returns: local ones on which processes can share memory through a file.
+/// The local file systems on which processes can share memory through a file, by the number that statfs(2) returns.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const LOCAL: &[(u64, &str)] = &[
     (0xef53, "ext2, ext3 or ext4"),
@@ -84,7 +84,7 @@ const LOCAL: &[(u64, &str)] = &[
     (0x0001_1954, "UFS"),
 ];
 
-/// Names for the error message. A type that is missing here is refused too.
+/// Names of other file systems, for the error message. A type that is missing here is also refused.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const OTHERS: &[(u64, &str)] = &[
     (0x6969, "NFS"),

@@ -36,9 +36,9 @@ thread_local! {
     };
 }
 
-/// A row is written back as it was read. A row that does not parse is neither free nor granted over.
+/// A row is written back as it was read. A lock whose row does not parse is neither free nor granted.
 ///
-/// The bytes are a JSON object of the columns that are not NULL.
+/// `data` is a JSON object of the columns that are not NULL.
 pub fn sqlite_row(data: &[u8]) {
     let Some(Json::Object(columns)) = serde_json::from_slice(data).ok() else { return };
     FILE.with(|file| {
@@ -51,7 +51,7 @@ pub fn sqlite_row(data: &[u8]) {
         }
         let marks = vec!["?"; values.len()].join(",");
         let insert = format!("INSERT INTO lock ({}) VALUES ({marks})", sql.join(","));
-        // The tables are strict: not every value fits into every column.
+        // The insert may fail. The tables are strict, so not every value fits into every column.
         if file.execute(&insert, rusqlite::params_from_iter(values)).is_ok() {
             judged(file, data);
         }
@@ -112,7 +112,7 @@ fn sql_value(json: &Json) -> Value {
             number.as_i64().map_or(Value::Real(number.as_f64().unwrap_or(0.0)), Value::Integer)
         }
         Json::String(text) => Value::Text(text.clone()),
-        // JSON columns hold their JSON as text.
+        // JSON columns contain their JSON as text.
         Json::Array(_) | Json::Object(_) => Value::Text(json.to_string()),
     }
 }

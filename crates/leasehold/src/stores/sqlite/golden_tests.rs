@@ -1,5 +1,5 @@
-//! Files that were once written stay readable. `tests/records/1-sqlite.sql` is such a file, as SQL, and
-//! `1-sqlite-queue.sql` is one with the queue of waiters.
+//! Tests that old files stay readable. `tests/records/1-sqlite.sql` is an old file as SQL, and `1-sqlite-queue.sql` is
+//! one with the queue of waiters.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn counter() -> Counter {
     Counter { token: 1_763_654_400_000_041, ceiling: 1_763_654_410_000_000, boot: BOOT.to_owned() }
 }
 
-/// Returns the file as SQL that creates it again.
+/// Returns SQL that creates the file again.
 fn dump(file: &Connection) -> String {
     let mut lines = Vec::new();
     for pragma in ["application_id", "user_version"] {

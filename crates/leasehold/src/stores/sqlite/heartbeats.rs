@@ -1,8 +1,8 @@
 //! The renewals that this process has written for its grants.
 //!
-//! A process that is copied while it runs (CRIU) continues twice, with the same grants. Each renewal writes the time of
-//! the boot clock, and a copy writes other times. A process that finds a time that it did not write has lost the lock
-//! to its copy (rule 11).
+//! A process that is copied while it runs (CRIU) continues as two processes with the same grants. Each renewal writes
+//! the time of the boot clock, and a copy writes other times. A process that finds a time that it did not write has
+//! lost the lock to its copy (rule 11).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ impl Heartbeats {
         self.each().entry(grant).or_default().push(renewed_ns);
     }
 
-    /// Whether `found_ns` in the row of `grant` was written by another process.
+    /// Returns whether another process wrote `found_ns` into the row of `grant`.
     pub(super) fn is_foreign(&self, grant: Id, found_ns: u64) -> bool {
         self.each().get(&grant).is_some_and(|own| !own.contains(&found_ns))
     }
@@ -35,7 +35,7 @@ impl Heartbeats {
         }
     }
 
-    /// Removes `grant`. It has ended, or it has a ticket with which other processes may renew it.
+    /// Removes `grant`, because it has ended, or because it has a ticket with which other processes may renew it.
     pub(super) fn end(&self, grant: Id) {
         self.each().remove(&grant);
     }
@@ -52,7 +52,7 @@ mod tests {
         assert!(!heartbeats.is_foreign(grant, 7), "of a ticket nothing is known");
         heartbeats.begin(grant, 10);
         heartbeats.renew(grant, 10, 20);
-        // The commit may have failed or not.
+        // It is unknown whether the commit failed, so both times are this process's own.
         assert!(!heartbeats.is_foreign(grant, 10) && !heartbeats.is_foreign(grant, 20));
         heartbeats.renew(grant, 20, 30);
         assert!(heartbeats.is_foreign(grant, 10) && heartbeats.is_foreign(grant, 25));

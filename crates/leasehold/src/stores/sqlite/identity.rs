@@ -1,12 +1,13 @@
-//! Which files a connection has open.
+//! The files that a connection has open.
 //!
 //! SQLite keeps two files beside a database in WAL mode: the log (`-wal`) and the memory that processes share (`-shm`).
-//! It does not notice when they are deleted while in use. The next process that opens the database creates new ones,
-//! and from then on two sets of connections see different locks.
+//! It does not notice if they are deleted while in use. The next process that opens the database then creates new
+//! files, and two sets of connections see different locks.
 //!
-//! SQLite does not report which files it has open. So the names are resolved before and after the files are opened: an
-//! open file keeps its inode number. But the connections of one process to one database share the `-shm` file that the
-//! first of them opened, whatever the name leads to now. So a process remembers which files its connections share.
+//! SQLite does not report which files it has open. So the names are resolved before and after the files are opened.
+//! This shows which files were opened, because an open file keeps its inode number. However, all connections of one
+//! process to one database share the `-shm` file that the first of them opened, even if the name leads to another file
+//! now. So a process also remembers which files its connections share.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -20,7 +21,8 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// The file that `path` leads to, with symbolic links followed. `None` if no file can be seen there.
+    /// Returns the id of the file that `path` leads to. Follows symbolic links. Returns `None` if no file can be seen
+    /// there.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self { device: metadata.dev(), inode: metadata.ino() })
@@ -35,7 +37,8 @@ pub(super) struct Companions {
 }
 
 impl Companions {
-    /// The companions of the database at `path`, which has no symbolic links. `None` unless both exist.
+    /// Returns the companions of the database at `path`, which must have no symbolic links. Returns `None` unless both
+    /// exist.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let beside = |suffix: &str| {
             let mut name = path.as_os_str().to_owned();
@@ -46,7 +49,7 @@ impl Companions {
     }
 }
 
-/// What the connections of this process to one database share.
+/// The state that the connections of this process to one database share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharing(Arc<Mutex<Shared>>);
 
@@ -93,7 +96,7 @@ impl Sharing {
 }
 
 impl Shared {
-    /// The files that the connections of this process have open. `None` if there is no connection.
+    /// Returns the files that the connections of this process have open. Returns `None` if there is no connection.
     pub(super) fn known(&self) -> Option<Arc<Companions>> {
         self.companions.upgrade()
     }

@@ -1,4 +1,4 @@
-//! The location of the file, and whether it may keep locks.
+//! The location of the file, and the checks whether it can keep locks.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Metadata};
@@ -18,9 +18,9 @@ use crate::url::StoreUrl;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) path: PathBuf,
-    /// The user guarantees that only this machine opens the file, whatever its file system supports.
+    /// Whether the user guarantees that only this machine opens the file. The file system is then not checked.
     pub(super) allow_network: bool,
-    /// The location is the default one, so the folder is created if it is missing.
+    /// Whether this is the default location. Its folder is created if it is missing.
     pub(super) is_default: bool,
 }
 
@@ -53,7 +53,8 @@ impl Location {
             }
             path => PathBuf::from(path),
         };
-        // The file may be opened again after the program has changed its working directory.
+        // Makes the path absolute, because the file may be opened again after the program has changed its working
+        // directory.
         let path = std::path::absolute(path).map_err(|error| {
             Error::invalid(format!(
                 "{url} is relative to a working directory that cannot be determined: {error}"
@@ -62,20 +63,21 @@ impl Location {
         Ok(Self { path, allow_network, is_default })
     }
 
-    /// Creates the folder if it is missing, for its owner only: names and notes of locks may be confidential.
+    /// Creates the folder if it is missing. Only its owner has access, because names and notes of locks may be
+    /// confidential.
     pub(super) fn create_folder(&self) -> Result<(), Fault> {
         let folder = folder_of(&self.path);
         let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         created.map_err(|error| failed("create the folder", folder, &error))
     }
 
-    /// Whether the folder is certainly missing.
+    /// Returns whether the folder is certainly missing.
     pub(super) fn has_no_folder(&self) -> bool {
         fs::metadata(folder_of(&self.path)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Refuses a location that cannot work, with an error that explains why. Returns the path without symbolic links,
-    /// as far as it exists: SQLite keeps its -wal and -shm files beside that path.
+    /// Checks the location. If it cannot work, the error explains why. Returns the path without symbolic links, as far
+    /// as it exists, because SQLite keeps its -wal and -shm files beside that path.
     pub(super) fn prepare(&self) -> Result<PathBuf, Fault> {
         if self.is_default {
             self.create_folder()?;
@@ -107,7 +109,7 @@ impl Location {
         Ok(path)
     }
 
-    /// Returns the type of the file system that the file is on, if it is known to be local.
+    /// Returns the type of the file system that the file is on. Fails if the type is not known to be local.
     pub(super) fn file_system(&self) -> Result<String, Fault> {
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         file_system::require_local(folder_of(&path))
@@ -134,7 +136,8 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
     if !metadata.is_file() {
         return Err(Fault::new(ErrorKind::Invalid, format!("{shown} is not a regular file")));
     }
-    // Each path of the file would have a separate -wal beside it, and each side would grant the lock.
+    // Each name of the file would have a separate -wal file beside it, so processes that use different names would each
+    // grant the lock.
     if metadata.nlink() > 1 {
         return Err(Fault::new(ErrorKind::Unsupported, format!("{shown} has several names (hard links)"))
             .with_help("keep one of them; a symbolic link may lead to it"));
@@ -153,7 +156,7 @@ fn check_file(path: &Path, folder: &Path, metadata: &Metadata) -> Result<(), Fau
     Ok(())
 }
 
-/// Whether `file` is on another mount than its folder, as with `docker run -v /a/locks.db:/b/locks.db`.
+/// Returns whether `file` is on another mount than its folder, as with `docker run -v /a/locks.db:/b/locks.db`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn is_mount(file: &Path, folder: &Path) -> bool {
     let mount = |path: &Path| {
@@ -163,15 +166,15 @@ fn is_mount(file: &Path, folder: &Path) -> bool {
     mount(file) != mount(folder)
 }
 
-/// On other systems a file cannot be mounted without its folder.
+/// Returns `false`. On these systems a file cannot be mounted without its folder.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn is_mount(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
+/// Returns `$XDG_STATE_HOME/leasehold/locks.db`, else `~/.local/state/leasehold/locks.db`.
 fn default_path(state: Option<OsString>, home: Option<OsString>) -> Result<PathBuf, Error> {
-    // By the XDG specification, a relative path is ignored.
+    // The XDG specification requires that a relative path is ignored.
     let absolute = |folder: Option<OsString>| folder.map(PathBuf::from).filter(|folder| folder.is_absolute());
     let state = absolute(state).or_else(|| absolute(home).map(|home| home.join(".local/state")));
     match state {

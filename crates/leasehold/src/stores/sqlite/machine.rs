@@ -1,7 +1,7 @@
-//! The identity of this machine's boot and of this process, so that other processes on the machine can recognise them.
+//! The identity of this machine's boot and of this process. Other processes on the machine can recognise both.
 //!
-//! A lease in a local file is judged by one kernel's clock, so the store must know to which boot a reading belongs. It
-//! may also end a lease early: a process that has ended cannot use its lease.
+//! The age of a lease in a local file is measured by one kernel's clock, so the store must know to which boot a reading
+//! belongs. The store may also end a lease early, because a process that has ended cannot use its lease.
 
 use std::fs;
 use std::io;
@@ -13,15 +13,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ErrorKind, Fault};
 
-/// The prefix of a boot id that is not the kernel's own. Such an id and another one may belong to the same boot.
+/// The prefix of a boot id that is not the kernel's own. Such an id may belong to the same boot as another id.
 const MASKED: &str = "container:";
 
 /// One boot of one machine, and this process in it.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// Changes with every boot and never in between. Begins with [`MASKED`] in a container that has its own id.
+    /// The id of the boot. It changes with every boot and never in between. Begins with [`MASKED`] in a container that
+    /// has its own id.
     pub(super) boot: String,
-    /// This process. `None` if the system does not provide what other processes need to recognise it.
+    /// This process. `None` if the system does not provide the data that other processes need to recognise it.
     pub(super) me: Option<Process>,
 }
 
@@ -34,7 +35,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// The start time, in clock ticks since boot.
     pub(super) start: u64,
-    /// Other processes of the same namespace that work for it. It counts as dead only when they have ended too.
+    /// Other processes of the same namespace that work for it. This process counts as dead only when they have ended
+    /// too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) others: Vec<Other>,
 }
@@ -49,7 +51,7 @@ pub(super) struct Other {
 }
 
 impl Process {
-    /// Whether it is the process `other`, whatever processes work for either.
+    /// Returns whether this is the process `other`. Ignores the processes that work for either.
     pub(super) fn is(&self, other: &Self) -> bool {
         (&self.namespace, self.pid, self.start) == (&other.namespace, other.pid, other.start)
     }
@@ -59,7 +61,7 @@ impl Machine {
     /// Identifies this machine and this process.
     ///
     /// # Errors
-    /// Unsupported if boots cannot be distinguished: leases could then not be judged safely.
+    /// Unsupported if boots cannot be distinguished, because leases could then not be judged safely.
     pub(super) fn this() -> Result<Self, Fault> {
         let shifted =
             fs::read_to_string("/proc/self/timens_offsets").is_ok_and(|text| shifts_boot_clock(&text));
@@ -73,19 +75,20 @@ impl Machine {
         Ok(Self { boot: boot_id()?, me: this_process() })
     }
 
-    /// Whether a record written under `boot` is certainly of an earlier boot. `at_ns` is the boot clock that was
-    /// written with it, `now_ns` the boot clock now.
+    /// Returns whether a record with the boot id `boot` is certainly of an earlier boot. `at_ns` is the boot clock in
+    /// the record, and `now_ns` is the boot clock now.
     pub(super) fn has_rebooted_since(&self, boot: &str, at_ns: u64, now_ns: u64) -> bool {
         if boot == self.boot {
             return false;
         }
         let both_genuine = !boot.starts_with(MASKED) && !self.boot.starts_with(MASKED);
-        // A boot clock never goes back. If the ids do not decide it, the clock does. After a reboot that costs one ttl
-        // at most, and within a boot no lock is granted that another process holds.
+        // A boot clock never goes back within a boot. If the ids do not decide, the clock does. If the clock misses a
+        // reboot, the lock becomes free at most one ttl later. Within a boot, no lock is granted that another process
+        // holds.
         both_genuine || now_ns < at_ns
     }
 
-    /// Whether `process` has certainly ended. A process that cannot be seen for sure counts as running.
+    /// Returns whether `process` has certainly ended. If this is uncertain, the process counts as running.
     pub(super) fn is_dead(&self, process: &Process) -> bool {
         if self.me.as_ref().is_none_or(|me| me.namespace != process.namespace) {
             return false;
@@ -96,13 +99,13 @@ impl Machine {
             .all(|(pid, start)| has_ended(pid, start, stat(pid), exists))
     }
 
-    /// Whether `process` is this one.
+    /// Returns whether `process` is this one.
     pub(super) fn is_me(&self, process: &Process) -> bool {
         self.me.as_ref().is_some_and(|me| me.is(process))
     }
 
-    /// Returns the processes of `pids` that run. A process that this one cannot see is left out: others cannot see it
-    /// either.
+    /// Returns the processes of `pids` that run. Leaves out processes that this one cannot see, because others cannot
+    /// see them either.
     pub(super) fn running(&self, pids: &[u32]) -> Vec<Other> {
         let running = |pid: &u32| {
             let stat = stat(*pid).ok()??;
@@ -112,7 +115,7 @@ impl Machine {
     }
 }
 
-/// Decides whether a process has ended, by its entry in /proc and by whether its id is in use.
+/// Returns whether a process has ended, judging by its entry in /proc and by whether its id is in use.
 fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl Fn(u32) -> bool) -> bool {
     match seen {
         Ok(Some(stat)) => stat.start != start || stat.ended(),
@@ -126,7 +129,7 @@ fn has_ended(pid: u32, start: u64, seen: io::Result<Option<Stat>>, exists: impl 
 fn boot_id() -> Result<String, Fault> {
     let id = match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
         Ok(id) => id,
-        // macOS has no /proc. sysctl(8) returns its boot id, which costs a few milliseconds once.
+        // macOS has no /proc. sysctl(8) returns its boot id. The call takes a few milliseconds, once.
         Err(_) if cfg!(target_os = "macos") => sysctl("kern.bootsessionuuid"),
         Err(_) => String::new(),
     };
@@ -142,7 +145,8 @@ fn boot_id() -> Result<String, Fault> {
     Ok(id.to_owned())
 }
 
-/// Whether a file is mounted over the boot id: systemd-nspawn and LXC give each container a random id.
+/// Returns whether a file is mounted over the boot id. systemd-nspawn and LXC do this to give each container a random
+/// id.
 fn is_masked(mountinfo: &str) -> bool {
     mountinfo.lines().any(|line| line.split(' ').nth(4) == Some("/proc/sys/kernel/random/boot_id"))
 }
@@ -152,7 +156,8 @@ fn sysctl(name: &str) -> String {
     output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
 }
 
-/// Parses `/proc/self/timens_offsets`: lines of clock, seconds and nanoseconds.
+/// Returns whether `/proc/self/timens_offsets` shifts the boot clock. Its lines consist of a clock, seconds and
+/// nanoseconds.
 fn shifts_boot_clock(offsets: &str) -> bool {
     offsets
         .lines()
@@ -181,8 +186,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Whether the process is dead or a zombie. A process whose first thread has ended shows as a zombie while its
-    /// other threads still run.
+    /// Returns whether the process is dead or a zombie. A process whose first thread has ended is shown as a zombie
+    /// while its other threads still run.
     fn ended(&self) -> bool {
         matches!(self.state, b'X' | b'x') || (self.state == b'Z' && self.threads <= 1)
     }
@@ -192,8 +197,8 @@ fn stat(pid: u32) -> io::Result<Option<Stat>> {
     Ok(parse_stat(&fs::read(format!("/proc/{pid}/stat"))?))
 }
 
-/// Parses `/proc/PID/stat`. The second field is the program's name in parentheses. It may contain anything, also spaces
-/// and `)`.
+/// Parses `/proc/PID/stat`. The second field is the program's name in parentheses. It may contain anything, including
+/// spaces and `)`.
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let end_of_name = text.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(&text[end_of_name + 1..]).ok()?;
@@ -221,7 +226,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A process whose identity tests use. It is killed when dropped.
+    /// A child process with an identity for tests. It is killed when this value is dropped.
     pub(crate) struct Sleeper(Child);
 
     impl Sleeper {

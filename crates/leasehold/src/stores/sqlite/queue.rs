@@ -1,18 +1,18 @@
 //! The queue of requests that wait for the file.
 //!
-//! Callers add requests to the queue and await the results. Their futures never hold the file or a place in a
-//! queue. So a future that is kept and not polled delays no other request.
+//! Callers add requests to the queue and await the results. Their futures never hold the file or a place in the queue
+//! themselves, so a future that is kept but not polled delays no other request.
 //!
-//! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then sees that
-//! work is under way. A *runner* serves the requests, one at a time, the most important first. It serves the requests
-//! of all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep
-//! another from shutting down, and an idle queue has no runner.
+//! SQLite blocks, so requests run on tokio's threads for blocking work. A runtime with a paused clock then knows that
+//! work is in progress. A *runner* serves the requests one at a time, most important first. It serves the requests of
+//! all runtimes, and ends when no request of its own runtime waits. So the requests of one runtime do not keep another
+//! from shutting down, and an idle queue has no runner.
 //!
-//! A request has a time limit. A *monitor* is a task in each runtime that has sent requests lately. It reports a
-//! timeout to the requests whose time is over.
+//! A request has a time limit. Each runtime that has sent requests lately has a *monitor*. This task reports a timeout
+//! to the requests whose time limit has passed.
 //!
-//! One rule keeps every request moving: while the file is idle, a runner has been started in each runtime whose
-//! requests wait. A runtime that shuts down, or has no free thread, delays only its own requests.
+//! One invariant makes sure that every request is served: while the file is idle, a runner has been started in each
+//! runtime whose requests wait. A runtime that shuts down, or has no free thread, delays only its own requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,8 +27,8 @@ use super::identity::Closable;
 use crate::clock::Moment;
 use crate::env::Env;
 
-/// The purposes of requests, the most important first. Of the requests of contenders and waiters, at most one is served
-/// before a renewal: the one that is being served.
+/// The purposes of requests, most important first. A renewal waits for at most one request of a contender or waiter:
+/// the one that is being served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// A renewal.
@@ -48,7 +48,7 @@ const LANES: usize = 5;
 /// The number of lanes for holders. They always go first.
 const HOLDERS: usize = 2;
 
-/// One in this many of the other requests is the oldest one, whatever its lane.
+/// One in this many of the other requests is the oldest one, regardless of its lane.
 const AGED: u32 = 8;
 
 impl Purpose {
@@ -59,7 +59,8 @@ impl Purpose {
 
 /// The work on the file, and the caller that waits for its result.
 pub(super) trait Work: Send {
-    /// Does the work and keeps the result. `Some` if the file was busy: run again after that pause.
+    /// Does the work and keeps the result. Returns `Some` if the file was busy. The work must then run again after that
+    /// pause.
     fn run(&mut self, file: &mut File) -> Option<Duration>;
 
     /// Sends the result.
@@ -68,10 +69,10 @@ pub(super) trait Work: Send {
 
 /// The channel to the caller.
 pub(super) trait Reply: Send + Sync {
-    /// Whether the caller still waits.
+    /// Returns whether the caller still waits.
     fn is_awaited(&self) -> bool;
 
-    /// Reports that there was no result in time. `begun`: whether the work may have had an effect.
+    /// Reports that there was no result in time. `begun` tells whether the work has begun and may have had an effect.
     fn give_up(&self, begun: bool);
 }
 
@@ -114,7 +115,7 @@ impl Request {
 pub(super) struct Queue(Mutex<State>);
 
 struct State {
-    /// `None` while a runner has it.
+    /// The file; `None` while a runner has it.
     file: Option<File>,
     /// The caller whose request is being served.
     served: Option<Caller>,
@@ -132,13 +133,13 @@ impl Closable for Queue {
     /// Closes the file. The next request opens it again.
     fn close_if_idle(&self) {
         let open = self.state().file.as_mut().and_then(File::take_open);
-        // Closing takes a while, so it happens outside of the lock.
+        // Closing takes a while, so the lock is not held during it.
         drop(open);
     }
 }
 
 impl Queue {
-    /// Creates a queue for the file that `file` returns. The file gets a reference to its queue.
+    /// Creates a queue for the file that `file` returns. `file` is given a reference to the queue.
     pub(super) fn new(file: impl FnOnce(Weak<Self>) -> File) -> Arc<Self> {
         Arc::new_cyclic(|queue| {
             Self(Mutex::new(State {
@@ -162,7 +163,7 @@ impl Queue {
             state.add(request);
             (state.file.is_some() && add(&mut state.called, runtime), add(&mut state.watched, runtime))
         };
-        // The monitor goes first: it starts another runner if this one cannot be started.
+        // Starts the monitor first, because it starts another runner if this one cannot be started.
         if watch {
             let monitor = Monitor { queue: Arc::downgrade(self), runtime };
             caller.runtime.spawn(monitor.watch(caller.env));
@@ -178,7 +179,7 @@ impl Queue {
 
     fn start_runner(self: &Arc<Self>, runtime: &Handle) {
         let runner = Runner { queue: Arc::clone(self), runtime: runtime.id(), begun: false };
-        // `spawn_blocking` panics if the system has no thread for the runtime's first one.
+        // `spawn_blocking` panics if the system cannot create the runtime's first thread for blocking work.
         let started = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(move || runner.run()))));
         if started.is_err() {
             tracing::warn!("no thread for SQLite's requests; trying again");
@@ -186,7 +187,8 @@ impl Queue {
         }
     }
 
-    /// Starts a runner for the requests of `runtime` that wait while the file is idle. It could not be started before.
+    /// Starts a runner if requests of `runtime` wait while the file is idle and no runner has been started. This
+    /// happens if a runner could not be started before.
     fn start_missing_runner(self: &Arc<Self>, runtime: &Handle) {
         let missing = {
             let mut state = self.state();
@@ -210,7 +212,7 @@ impl State {
         self.lanes.iter().flatten()
     }
 
-    /// Returns the next request for a runner in `runtime`. `None` if no request of that runtime waits.
+    /// Returns the next request for a runner in `runtime`. Returns `None` if no request of that runtime waits.
     fn next(&mut self, runtime: Id) -> Option<Request> {
         loop {
             self.waiting().find(|request| request.runtime() == runtime)?;
@@ -275,7 +277,7 @@ impl Runner {
                 Some(pause) => later(&turn.queue, request, pause),
             }
         }
-        // When a caller gets the last result, the file is back in the queue and this runner has ended.
+        // Puts the file back and ends this runner before a caller gets the last result.
         drop(turn);
         if let Some(work) = done {
             work.answer();
@@ -283,7 +285,7 @@ impl Runner {
     }
 }
 
-/// Returns `request` to the queue after `pause`, without keeping the file meanwhile.
+/// Returns `request` to the queue after `pause`. The file is free during the pause.
 fn later(queue: &Arc<Queue>, request: Request, pause: Duration) {
     let queue = Arc::clone(queue);
     let Caller { runtime, env, .. } = request.caller.clone();
@@ -294,12 +296,12 @@ fn later(queue: &Arc<Queue>, request: Request, pause: Duration) {
 }
 
 impl Drop for Runner {
-    /// The runtime shut down before the runner could begin.
+    /// Drops the requests of the runtime if it shut down before the runner could begin.
     fn drop(&mut self) {
         if self.begun {
             return;
         }
-        // Nothing is started from here, because the runtime's own locks may be held.
+        // Starts nothing here, because the runtime's own locks may be held.
         let mut lost = Vec::new();
         let mut state = self.queue.state();
         state.called.retain(|&runtime| runtime != self.runtime);
@@ -314,7 +316,7 @@ impl Drop for Runner {
     }
 }
 
-/// The file while a runner has it. It is always put back.
+/// The file while a runner has it. It is put back when this value is dropped.
 struct Turn {
     queue: Arc<Queue>,
     runtime: Id,
@@ -344,8 +346,8 @@ impl Drop for Turn {
     }
 }
 
-/// Reports a timeout to the requests of a runtime whose time is over. Callers have no timers of their own, because
-/// those would be lost with their runtime.
+/// Reports a timeout to the requests of a runtime whose time limit has passed. Callers have no timers of their own,
+/// because those would be lost with their runtime.
 struct Monitor {
     queue: Weak<Queue>,
     runtime: Id,
@@ -362,7 +364,7 @@ impl Monitor {
             match self.look() {
                 Some(left) => pause = left.min(LOOK),
                 None => {
-                    // Another monitor may have begun.
+                    // Keeps `drop` from removing the entry of another monitor, which may have begun.
                     self.queue = Weak::new();
                     return;
                 }
@@ -370,7 +372,8 @@ impl Monitor {
         }
     }
 
-    /// Returns the shortest time that any request has left. `None` if there is no request and this monitor has ended.
+    /// Checks the requests once, and returns the shortest time that any of them has left. Returns `None` if there are
+    /// none. This monitor has then ended.
     fn look(&self) -> Option<Duration> {
         let queue = self.queue.upgrade()?;
         if let Ok(runtime) = Handle::try_current() {

@@ -1,4 +1,4 @@
-//! The rows of the file. They are validated when read, and always written whole.
+//! The rows of the file. They are validated when they are read, and always written whole.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::types::LockName;
 pub(super) struct Record {
     /// The token of the current or latest grant.
     pub(super) token: Token,
-    /// The latest ended grants, newest first.
+    /// The latest grants that have ended, newest first.
     pub(super) history: Vec<PastGrant>,
     /// The current state.
     pub(super) state: State,
@@ -35,7 +35,7 @@ pub(super) enum State {
     Held(Box<Hold>),
 }
 
-/// The end of a cooldown, until which the lock is not granted.
+/// The end of a cooldown. The lock is not granted before it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cooldown {
     pub(super) boot: String,
@@ -71,15 +71,15 @@ pub(super) fn load(connection: &Connection, name: &LockName) -> Result<Option<Re
     }
 }
 
-/// Returns up to `limit` names after `after` that start with `prefix`, in order. As text, because people may have
-/// edited them.
+/// Returns up to `limit` names after `after` that start with `prefix`, in order. Returns them as text, because people
+/// may have edited them.
 pub(super) fn names(
     connection: &Connection,
     prefix: &str,
     after: Option<&str>,
     limit: u32,
 ) -> Result<Vec<String>, Trouble> {
-    // A range instead of LIKE: it uses the index, and the prefix may contain `%` and `_`.
+    // Uses a range instead of LIKE, because a range uses the index and the prefix may contain `%` and `_`.
     let mut statement = connection.prepare(
         "SELECT name FROM lock WHERE name >= :prefix AND (:after IS NULL OR name > :after) ORDER BY name LIMIT :limit",
     )?;
@@ -131,7 +131,7 @@ pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -
     Ok(())
 }
 
-/// The counter of the file, which outlives every row.
+/// The token counter of the file. It outlives every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Counter {
     /// The highest token of all locks.
@@ -205,7 +205,7 @@ fn unsigned(row: &Row<'_>, column: &str) -> Result<u64, Trouble> {
     u64::try_from(number).map_err(|_| Trouble::Garbled(format!("{column} is {number}")))
 }
 
-/// Times and tokens stay below 2^63: the boot clock for 292 years.
+/// Converts a time or a token. Both stay below 2^63. The boot clock does so for 292 years.
 pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,8 @@
-//! The rules: from a row, a clock reading and this machine to a verdict and the next row. No input or output, except
-//! to check whether a process still runs.
+//! The rules. They derive a verdict and the next row from a row, a clock reading and this machine. They do no I/O,
+//! except to check whether a process still runs.
 //!
-//! Every process that can open the file reads the same clock, so the age of a lease is a subtraction. The spans of
-//! holder and contender still differ, and the holder stops first.
+//! Every process that can open the file reads the same clock, so the age of a lease is a subtraction. The holder's span
+//! is still shorter than the contender's, so the holder stops first.
 
 use std::time::Duration;
 
@@ -17,10 +17,11 @@ use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
 
-/// How many past grants a row contains.
+/// The maximum number of past grants in a row.
 const HISTORY: usize = 8;
 
-/// How far ahead tokens are reserved, in microseconds like tokens. Once in that time, a commit waits for the disk.
+/// How far ahead tokens are reserved, in microseconds, the unit of tokens. A commit waits for the disk once in that
+/// time.
 const RESERVE: u64 = 10_000_000;
 
 /// The current state of a row.
@@ -28,15 +29,16 @@ const RESERVE: u64 = 10_000_000;
 pub(super) enum Standing {
     /// Available.
     Free,
-    /// Available: the lease ended at this moment of the boot clock (`None`: in an earlier boot).
+    /// Available, because the lease ended at this moment of the boot clock (`None`: in an earlier boot).
     Lapsed(Option<u64>),
     /// Not available for this long, unless it is renewed.
     Taken(Duration),
-    /// Its process was just found dead. Its lock delay counts from now, so the death must be written to the row.
+    /// The holder's process was just found dead. The lock delay counts from now, so the death must be written to the
+    /// row.
     JustDied,
 }
 
-/// The state of `record` at `now`.
+/// Returns the state of `record` at `now`.
 pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Standing {
     match &record.state {
         State::Free => Standing::Free,
@@ -53,7 +55,8 @@ pub(super) fn standing(record: &Record, machine: &Machine, now: Moment) -> Stand
     }
 }
 
-/// The processes of an earlier boot have ended, at the latest when this boot began.
+/// Returns the state of a hold from an earlier boot. Its process ended at the latest when this boot began, so the lock
+/// delay counts from then.
 fn after_reboot(hold: &Hold, now: Moment) -> Standing {
     match hold.lock_delay.saturating_sub(now.since_boot()) {
         Duration::ZERO => Standing::Lapsed(None),
@@ -83,9 +86,10 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
     }
 }
 
-/// By the boot clock within a boot, and by this machine's wall clock across boots: a cooldown outlives a reboot, and
-/// protects only a period. At most the full cooldown, counted from this boot, because the wall clock may have been
-/// years ahead when the cooldown began.
+/// Returns how much of a cooldown is left. Uses the boot clock within a boot, and this machine's wall clock across
+/// boots. A cooldown outlives a reboot, and the wall clock is good enough, because a cooldown only protects a period.
+/// Returns at most the full cooldown, counted from the start of this boot, because the wall clock may have been years
+/// ahead when the cooldown began.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
     if cooldown.boot == machine.boot {
         return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
@@ -101,16 +105,16 @@ fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: M
     }
 }
 
-/// What to report to a claim.
+/// The decision about a claim.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Grant it, with a new token of at least `least`. `history` is that of the row.
     Grant { least: u64, history: Vec<PastGrant> },
-    /// It was granted before and is still valid: the row, prolonged.
+    /// The claim was granted before, and its grant is still valid. Contains the renewed row.
     Again(Record),
-    /// The lock is held. Contains the row if there is something to record.
+    /// The lock is held. Contains the row if it must be written.
     Held(HolderInfo, Option<Record>),
-    /// It was granted before, and has ended since.
+    /// The claim was granted before, and its grant has ended since.
     Lost(Loss),
 }
 
@@ -119,7 +123,7 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     let Some(mut record) = record else { return Decision::Grant { least: 0, history: Vec::new() } };
     if let Some(hold) = hold_of(Some(&mut record), claim.id) {
         renew(hold, machine, now);
-        // Contenders go by the row, so it must last as long as the lease of each repetition of the claim.
+        // Contenders use the ttl in the row, so it must cover the lease of each repetition of the claim.
         hold.ttl = hold.ttl.max(claim.ttl);
         return Decision::Again(record);
     }
@@ -138,14 +142,14 @@ pub(super) fn judge(claim: &Claim, record: Option<Record>, machine: &Machine, no
     Decision::Grant { least: record.token.get() + 1, history: record.history }
 }
 
-/// Records that the holder's process was found dead, for the lock delay that counts from then.
+/// Records that the holder's process was found dead. The lock delay counts from then.
 pub(super) fn note_death(record: &mut Record, now: Moment) {
     if let State::Held(hold) = &mut record.state {
         hold.died_ns = Some(nanos(now.since_boot()));
     }
 }
 
-/// The row of a claim that is granted at `now` with `token`.
+/// Returns the row of a claim that is granted at `now` with `token`.
 pub(super) fn granted(
     claim: &Claim,
     token: Token,
@@ -172,7 +176,8 @@ pub(super) fn granted(
 #[derive(Debug)]
 pub(super) struct Minted {
     pub(super) token: Token,
-    /// Tokens up to this one may have been used. The ones in between are never used, and so belong to this grant.
+    /// Tokens up to this one may have been used. The tokens between this one and `token` were never used, so they
+    /// belong to this grant.
     pub(super) after: Option<Token>,
     /// Whether the counter must reach the disk before the token may be used.
     pub(super) beyond_ceiling: bool,
@@ -180,9 +185,9 @@ pub(super) struct Minted {
 
 /// Determines the next token.
 ///
-/// Other commits do not wait for the disk, so a power failure can undo them. Their leases end with the boot, but their
-/// tokens must not be used again, even if the wall clock is wrong after the reboot. So only tokens below a ceiling
-/// that is on the disk are used, and a new boot starts above it.
+/// Most commits do not wait for the disk, so a power failure can undo them. Their leases end with the boot, but their
+/// tokens must not be used again, even if the wall clock is wrong after the reboot. So no token is used above a ceiling
+/// that is on the disk, and a new boot starts above the ceiling.
 pub(super) fn next_token(
     counter: &mut Counter,
     least: u64,
@@ -213,7 +218,7 @@ pub(super) fn next_token(
     Ok(Minted { token, after: Token::new(lowest.saturating_sub(1)), beyond_ceiling: beyond })
 }
 
-/// Prolongs `hold` from `now`.
+/// Renews `hold` at `now`.
 pub(super) fn renew(hold: &mut Hold, machine: &Machine, now: Moment) {
     let now_ns = nanos(now.since_boot());
     if hold.boot != machine.boot {
@@ -222,11 +227,11 @@ pub(super) fn renew(hold: &mut Hold, machine: &Machine, now: Moment) {
     }
     hold.renewed_ns = now_ns;
     hold.died_ns = None;
-    // Another process than the one that was granted the lock renews it: it was passed on.
+    // If another process renews the grant, it was passed on. The death of the first process then no longer ends it.
     hold.process.take_if(|process| !machine.is_me(process));
 }
 
-/// Adds the running processes of `pids` to the holder, if that is this process. Returns the row if it changes.
+/// Adds the running processes of `pids` to the holder, if the holder is this process. Returns the row if it changes.
 pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Machine) -> Option<Record> {
     let mut record = record?;
     let State::Held(hold) = &mut record.state else { return None };
@@ -240,7 +245,7 @@ pub(super) fn add_processes(record: Option<Record>, pids: &[u32], machine: &Mach
     Some(record)
 }
 
-/// The hold of `grant`, if it is the current one.
+/// Returns the hold of `grant`, if it is the current one.
 pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hold> {
     match record.map(|record| &mut record.state) {
         Some(State::Held(hold)) if hold.grant == grant => Some(hold),
@@ -248,7 +253,7 @@ pub(super) fn hold_of(record: Option<&mut Record>, grant: Id) -> Option<&mut Hol
     }
 }
 
-/// How `grant`, which is no longer current, was lost.
+/// Returns how `grant`, which is no longer current, was lost.
 pub(super) fn loss(
     name: &LockName,
     grant: Id,
@@ -272,7 +277,8 @@ pub(super) fn loss(
     Loss::new(name.clone(), token, reason)
 }
 
-/// Ends `grant` at its holder's request. The lock has a cooldown of `cooldown`.
+/// Ends `grant` at its holder's request, and gives the lock a cooldown of `cooldown`. Returns `None` if `grant` is not
+/// the current one.
 pub(super) fn release(
     record: Option<&Record>,
     grant: Id,
@@ -293,7 +299,7 @@ pub(super) fn release(
     Some(record)
 }
 
-/// Whether `grant` was the latest to end, and was ended by its holder.
+/// Returns `Released::Released` if the history shows that the holder released `grant`.
 pub(super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     let past = record.and_then(|record| record.history.iter().find(|past| past.grant == grant));
     match past.map(|past| past.end) {
@@ -312,7 +318,7 @@ pub(super) fn evict(
     match record {
         Some(mut record) if record.token == token && record.state != State::Free => {
             end(&mut record, End::Evicted, Some(now.wall_us()));
-            // A lock in its cooldown has its grant in the history already, and that was released.
+            // The grant of a lock in a cooldown is already in the history, as released. It is not marked as evicted.
             if let Some(past) = record.history.first_mut().filter(|past| past.end == End::Evicted) {
                 past.evicted = why.cloned();
             }
@@ -341,7 +347,7 @@ fn end(record: &mut Record, end: End, until_us: Option<u64>) {
     }
 }
 
-/// The lock's status for inspection.
+/// Returns the lock's status for inspection.
 pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, now: Moment) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match standing(&record, machine, now) {
@@ -355,7 +361,7 @@ pub(super) fn status(name: LockName, record: Option<Record>, machine: &Machine, 
     status
 }
 
-/// The holder for inspection.
+/// Describes the holder for inspection. In a cooldown, describes the last holder.
 fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
     let mut held = HolderInfo { token: Some(record.token), ..HolderInfo::default() };
     held.lapses_within = Some(match standing(record, machine, now) {
@@ -387,7 +393,7 @@ fn held(record: &Record, machine: &Machine, now: Moment) -> HolderInfo {
     held
 }
 
-/// How long the lock has been held.
+/// Returns how long the lock has been held.
 pub(super) fn held_for(record: &Record, now: Moment) -> Duration {
     match &record.state {
         State::Held(hold) => pacing::held_for(Some(hold.granted_us), Some(StoreTime::exactly(now.wall_us()))),
@@ -395,7 +401,7 @@ pub(super) fn held_for(record: &Record, now: Moment) -> Duration {
     }
 }
 
-/// The wall clock at an earlier moment of this boot.
+/// Returns the wall clock at an earlier moment of this boot.
 fn wall_of(boot_ns: Option<u64>, now: Moment) -> Option<u64> {
     let ago = now.since_boot().saturating_sub(Duration::from_nanos(boot_ns?));
     Some(now.wall_us().saturating_sub(micros(ago)))

@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Fault};
 /// `lhLK` in the header of the file. It marks the database as leasehold's.
 const APPLICATION_ID: i64 = 0x6c68_4c4b;
 
-/// The version in `user_version`. A file of a higher version is refused.
+/// The version in `user_version`. Files of other versions are refused.
 const VERSION: i64 = 1;
 
 pub(super) const TABLES: &str = "
@@ -40,22 +40,23 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
-/// Whether the file has the queue of waiters. Files of the first versions do not.
+/// Selects whether the file has the queue of waiters. Files of the first versions do not.
 const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
 
-/// Makes sure that the file has leasehold's tables. This is two reads if it does.
+/// Makes sure that the file has leasehold's tables. Writes nothing if it does.
 ///
 /// # Errors
-/// Invalid for another program's database, Unsupported for a newer version. Nothing was overwritten.
+/// Invalid for another program's database, Unsupported for a newer version, Corrupt for an unknown older version. None
+/// of them is overwritten.
 pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
-    // All reads see one snapshot: another process may create the tables in between.
+    // Reads everything from one snapshot, because another process may create the tables in between.
     let transaction = connection.transaction()?;
     let ours = check(&transaction)? && transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? > 0;
     drop(transaction);
     if ours { Ok(()) } else { create(connection) }
 }
 
-/// Whether the tables exist. `false` for an empty file.
+/// Returns whether the tables exist. Returns `false` for an empty file.
 pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -85,7 +86,7 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
     use_log(connection)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have been faster.
+    // Another process may have created the tables first.
     if !check(&transaction)? {
         transaction.execute_batch(TABLES)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;

@@ -1,5 +1,5 @@
-//! Sweeping: deletes the rows of locks that have long been unused, and of waiters that are left there. The counter
-//! stays, so tokens keep rising.
+//! Deletes the rows of locks that have been unused for a long time, and of their remaining waiters. Keeps the counter,
+//! so tokens continue to rise.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::lease::Swept;
 use crate::types::LockName;
 
 impl SqliteLeases {
-    /// Runs in one transaction, so that no process acquires the lock between the read and the delete.
+    /// Sweeps one lock. Uses one transaction, so that no process acquires the lock between the read and the delete.
     pub(super) async fn swept(
         &self,
         name: &LockName,
@@ -43,7 +43,8 @@ impl SqliteLeases {
     }
 }
 
-/// Counts on the wall clock of this machine, the only clock that continues across boots.
+/// Returns how long the lock has been free. Returns `None` if it is not free. Uses this machine's wall clock, the only
+/// clock that continues across boots.
 fn free_for(record: &Record, machine: &Machine, now: Moment) -> Option<Duration> {
     let free_from_us = match &record.state {
         State::Held(_) => return None,

@@ -1,4 +1,4 @@
-//! The store as a whole, on real files. Tests advance the time themselves: no test waits for a lease.
+//! Tests of the whole store on real files. They advance the clock themselves, so no test waits for a lease.
 
 mod disk;
 mod files;
@@ -49,7 +49,7 @@ impl Site {
         self.try_open().await.unwrap()
     }
 
-    /// Another process on the same machine that opens the same file.
+    /// Opens the same file as another process on the same machine.
     #[cfg(target_os = "linux")]
     async fn open_as(&self, process: &machine::Process) -> SqliteLeases {
         let machine = Machine { me: Some(process.clone()), ..self.machine.clone() };
@@ -138,7 +138,7 @@ impl Gate {
     }
 }
 
-/// The time from the last renewal until the lease lapses.
+/// Returns the time from the last renewal until the lease lapses.
 fn span() -> Duration {
     Ttl::new(TTL).unwrap().contender_span()
 }
@@ -192,7 +192,7 @@ async fn a_waiter_learns_of_a_release_by_another_process() {
     changed.unwrap();
     released.unwrap();
     grant(&two).await;
-    // The lock is held by another grant than the one that was seen, so the waiter wakes.
+    // Another grant now holds the lock, so the waiter wakes.
     two.changed(&name, &seen).await.unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! How a waiter polls.
+//! Polling by waiters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl Watch for SqliteLeases {
                     let pause = self.env.random.jittered(POLL_INTERVAL.max / 2, 0.5);
                     self.env.sleep(pause.min(left)).await;
                 }
-                // Another holder, or a cooldown: the caller reports it.
+                // The lock has another holder, or a cooldown began or ended. The caller reports it.
                 (Standing::Taken(_) | Standing::JustDied, _)
                     if (poll.token, poll.in_cooldown) != (seen.token, seen.in_cooldown) =>
                 {
@@ -69,7 +69,7 @@ impl Watch for SqliteLeases {
 }
 
 impl SqliteLeases {
-    /// What a waiter reads: the state of the lock, and for how long a free lock is kept for another waiter.
+    /// Reads the state of the lock and, if it is free, how long it is kept for another waiter.
     async fn poll(&self, claim: &Claim) -> Result<Poll, StoreError> {
         let (claim, machine, env) = (claim.clone(), Arc::clone(&self.machine), self.env.clone());
         let work = move |connection: &mut Connection| {
@@ -96,12 +96,12 @@ impl SqliteLeases {
     }
 }
 
-/// What a waiter reads.
+/// The result of one poll of a waiter.
 struct Poll {
     standing: Standing,
     held_for: Duration,
     token: Option<Token>,
     in_cooldown: bool,
-    /// For how long the free lock is kept for another waiter.
+    /// How long the free lock is kept for another waiter.
     kept: Option<Duration>,
 }

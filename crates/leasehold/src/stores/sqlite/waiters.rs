@@ -1,11 +1,10 @@
-//! The queue of the waiters for each lock, across processes, in the order of their arrival.
+//! The queue of the waiters for each lock, across processes, in order of arrival.
 //!
-//! The queue delays grants and never makes one: a grant is still decided by the row of its lock
-//! ([`rules`](super::rules)). So an error here costs time and not exclusion. A waiter whose process has died is removed
-//! when it is found. A waiter that does not take a free lock within [`GRACE`], because its process is stopped for
-//! example, is passed over and removed; it joins again at the end. In the second half of that time, all other waiters
-//! ask for the lock. Those that do not are removed too, so waiters that cannot be seen dead delay a grant once, and not
-//! once each.
+//! The queue can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
+//! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
+//! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
+//! removed. It joins again at the end. In the second half of that time, all other waiters ask for the lock. Waiters
+//! that do not ask are removed too. So the waiters whose death cannot be seen delay a grant only once in total.
 
 use std::time::Duration;
 
@@ -35,10 +34,10 @@ CREATE TABLE waiter (
 CREATE INDEX waiter_of_lock ON waiter (name, number);
 ";
 
-/// How long a free lock is kept for its first waiter: two polls, and time for a busy machine.
+/// How long a free lock is kept for its first waiter: the time of two polls, and one second for a busy machine.
 pub(super) const GRACE: Duration = Duration::from_millis(2 * POLL_INTERVAL.max.as_millis() as u64 + 1_000);
 
-/// The first waiter for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waiter {
     number: i64,
@@ -51,7 +50,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// How much longer the free lock is kept for this waiter. `None` if it was not called yet.
+    /// Returns how much longer the free lock is kept for this waiter. Returns `None` if the waiter was not called yet.
     pub(super) fn grace_left(&self, now: Moment) -> Option<Duration> {
         let called = Duration::from_nanos(self.called_ns?);
         Some(GRACE.saturating_sub(now.since_boot().saturating_sub(called)))
@@ -62,7 +61,7 @@ impl Waiter {
             || self.process.as_ref().is_some_and(|process| machine.is_dead(process))
     }
 
-    /// The result for other claims while the lock is reserved for this waiter.
+    /// Describes the lock to other claims while it is reserved for this waiter.
     fn as_holder(&self, now: Moment) -> HolderInfo {
         HolderInfo {
             holder: Some(self.holder.clone()),
@@ -77,13 +76,13 @@ impl Waiter {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
 pub(super) enum Place {
-    /// No other waiter is before it.
+    /// No other waiter is before the claim.
     First,
-    /// The lock is kept for another waiter. `changed`: whether a row was written.
+    /// The lock is kept for another waiter. `changed` tells whether a row was written.
     Behind { held: HolderInfo, changed: bool },
 }
 
-/// Determines whether `claim` may take the lock, which is free. Calls the first waiter, and removes those that are gone
+/// Determines whether `claim` may take the lock, which is free. Calls the first waiter. Removes waiters that are gone
 /// or did not respond in time.
 pub(super) fn place(
     connection: &Connection,
@@ -99,7 +98,7 @@ pub(super) fn place(
         if first.claim == claim.id {
             return Ok(Place::First);
         }
-        // Checked first: times of an earlier boot are not comparable with the clock.
+        // This must be checked first, because times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
         let is_late = !is_gone && first.grace_left(now).is_some_and(|left| left.is_zero());
         if is_gone || is_late {
@@ -120,7 +119,7 @@ pub(super) fn place(
     Ok(Place::First)
 }
 
-/// Adds `claim` to the end of the queue, unless it is in it. Returns whether it was added.
+/// Adds `claim` to the end of the queue, unless it is already in the queue. Returns whether it was added.
 pub(super) fn join(
     connection: &Connection,
     claim: &Claim,
@@ -144,7 +143,7 @@ pub(super) fn join(
     Ok(added > 0)
 }
 
-/// Adds `claim` to the queue, or records that it asked while the lock was free for another waiter.
+/// Adds `claim` to the queue. If it is already there, records that it asked while the lock was free for another waiter.
 pub(super) fn answer(
     connection: &Connection,
     claim: &Claim,
@@ -158,7 +157,7 @@ pub(super) fn answer(
     Ok(())
 }
 
-/// Removes the waiters that have not asked since the lock was kept for `late`, except for `claim`, which asks now.
+/// Removes the waiters that have not asked since the lock was first kept for `late`. Keeps `claim`, which asks now.
 fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), Trouble> {
     let mut delete =
         connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
@@ -172,7 +171,7 @@ pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Records that the lock is no longer free, so it is not kept for a waiter until it is free again.
+/// Records that the lock is no longer free. Its first waiter must be called again when the lock is free again.
 pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
     let mut update = connection
         .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
@@ -186,7 +185,7 @@ pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(),
     Ok(())
 }
 
-/// The first waiter for `name`. Rows that cannot be read are removed: they are not worth an error.
+/// Returns the first waiter for `name`. Removes rows that cannot be read, because they are not worth an error.
 fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Trouble> {
     loop {
         let mut statement =
@@ -203,8 +202,9 @@ fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Tro
     }
 }
 
-/// For how long a lock that is free is kept from `claim`, by what a read shows. `None` if it should ask for the lock:
-/// it is first, or the first waiter is to be called or removed, or is late and `claim` has to show that it still waits.
+/// Returns how long the free lock is kept for a waiter other than `claim`, as far as a read shows this. Returns `None`
+/// if `claim` should ask for the lock. It should ask if it is first, if the first waiter must be called or removed, or
+/// if the first waiter is late and `claim` must show that it still waits.
 pub(super) fn kept_for(
     connection: &Connection,
     claim: &Claim,
@@ -225,8 +225,8 @@ pub(super) fn kept_for(
     Ok(Some(left))
 }
 
-/// Writes into `held`, the refusal of `claim`, how many waiters are before it, and the last of them. Writes nothing if
-/// the claim is not in the queue.
+/// Adds to `held`, the refusal of `claim`, how many waiters are before the claim and who the last of them is. Adds
+/// nothing if the claim is not in the queue.
 pub(super) fn tell_place(
     connection: &Connection,
     claim: &Claim,
@@ -236,7 +236,7 @@ pub(super) fn tell_place(
     let Some(number) = own.query_row([claim.id.to_string()], |row| row.get::<_, i64>(0)).optional()? else {
         return Ok(());
     };
-    // Beside `max`, SQLite returns the other column of the same row.
+    // In a query with `max`, SQLite takes the column `holder` from the row with the maximum.
     let mut before = connection
         .prepare_cached("SELECT count(*), holder, max(number) FROM waiter WHERE name = ? AND number < ?")?;
     let (count, last) = before.query_row((claim.name.as_str(), number), |row| {
@@ -249,7 +249,7 @@ pub(super) fn tell_place(
     Ok(())
 }
 
-/// The waiters for `name`, for people. Leaves out rows that cannot be read.
+/// Returns the waiters for `name`, to show them to users. Leaves out rows that cannot be read.
 pub(super) fn all(
     connection: &Connection,
     name: &LockName,
@@ -268,7 +268,7 @@ pub(super) fn all(
     Ok(shown.collect())
 }
 
-/// Whether `claim` is in the queue and has asked since this time.
+/// Returns whether `claim` is in the queue and has asked since `since_ns`.
 fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, Trouble> {
     let mut statement =
         connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;

@@ -1,4 +1,5 @@
-//! The limits of the rules, where one nanosecond or one token decides. `sqlite/tests` has tests of the store itself.
+//! Tests of the rules at their limits, where one nanosecond or one token decides. `sqlite/tests` has tests of the store
+//! itself.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ fn machine() -> Machine {
     Machine { boot: "boot 1".into(), me: Some(me) }
 }
 
-/// This many seconds after the boot. The wall clock starts at zero, so it does not determine tokens.
+/// Returns the moment `seconds` after the boot. The wall clock is zero, so it does not determine tokens.
 fn at(seconds: u64) -> Moment {
     Moment::from_raw(seconds * 1_000_000_000, 0)
 }
@@ -34,7 +35,7 @@ fn hold(record: &mut Record) -> &mut Hold {
     hold_of(Some(record), claim().id).unwrap()
 }
 
-/// A record whose holder's process has ended.
+/// Returns a record whose holder's process has ended.
 #[cfg(target_os = "linux")]
 fn of_the_dead(now: Moment, lock_delay: Duration) -> (Record, Machine) {
     let machine = Machine::this().unwrap();
@@ -139,7 +140,7 @@ fn a_loss_is_reported_if_the_next_holder_has_released() {
     let held = || held_since(at(1)).state;
     assert_eq!(told(Some(End::Lapsed), State::Free), LossReason::Expired { last_error: None });
     assert!(matches!(told(Some(End::Lapsed), held()), LossReason::TakenOver { .. }));
-    // Too many grants came after it, so how it ended is no longer known.
+    // Too many later grants have replaced it in the history, so how it ended is no longer known.
     assert_eq!(told(None, State::Free), LossReason::Ended);
     assert!(matches!(told(None, held()), LossReason::TakenOver { .. }));
     assert_eq!(told(Some(End::Released), held()), LossReason::Ended);

@@ -1,4 +1,4 @@
-//! Tokens rise whatever happens to the file, and commits seldom wait for the disk.
+//! Tokens rise regardless of what happens to the file, and commits rarely wait for the disk.
 
 use super::*;
 
@@ -51,7 +51,7 @@ async fn a_power_failure_that_takes_back_commits_gives_no_token_again() {
     site.delete();
     fs::rename(kept, site.path()).unwrap();
     site.reboot();
-    // A machine without a clock battery.
+    // The machine has no clock battery.
     site.clock.step_wall(-10 * 86_400);
     let after = grant(&site.open().await).await.token;
     assert!(taken_back.iter().all(|&token| token < after), "{after} after {taken_back:?}");
@@ -78,7 +78,8 @@ async fn only_some_tokens_wait_for_the_disk() {
     assert!(ceiling() as u64 > later.token.get(), "no token above the ceiling is ever used");
 }
 
-/// The log that the next process reads. Each page in it has a header of 24 bytes, and the log has one of 32.
+/// The size of the log that the next process reads. Each page in the log has a header of 24 bytes, and the log itself
+/// has a header of 32 bytes.
 const YOUNG_LOG_BYTES: u64 = 32 + (file::YOUNG_LOG as u64) * (4_096 + 24);
 
 #[tokio::test]
@@ -90,12 +91,12 @@ async fn a_closing_store_keeps_its_log_and_the_log_stays_short() {
         let store = site.open().await;
         let mut grant = grant(&store).await;
         store.release(&mut grant, None).await.unwrap();
-        // A log that is written into the file at the end is deleted, and closing waits for the disk.
+        // If closing wrote the log into the file, it would delete the log and wait for the disk.
         drop(store);
         assert!(log() > 0);
         longest = longest.max(log());
     }
-    // A commit, which may be a few pages itself, writes the log into the file.
+    // A commit writes the log into the file. The commit itself may have a few pages.
     assert!((YOUNG_LOG_BYTES..2 * YOUNG_LOG_BYTES).contains(&longest), "{longest}");
 }
 

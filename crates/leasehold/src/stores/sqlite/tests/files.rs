@@ -1,4 +1,4 @@
-//! A store's file is missing, damaged or another program's, or there is no room or no permission.
+//! Tests with a file that is missing, damaged or another program's, and without space or permission.
 
 use super::super::identity::{Companions, FileId, Sharing};
 use super::*;
@@ -216,7 +216,7 @@ async fn the_url_opens_the_file_and_refuses_what_it_does_not_know() {
 }
 
 /// The system may give the inode number of a deleted file to the next file as soon as the deleted one is closed. The
-/// new file is not taken for the old one.
+/// store must not mistake the new file for the old one.
 #[tokio::test]
 async fn a_new_file_with_the_inode_of_a_closing_one_is_opened() {
     let (old, new) = (Site::new(), Site::new());

@@ -38,7 +38,7 @@ async fn a_holder_learns_that_a_symbolic_link_leads_elsewhere() {
         assert!(second.token > first.token, "{link}");
         assert!(matches!(lost_by(&holder, &mut first).await, LossReason::TakenOver { .. }), "{link}");
         assert_eq!(held(&holder).await.token, Some(second.token), "{link}: both see the same file");
-        // A process that only reads sees it too.
+        // A process that only reads also notices the change.
         point(&at(link), &at(one));
         assert_eq!(other.inspect(&name()).await.unwrap().token, Some(first.token), "{link}");
     }
@@ -80,7 +80,7 @@ async fn stores_of_one_process_reopen_together_after_a_deleted_log() {
         let mut first = grant(&one).await;
         held(&two).await;
         delete(&site, suffixes);
-        // The other store does nothing meanwhile, and would keep the deleted files open.
+        // The other store does nothing in the meantime, and would keep the deleted files open.
         let state = one.renew(&mut first).await.unwrap();
         let token = match state {
             Renewal::Renewed => first.token,

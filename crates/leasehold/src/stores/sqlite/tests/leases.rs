@@ -1,4 +1,4 @@
-//! A lease, from its grant to its end.
+//! Tests of a lease from its grant to its end.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -69,7 +69,8 @@ async fn after_a_takeover_renewal_and_detachment_report_the_loss() {
     let site = Site::new();
     let (one, two) = (site.open().await, site.open().await);
     let mut first = grant(&one).await;
-    // A renewal that was sent in time and arrives late: for the renewal, the holder's own deadline has not passed.
+    // Simulates a renewal that was sent in time and arrives late. For this renewal, the holder's own deadline has not
+    // passed.
     site.sql("UPDATE lock SET renewed_ns = 0");
     site.clock.suspend(span());
     first.deadline = deadline(first.ttl, one.env.now());
@@ -134,7 +135,7 @@ impl Clock for SlowMachine {
 async fn a_grant_that_comes_after_its_deadline_is_not_given_out() {
     let site = Site::new();
     let mut store = site.open().await;
-    // Two for the request, one for each try to grant it, one for the grant that was made. Its release is quick.
+    // Two readings for the request, one for each of the two transactions, and one for the grant. Its release is quick.
     let slow_looks = AtomicU32::new(5);
     store.env.clock = Arc::new(SlowMachine { clock: TestClock::default(), slow_looks });
     let claim = Claim { store_timeout: Duration::from_secs(86_400), ..claim(&store) };

@@ -1,4 +1,4 @@
-//! The order of requests, and futures that are no longer polled, which delay no other request.
+//! Tests of the order of requests, and of futures that are no longer polled. Such futures delay no other request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -8,13 +8,13 @@ use crate::stores::sqlite::fault::Trouble;
 
 type Frozen = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Polls `future` at most `polls` times. After that it is kept as it is.
+/// Polls `future` at most `polls` times, and returns it.
 async fn freeze(mut future: Frozen, polls: u32) -> Frozen {
     for _ in 0..polls {
         if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             break;
         }
-        // The request may or may not be served meanwhile.
+        // The request may or may not be served in the meantime.
         tokio::task::yield_now().await;
     }
     future
@@ -32,7 +32,7 @@ async fn granted(store: &SqliteLeases, name: &str) -> Grant {
     }
 }
 
-/// A future of a user, of the kind `kind`.
+/// Returns a future of the kind `kind`, as a user may create it.
 async fn of_a_user(store: &Arc<SqliteLeases>, kind: usize) -> Frozen {
     let user = format!("user/{}", Id::random(&store.env.random));
     let owned = store.clone();
@@ -72,7 +72,7 @@ async fn futures_no_longer_polled_delay_no_others() {
     let mut frozen = Vec::new();
     let mut held = granted(&store, "held").await;
     for round in 0..60 {
-        // Each kind alone first, then any kind.
+        // Uses each kind in turn first, then random kinds.
         let kind = if round < 2 * KINDS { round % KINDS } else { (random.bits() % KINDS as u128) as usize };
         let polls = if round < 2 * KINDS { 1 + (round / KINDS) as u32 } else { (random.bits() % 4) as u32 };
         let future = of_a_user(&store, kind).await;
@@ -85,8 +85,8 @@ async fn futures_no_longer_polled_delay_no_others() {
     drop(frozen);
 }
 
-/// Runs requests of these purposes at once, which arrived in this order while the file was in use. Returns the order in
-/// which they were served.
+/// Sends requests of these purposes, in this order, while the file is in use. Returns the order in which they were
+/// served.
 async fn served(store: &Arc<SqliteLeases>, purposes: impl IntoIterator<Item = Purpose>) -> Vec<Purpose> {
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let gate = Gate::close(store).await;
@@ -243,7 +243,7 @@ async fn a_store_that_is_dropped_leaves_nothing_open() {
     assert!(queue.upgrade().is_none(), "a runner outlived the last answer");
 }
 
-/// A runtime with one thread for blocking work.
+/// Creates a runtime with one thread for blocking work.
 fn narrow_runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(1).max_blocking_threads(1).thread_name("narrow").enable_time().build().unwrap()
@@ -259,7 +259,7 @@ async fn an_idle_runtime_serves_no_requests_of_others() {
     let mut ours = Box::pin(store.database.run(&store.env, STORE_TIMEOUT, Purpose::Read, work));
     assert!(poll_in(&tokio::runtime::Handle::current(), &mut ours).is_pending());
     drop(gate);
-    // Served, but not by a thread that the other runtime would have to wait for when it ends.
+    // The other runtime would have to wait for its thread when it ends, so that thread must not serve the request.
     assert_ne!(ours.await.unwrap().as_deref(), Some("narrow"));
     theirs.shutdown_background();
 }

@@ -1,4 +1,4 @@
-//! When another process takes over from a dead holder: reboots, dead processes, lock delays, cooldowns.
+//! Tests of takeovers from a dead holder: reboots, dead processes, lock delays, cooldowns.
 
 use super::*;
 
@@ -66,13 +66,13 @@ async fn a_holder_with_several_processes_ends_with_the_last() {
     store.add_processes(&name(), &[std::process::id()]).await.unwrap();
     holder.add_processes(&name(), &[other.process().pid]).await.unwrap();
     holder.add_processes(&name(), &[other.process().pid]).await.unwrap();
-    // A renewal keeps them.
+    // A renewal keeps the added processes.
     assert!(matches!(holder.renew(&mut first).await.unwrap(), Renewal::Renewed));
     sleeper.kill();
     let seen = held(&store).await;
     assert_eq!(seen.token, Some(first.token));
     other.kill();
-    // Another process cannot add processes: the test's own process still runs.
+    // The test's own process still runs, but `store` could not add it to the holder.
     store.changed(&name(), &seen).await.unwrap();
     assert!(grant(&store).await.token > first.token);
 }
@@ -94,7 +94,7 @@ async fn a_detached_grant_outlives_its_process() {
         sleeper.reap();
         let store = site.open().await;
         assert_eq!(held(&store).await.token, Some(first.token));
-        // A process that has its ticket continues to use it.
+        // A process that has the ticket continues to use the grant.
         assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Renewed));
     }
 }

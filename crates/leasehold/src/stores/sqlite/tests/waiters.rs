@@ -1,4 +1,4 @@
-//! The queue of waiters.
+//! Tests of the queue of waiters.
 
 use super::*;
 use crate::stores::sqlite::waiters::GRACE;
@@ -65,14 +65,14 @@ async fn a_waiter_that_does_not_come_is_passed_over_once() {
     refused(&store, &stopped).await;
     refused(&store, &next).await;
     store.release(&mut grant, None).await.unwrap();
-    // The time in which the lock was held does not count.
+    // The time during which the lock was held does not count.
     site.clock.suspend(GRACE);
     refused(&store, &next).await;
     site.clock.suspend(GRACE - Duration::from_millis(1));
     refused(&store, &next).await;
     site.clock.suspend(Duration::from_millis(1));
     let mut grant = granted(&store, &next).await;
-    // It joins again.
+    // The stopped waiter joins again.
     refused(&store, &stopped).await;
     store.release(&mut grant, None).await.unwrap();
     held(&store).await;
@@ -205,7 +205,7 @@ async fn several_unresponsive_waiters_delay_only_once() {
     assert!(later.token > first);
 }
 
-/// Three waiters, and a free lock that is kept for the first of them. The last one has asked since.
+/// Returns three waiters. The lock is free and kept for the first of them. The last one has asked since.
 async fn with_a_silent_first(site: &Site, store: &SqliteLeases) -> [(Claim, HolderInfo); 3] {
     let mut held = grant(store).await;
     let mut waiters = Vec::new();
