@@ -104,7 +104,7 @@ impl Client {
         self.unary("/etcdserverpb.Lease/LeaseRevoke", Effect::Writes, &request).await
     }
 
-    /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was given up, or leads to
+    /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was abandoned, or leads to
     /// a member that is no longer used. If the response does not arrive in time, the caller must drop the future, which
     /// closes the stream.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {

@@ -15,7 +15,8 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 
-/// A value of leasehold is written back as it was read. Any other value is an unknown holder without a token.
+/// Asserts that a value of leasehold is written back as it was read, and that any other value is an unknown holder
+/// without a token.
 ///
 /// The first line of `data` is the key, the second its mod revision, and the rest its value.
 pub fn etcd_key(data: &[u8]) {

@@ -114,7 +114,7 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last confirmed heartbeat.
+    /// Returns the last confirmed heartbeat.
     pub(super) fn kept(&self) -> Option<Kept> {
         self.state().kept.map(|(_, kept)| kept)
     }

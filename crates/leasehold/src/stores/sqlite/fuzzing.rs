@@ -36,7 +36,8 @@ thread_local! {
     };
 }
 
-/// A row is written back as it was read. A lock whose row does not parse is neither free nor granted.
+/// Asserts that a row is written back as it was read, and that a lock whose row does not parse is neither free nor
+/// granted.
 ///
 /// `data` is a JSON object of the columns that are not NULL.
 pub fn sqlite_row(data: &[u8]) {

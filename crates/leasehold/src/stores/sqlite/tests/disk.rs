@@ -1,4 +1,4 @@
-//! Tokens rise regardless of what happens to the file, and commits rarely wait for the disk.
+//! Tests that tokens rise whatever happens to the file, and that commits rarely wait for the disk.
 
 use super::*;
 
