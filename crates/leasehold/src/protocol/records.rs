@@ -49,7 +49,7 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(Written::Conflict(Refusal::Unexplained))
     }
 
-    /// Whether the store can grant over a record that was not read.
+    /// Returns whether the store can grant over a record that was not read.
     fn claims(&self) -> bool {
         false
     }
@@ -84,7 +84,7 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         std::future::pending().await
     }
 
-    /// Whether the store keeps a line of waiters beside each record.
+    /// Returns whether the store keeps a line of waiters beside each record.
     fn has_lines(&self) -> bool {
         false
     }
@@ -112,19 +112,20 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store assigns
-    /// them.
+    /// Returns whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store
+    /// assigns them.
     fn counts_tokens(&self) -> bool {
         true
     }
 
-    /// Whether a release deletes the record, so that no free record exists. An ended grant then leaves no trace.
+    /// Returns whether a release deletes the record, so that no free record exists. An ended grant then leaves no
+    /// trace.
     fn deletes(&self) -> bool {
         false
     }
 
-    /// Whether other clients of the same records delete a record when they release the lock. A create then does not
-    /// know which tokens were granted before it, so the record is written once more before the grant is reported.
+    /// Returns whether other clients of the same records delete a record when they release the lock. A create then does
+    /// not know which tokens were granted before it, so the record is written once more before the grant is reported.
     fn others_delete(&self) -> bool {
         false
     }

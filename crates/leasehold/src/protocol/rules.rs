@@ -108,8 +108,8 @@ pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules)
     by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us.saturating_add(micros(rules.margin)))
 }
 
-/// Returns how long after its last sign of life `record` may be granted to another claim: first by observation on the
-/// contender's own clock, then by the store's clock, if the rules allow it.
+/// Returns how long after its last sign of life `record` may be granted to another claim. The first span is by
+/// observation on the contender's own clock. The second is by the store's clock, if the rules allow it.
 fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
     match record.state {
         RecordState::Free => (Duration::ZERO, Duration::ZERO),

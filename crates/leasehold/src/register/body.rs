@@ -47,7 +47,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Whether there is no metadata at all.
+    /// Returns whether there is no metadata at all.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -96,7 +96,7 @@ impl<'a> Patient<'a> {
     }
 
     async fn examine(&mut self) -> Step<()> {
-        // For example, a race would leave its objects if they cannot be removed.
+        // The failed check may mean that objects cannot be deleted. A race would then leave its objects.
         if !self.found.is_sound() {
             return Err(Finding::not_applicable(
                 "preconditions",

@@ -51,7 +51,7 @@ pub(crate) enum Flaw {
     ComparesWithoutQuotes,
 }
 
-/// A register with a flaw. It can also fail every n-th request.
+/// A register with a flaw. It can also fail some of the requests.
 #[derive(Debug)]
 pub(crate) struct Flawed {
     pub(crate) flaw: Mutex<Flaw>,
@@ -59,9 +59,10 @@ pub(crate) struct Flawed {
     pub(crate) requests: AtomicUsize,
     /// Whether there was no read since the latest write.
     pub(crate) fresh: AtomicBool,
-    /// The response to every n-th write is lost after the write was applied. 0 means never.
+    /// If the number of a write request is a multiple of this, its response is lost after the write was applied. 0
+    /// means never.
     pub(crate) loses_every: usize,
-    /// Likewise, every n-th write is refused as busy.
+    /// Likewise, the write is refused as busy.
     pub(crate) busy_every: usize,
     /// How many requests fail as busy before the register works normally.
     pub(crate) busy_first: AtomicUsize,

@@ -63,7 +63,7 @@ impl Tokens {
         self.last.get() - self.first.get() + 1
     }
 
-    /// Whether all tokens were issued.
+    /// Returns whether all tokens were issued.
     pub(crate) fn is_used_up(&self) -> bool {
         self.last >= self.top
     }
@@ -221,7 +221,7 @@ mod tests {
     const POLL_INTERVAL: PollInterval =
         PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
 
-    /// A store without a queue of waiters.
+    /// Returns the capabilities of a store without a queue of waiters.
     fn store() -> Capabilities {
         Capabilities::new("x", POLL_INTERVAL)
     }

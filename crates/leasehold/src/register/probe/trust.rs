@@ -97,7 +97,7 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// Whether the task still exists and has not reported an outcome.
+/// Returns whether the task still exists and has not reported an outcome.
 fn is_running(outcome: &Outcome) -> bool {
     outcome.borrow().is_none() && outcome.has_changed().is_ok()
 }
