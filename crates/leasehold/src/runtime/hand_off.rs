@@ -120,7 +120,7 @@ impl Default for CohortPolicy {
 }
 
 impl CohortPolicy {
-    /// Records a grant of the store.
+    /// Records a grant by the store.
     pub(crate) fn granted(&mut self, grant: &Grant, now: Moment) {
         self.latest = Some(grant.token);
         self.began.get_or_insert(now);
