@@ -6,7 +6,7 @@
 //! ways to compute elapsed time: a holder uses the longer of the two differences, a contender the shorter one. If one
 //! clock is wrong, the result errs on the safe side.
 //!
-//! Another machine's clock is never compared with this one's. What the *store's* clock reads is a pair of bounds
+//! Another machine's clock is never compared with this one's. A reading of the *store's* clock is a pair of bounds
 //! ([`StoreTime`]), which [`StoreClock`] derives from the `Date` of the store's responses.
 
 mod sleep;
@@ -23,7 +23,8 @@ use rustix::time::{ClockId, clock_gettime};
 use self::sleep::{ClockJumpMonitors, Watched};
 pub use self::store::{StoreClock, StoreTime};
 
-/// The largest assumed deviation of a local clock's rate from true time: 0.5 %, for holder and contender each.
+/// The largest assumed deviation of a local clock's rate from true time: 0.5 % for the holder, and 0.5 % for the
+/// contender.
 ///
 /// Quartz oscillators stay within 0.01 %. The rest allows for a clock that is being slewed (`adjtime` slews by 0.05 %).
 pub const RATE_ERROR: f64 = 0.005;
@@ -48,34 +49,34 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// A moment from raw readings, for your own [`Clock`].
+    /// Creates a moment from raw readings, for your own [`Clock`].
     pub const fn from_raw(boot_ns: u64, wall_ns: i64) -> Self {
         Self { boot_ns, wall_ns }
     }
 
-    /// The time since the machine booted, including suspend. For stores that use the machine's own time.
+    /// Returns the time since the machine booted, including suspend. For stores that use the machine's own time.
     pub const fn since_boot(self) -> Duration {
         Duration::from_nanos(self.boot_ns)
     }
 
-    /// Microseconds since the Unix epoch on this machine's wall clock. For people, and for the lower bound of tokens in
-    /// stores on this machine. Never compare it with another machine's.
+    /// Returns the microseconds since the Unix epoch on this machine's wall clock. For people, and for the lower bound
+    /// of tokens in stores on this machine. Never compare it with the time of another machine.
     pub const fn wall_us(self) -> u64 {
         if self.wall_ns < 0 { 0 } else { self.wall_ns as u64 / 1_000 }
     }
 
-    /// Both readings, which distinguish one moment from another.
+    /// Returns both readings, which distinguish one moment from another.
     pub(crate) fn bits(self) -> u128 {
         u128::from(self.boot_ns) << 64 | u128::from(self.wall_ns as u64)
     }
 
-    /// The longest time that can have passed since `earlier`. A *holder* must use this.
+    /// Returns the longest time that can have passed since `earlier`. A *holder* must use this.
     pub fn longest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
         boot.max(wall)
     }
 
-    /// The shortest time that can have passed since `earlier`. A *contender* must use this.
+    /// Returns the shortest time that can have passed since `earlier`. A *contender* must use this.
     pub fn shortest_since(self, earlier: Moment) -> Duration {
         let (boot, wall) = self.elapsed(earlier);
         boot.min(wall)
@@ -105,25 +106,25 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The deadline `span` after `from`.
+    /// Creates the deadline `span` after `from`.
     pub const fn new(from: Moment, span: Duration) -> Self {
         Self { from, span }
     }
 
-    /// When the span begins: before the first send of the request that was granted.
+    /// Returns when the span begins: before the first send of the request that was granted.
     pub const fn start(self) -> Moment {
         self.from
     }
 
-    /// The time from [`start`](Self::start) to the deadline.
+    /// Returns the time from [`start`](Self::start) to the deadline.
     pub const fn span(self) -> Duration {
         self.span
     }
 
-    /// The deadline that has passed as soon as one of the two has.
+    /// Returns the deadline that passes as soon as one of the two passes.
     pub(crate) fn earliest(self, other: Self) -> Self {
         let span = self.span.min(other.span);
-        // Both moments at which `deadline` ends, one for each clock, and `span` before them.
+        // On each clock, `span` before the moment at which `deadline` ends.
         let start = |deadline: Self| {
             let longer = deadline.span.saturating_sub(span);
             let wall_ns = i64::try_from(longer.as_nanos()).unwrap_or(i64::MAX);
@@ -139,27 +140,27 @@ impl Deadline {
         Self { from, span }
     }
 
-    /// Whether the span begins no earlier than `moment`.
+    /// Returns whether the span begins no earlier than `moment`.
     pub(crate) fn starts_since(self, moment: Moment) -> bool {
         self.from.boot_ns >= moment.boot_ns
     }
 
-    /// This deadline, moved forward by `by`.
+    /// Returns this deadline, made earlier by `by`.
     pub(crate) const fn sooner(self, by: Duration) -> Self {
         Self { span: self.span.saturating_sub(by), ..self }
     }
 
-    /// The time until the deadline. Zero if it has passed.
+    /// Returns the time until the deadline. Returns zero if it has passed.
     pub fn remaining(self, now: Moment) -> Duration {
         self.span.saturating_sub(now.longest_since(self.from))
     }
 
-    /// Orders the deadlines of this machine: nanoseconds on its boot clock.
+    /// Returns the deadline in nanoseconds on the boot clock. This orders the deadlines of this machine.
     pub(crate) fn rank(self) -> u64 {
         self.from.boot_ns.saturating_add(u64::try_from(self.span.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Whether the deadline has passed.
+    /// Returns whether the deadline has passed.
     pub fn passed(self, now: Moment) -> bool {
         self.remaining(now).is_zero()
     }
@@ -184,7 +185,7 @@ impl Deadline {
 /// ```
 #[async_trait]
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The current time on both clocks.
+    /// Returns the current time on both clocks.
     fn now(&self) -> Moment;
 
     /// Completes when at least `duration` has passed on the clock of [`now`](Self::now) that shows the longer time.
@@ -193,7 +194,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     async fn sleep(&self, duration: Duration);
 }
 
-/// Runs `future` for at most `limit`. Returns `None` if the time was over first.
+/// Runs `future` for at most `limit`. Returns `None` if the time runs out first.
 ///
 /// Cancel safe if `future` is.
 ///
@@ -305,10 +306,10 @@ struct Jumps {
 const TEST_EPOCH_NS: i64 = 1_735_689_600_000_000_000;
 
 impl TestClock {
-    /// A clock that runs at `rate` times the speed of tokio's clock.
+    /// Creates a clock that runs at `rate` times the speed of tokio's clock.
     ///
     /// # Panics
-    /// Only where [`tokio::time::Instant::now`] panics.
+    /// Panics only where [`tokio::time::Instant::now`] does.
     #[allow(clippy::disallowed_methods, reason = "this is the place")]
     pub fn with_rate(rate: f64) -> Self {
         let origin = tokio::time::Instant::now();
@@ -396,7 +397,7 @@ impl Watched for Arc<TestTime> {
     }
 }
 
-/// Whole microseconds, saturating.
+/// Returns `duration` in whole microseconds, saturating.
 ///
 /// ```
 /// # use std::time::Duration;

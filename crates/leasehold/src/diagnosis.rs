@@ -11,7 +11,7 @@ use crate::types::{LockName, Ttl};
 /// The prefix of all lock names that an examination uses. A random part follows.
 pub const RESERVED: &str = "leasehold-doctor-";
 
-/// The check to report if the store did not respond. Nothing is known then, good or bad.
+/// The check to report if the store did not respond. It is then unknown whether the store is safe.
 pub(crate) const UNANSWERED: &str = "unanswered";
 
 /// What a store reports about itself when it is examined, in addition to the checks for every store.
@@ -34,27 +34,27 @@ pub(crate) const UNANSWERED: &str = "unanswered";
 /// ```
 #[async_trait]
 pub trait Diagnose: Send + Sync {
-    /// Checks what applies only to this store: its permissions, its settings, the preconditions of its writes. The
-    /// doctor itself checks leases. Checks nothing by default.
+    /// Runs the checks that apply only to this store: its permissions, its settings, the preconditions of its writes.
+    /// The doctor itself checks leases. Checks nothing by default.
     async fn examine(&self, examination: &Examination) -> Examined {
         let _ = examination;
         Examined::default()
     }
 
-    /// Deletes the record that an examination left under `name`, a name that nothing else uses, and whose lock is free.
-    /// Returns `false` if the record stays. Deletes nothing by default.
+    /// Deletes the record that an examination left under `name`. The lock must be free, and no other client may use
+    /// this name. Returns `false` if the record stays. Deletes nothing by default.
     ///
     /// The delete is not conditional on every store, so never call this for a lock that others use.
     ///
     /// # Errors
-    /// The store did not respond, or a permission is missing that may be needed for nothing else.
+    /// The store did not respond, or a permission is missing that possibly only this call needs.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)
     }
 }
 
-/// What to examine a store for.
+/// The settings of an examination.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -81,13 +81,14 @@ pub struct Examination {
     pub acquisitions_per_day: u32,
     /// Whether to race longer and measure more: some minutes instead of a few seconds.
     pub thorough: bool,
-    /// Other endpoints of the same store, which are asked in turn with the store's own endpoint. Each of several front
-    /// ends may be atomic on its own, and not together with the others. S3 only.
+    /// Other endpoints of the same store. Requests go to them and to the store's own endpoint in turn. Each front end
+    /// may be atomic on its own, but not together with the others. S3 only.
     pub endpoints: Vec<String>,
 }
 
 impl Default for Examination {
-    /// One lock with a ttl of 30 s that is held all the time, and a thousand acquisitions a day.
+    /// Returns the settings for one lock with a ttl of 30 s that is held all the time, and a thousand acquisitions a
+    /// day.
     fn default() -> Self {
         Self {
             ttl: Ttl::DEFAULT,
@@ -156,32 +157,32 @@ pub enum CheckStatus {
 }
 
 impl Finding {
-    /// A finding for `check` with this verdict.
+    /// Creates a finding for `check` with this verdict.
     pub fn new(check: &'static str, verdict: CheckStatus, seen: impl Into<String>) -> Self {
         Self { check, verdict, seen: seen.into(), help: Vec::new() }
     }
 
-    /// A finding that the store behaves as it must.
+    /// Creates a finding that the store behaves as it must.
     pub fn passed(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Passed, seen)
     }
 
-    /// A finding that locks are safe, but something deserves attention.
+    /// Creates a finding that locks are safe, but something needs attention.
     pub fn warning(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Warning, seen)
     }
 
-    /// A finding that locks are not safe.
+    /// Creates a finding that locks are not safe.
     pub fn failed(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::Failed, seen)
     }
 
-    /// A finding that was not checked.
+    /// Creates a finding for a check that was not made or is not relevant.
     pub fn not_applicable(check: &'static str, seen: impl Into<String>) -> Self {
         Self::new(check, CheckStatus::NotApplicable, seen)
     }
 
-    /// A finding with the message of `error` and its help.
+    /// Creates a finding with the message and the help of `error`.
     pub fn of_error(check: &'static str, verdict: CheckStatus, error: &StoreError) -> Self {
         let fault = error.fault();
         Self {
@@ -190,8 +191,8 @@ impl Finding {
         }
     }
 
-    /// The finding if `error` came instead of a response to `check`. A transient error says nothing about what was
-    /// checked.
+    /// Creates the finding for a `check` that failed with `error`. If the error is transient, the finding is that the
+    /// store could not be checked.
     pub(crate) fn stopped(check: &'static str, error: &StoreError) -> Self {
         if !error.is_transient() {
             return Self::of_error(check, CheckStatus::Failed, error);
@@ -241,18 +242,18 @@ pub struct Examined {
     /// The least permissions that leasehold needs on this store, in the notation of its administrators, one line each.
     /// Shown if a permission is missing.
     pub least_permissions: Vec<String>,
-    /// The ttl below which the store itself is the limit, and why.
+    /// The shortest ttl that the limits of the store itself allow, and the reason.
     pub least_ttl: Option<(Duration, &'static str)>,
     /// Whether this is the endpoint of the provider whose list prices leasehold knows.
     pub listed_prices: bool,
     /// Whether a release deletes the record.
     pub releases_delete: bool,
-    /// What was written and could not be deleted.
+    /// The objects or records that were written and could not be deleted.
     pub left: Vec<String>,
 }
 
 impl Examined {
-    /// Adds a finding. That the store did not respond is reported only once.
+    /// Adds a finding. A missing response of the store is reported only once.
     pub fn push(&mut self, finding: Finding) {
         let told = |before: &Finding| before.check == UNANSWERED;
         if finding.check != UNANSWERED || !self.findings.iter().any(told) {
@@ -277,12 +278,12 @@ impl Examined {
         self.left.push(what);
     }
 
-    /// Whether `check` was made and passed.
+    /// Returns whether `check` was made and passed.
     pub(crate) fn passed(&self, check: &str) -> bool {
         self.findings.iter().any(|finding| finding.check == check && finding.verdict == CheckStatus::Passed)
     }
 
-    /// Whether no check has failed so far.
+    /// Returns whether no check has failed so far.
     pub fn is_sound(&self) -> bool {
         !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }

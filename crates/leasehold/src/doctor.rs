@@ -2,7 +2,7 @@
 //! each finding with advice.
 //!
 //! There are three layers: checks that only one kind of store has (its own `examine`: permissions, settings,
-//! preconditions of its writes), checks for every store of locks, and conclusions from what was measured (ttls, costs).
+//! preconditions of its writes), checks for every store of locks, and conclusions from the measurements (ttls, costs).
 
 mod cost;
 mod latency;
@@ -52,7 +52,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report for a store that could not be opened because of `error`.
+    /// Returns the report for a store that could not be opened because of `error`.
     pub fn unopened(error: &Error) -> Self {
         let help = error.help().to_vec();
         let finding = Finding { help, ..Finding::failed(REACHABLE, error.to_string()) };
@@ -65,18 +65,18 @@ impl Report {
         }
     }
 
-    /// Whether no check failed. Warnings do not count as failures.
+    /// Returns whether no check failed. Warnings do not count as failures.
     pub fn is_safe(&self) -> bool {
         !self.findings.iter().any(|finding| finding.verdict == CheckStatus::Failed)
     }
 
-    /// The finding for `check`.
+    /// Returns the finding for `check`.
     pub fn finding(&self, check: &str) -> Option<&Finding> {
         self.findings.iter().find(|finding| finding.check == check)
     }
 }
 
-/// Examines `store`. Not cancel safe: an examination that is dropped leaves behind what it has written.
+/// Examines `store`. Not cancel safe: a dropped examination leaves the objects that it has written.
 pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -> Report {
     let kind = store.capabilities().store;
     let mut report = Report {
@@ -127,7 +127,8 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     report
 }
 
-/// In which order waiters get a lock. This is what the store declares; it is not tried.
+/// Returns the finding on the order in which waiters get a lock. It reports what the store declares. The order is not
+/// tested.
 fn order(capabilities: &Capabilities) -> Finding {
     const CHECK: &str = "order";
     match capabilities.line {
@@ -156,8 +157,8 @@ fn left_behind(left: &[String], versioned: bool) -> Finding {
     .with_help("they are harmless: delete them with the store's own tools, or keep them")
 }
 
-/// Checks whether the store responds at all. A refusal is a response too: the checks of permissions report what is
-/// missing.
+/// Checks whether the store responds at all. A refusal counts as a response, because the checks of permissions report
+/// what is missing.
 async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     let Ok(name) = LockName::new(format!("{place}/reach")) else {
         return (Finding::failed(REACHABLE, "no lock name could be generated"), false);
@@ -174,7 +175,7 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
     }
 }
 
-/// Adds the list of all needed permissions to the first finding of a missing one.
+/// Adds the list of all needed permissions to the first finding of a missing permission.
 fn name_least_permissions(examined: &mut Examined) {
     let least = std::mem::take(&mut examined.least_permissions);
     let missing = |finding: &&mut Finding| {

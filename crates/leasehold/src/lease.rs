@@ -1,4 +1,4 @@
-//! Leases: the interface that every store offers to the layers above.
+//! Leases: the interface between the stores and the layers above them.
 //!
 //! [`LeaseStore`] is implemented once for all registers ([`RegisterLeases`](crate::RegisterLeases)), and once for each
 //! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
@@ -35,7 +35,7 @@ pub use crate::types::{
 /// A store that grants leases.
 ///
 /// "Held" and "lost" are values, not errors. The store limits the time of each method. Each method resolves unknown
-/// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time ends before it has done so.
+/// outcomes itself, and returns [`StoreError::MaybeApplied`] only if its time runs out first.
 ///
 /// ```
 /// use leasehold::lease::{AcquireOutcome, Claim, Holder, Released, Renewal, Ttl};
@@ -56,8 +56,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Idempotent for one claim: a second call with the same claim never deadlocks on the first one. A claim is for one
     /// acquisition. If its grant was evicted or has lapsed, a further call may return [`AcquireOutcome::Lost`].
     ///
-    /// Not cancel safe: a call that is dropped may still be granted. That grant ends by [`release`](Self::release), or
-    /// it lapses. [`Lock`](crate::Lock) never drops a call.
+    /// Not cancel safe: a call that is dropped may still be granted. Call [`release`](Self::release) to end that grant.
+    /// Otherwise it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
     /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the
@@ -81,14 +81,15 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// The store did not respond. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
-    /// Whether `claim`, which waits, may have a place in the store's queue that a [`release`](Self::release) must give
-    /// up if the claim is withdrawn. By default, if the store [has a queue](Capabilities::fifo) and the claim waits.
+    /// Returns whether the waiting `claim` may have a place in the store's queue that a [`release`](Self::release) must
+    /// give up if the claim is withdrawn. By default, returns `true` if the store [has a queue](Capabilities::fifo) and
+    /// the claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
         self.capabilities().fifo() && claim.waits
     }
 
-    /// Gives up the place of `claim` in the store's queue. Unlike [`release`](Self::release), this ends no grant: a
-    /// repetition of the claim elsewhere may have it.
+    /// Gives up the place of `claim` in the store's queue. Unlike [`release`](Self::release), this does not end a
+    /// grant, because a repetition of the claim elsewhere may hold it.
     ///
     /// # Errors
     /// The store did not respond. The place is then passed over after a while.
@@ -97,8 +98,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Makes the grant outlive this process: from now on only its lease ends it, and not the death of the process,
-    /// which some stores detect. Called before a grant is handed to another process.
+    /// Makes the grant outlive this process. Some stores detect the death of the process, but from now on only the end
+    /// of the lease ends the grant. Called before a grant is handed to another process.
     ///
     /// # Errors
     /// The store did not respond.
@@ -110,7 +111,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Adds the processes with the ids `pids` to the holder of `name`, if the holder is this process.
     ///
     /// A store that [detects dead processes](Capabilities::sees_dead_processes) then considers the holder dead only
-    /// when all of them have ended. Does nothing by default: on other stores only the lease counts.
+    /// when all of them have ended. Does nothing by default, because only the lease counts on other stores.
     ///
     /// # Errors
     /// The store did not respond.
@@ -119,8 +120,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Ends the grant with `token`, whichever process holds it, when an operator decides so. This is a compare-and-set
-    /// on the token. `why` says who decided it and for what reason. Stores whose history has a field for this keep it.
+    /// Ends the grant with `token` by an operator's decision, whichever process holds it. This is a compare-and-set on
+    /// the token. `why` says who decided it and for what reason. Stores whose history has a field for it record it.
     ///
     /// # Errors
     /// The store did not respond.
@@ -131,35 +132,35 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         why: Option<&Eviction>,
     ) -> Result<Evicted, StoreError>;
 
-    /// The current state of one lock.
+    /// Returns the current state of one lock.
     ///
     /// # Errors
     /// The store did not respond.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
-    /// The names of all locks that have a record and whose names start with `prefix`, fetched page by page. If a page
-    /// cannot be fetched, the request is retried for a while.
+    /// Lists the names of all locks that have a record and whose names start with `prefix`, page by page. Retries a
+    /// failed page for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
     /// Creates what the store needs, such as a table or a folder. Does nothing if nothing is needed or everything
     /// exists.
     ///
     /// # Errors
-    /// It could not be created.
+    /// Something could not be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
     /// Deletes the record of `name` if the lock has been free for `older_than` by the store's own clock and its
-    /// cooldown is over. With `dry_run`, only determines whether it would delete the record. Tokens continue to rise
-    /// after a delete.
+    /// cooldown is over. With `dry_run`, only determines whether it would delete the record. Tokens still rise after a
+    /// delete.
     ///
     /// The delete is conditional: if another process acquires the lock in the meantime, it keeps the lock and its
     /// record. A lock whose holder has died is not free.
     ///
     /// # Errors
-    /// - [`ErrorKind::Unsupported`]: the store has no conditional deletes, or its clock must not be used. This is the
-    ///   default.
+    /// - [`ErrorKind::Unsupported`]: the store has no conditional deletes, or its clock must not be used. The default
+    ///   implementation returns this error.
     /// - The store did not respond.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError> {
         let _ = (name, older_than, dry_run);
@@ -167,10 +168,10 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
     }
 
-    /// The capabilities of this store.
+    /// Returns the capabilities of this store.
     fn capabilities(&self) -> Capabilities;
 
-    /// The clock and the source of randomness that this store uses.
+    /// Returns the clock and the source of randomness that this store uses.
     fn env(&self) -> &Env;
 }
 
@@ -202,18 +203,18 @@ pub struct Grant {
     pub ttl: Ttl,
     /// When the lease ends for its holder, unless it is renewed.
     pub deadline: Deadline,
-    /// What the store needs to renew and release the grant; `None` for a grant that comes from a ticket.
+    /// What the store needs to renew and release the grant. `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Grant {
-    /// What a release needs to withdraw the claim `id`: a grant without a token, which does not count.
+    /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.
     pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {
         let (token, deadline) = (Token::default(), deadline(ttl, now));
         Self { name, token, after: None, id, ttl, deadline, memo: None }
     }
 
-    /// The loss to return in [`AcquireOutcome::Lost`] if this grant's deadline passed before the grant could be
+    /// Returns the loss for [`AcquireOutcome::Lost`] if this grant's deadline passed before the grant could be
     /// reported.
     #[must_use]
     pub fn came_too_late(&self) -> Loss {
@@ -252,8 +253,8 @@ pub enum AcquireOutcome {
     Granted(Grant),
     /// Another claim holds the lock, or the lock is in a cooldown.
     Held(HolderInfo),
-    /// The claim may have been granted, but this was not known in time: the lock was granted to another claim since
-    /// then, or the grant came too late to be used and was released. A new claim may be granted at once.
+    /// The claim may have been granted, but this became known too late: another claim has been granted the lock since,
+    /// or the grant came too late to be used and was released. A new claim may be granted at once.
     Lost(Loss),
 }
 
@@ -370,7 +371,7 @@ pub struct Capabilities {
     pub line: Option<&'static str>,
     /// Whether processes that wait for any of several permits get them in the order of their arrival.
     pub permits_in_order: bool,
-    /// Whether this needs a [`PermitQueue`]. Otherwise a waiter has a place in the line of each permit.
+    /// Whether this order needs a [`PermitQueue`]. Otherwise a waiter has a place in the line of each permit.
     pub(crate) queues_permits: bool,
     /// Whether another process can take over at once if the holder's process dies on the same machine.
     pub sees_dead_processes: bool,
@@ -385,7 +386,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// A store with tokens, cooldowns and a history, and without all other capabilities.
+    /// Creates the capabilities of a store with tokens, cooldowns and a history, and without the other capabilities.
     pub const fn new(store: &'static str, poll_interval: PollInterval) -> Self {
         Self {
             store,
@@ -401,7 +402,7 @@ impl Capabilities {
         }
     }
 
-    /// Whether waiters of different processes get a lock in the order of their arrival.
+    /// Returns whether waiters of different processes get a lock in the order of their arrival.
     pub const fn fifo(&self) -> bool {
         self.line.is_some()
     }

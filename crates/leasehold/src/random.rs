@@ -1,5 +1,5 @@
-//! Randomness for ids that must never repeat, and for jitter. Simulations use a seed, everything else the operating
-//! system.
+//! Randomness for ids that must never repeat, and for jitter. Simulations use a seed. Everything else uses the
+//! operating system's generator.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,22 +21,22 @@ enum Source {
 }
 
 impl Random {
-    /// The operating system's generator.
+    /// Creates a source that uses the operating system's generator.
     pub const fn from_os() -> Self {
         Self(Source::Os)
     }
 
-    /// A generator that returns the same sequence for the same seed. For simulations only: two processes with the same
-    /// seed would write equal nonces.
+    /// Creates a generator that returns the same sequence for the same seed. For simulations only: two processes with
+    /// the same seed would write equal nonces.
     pub fn seeded(seed: u64) -> Self {
         Self(Source::Seeded(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)))))
     }
 
-    /// 128 random bits.
+    /// Returns 128 random bits.
     ///
     /// If the operating system's generator is not available (early boot, a broken sandbox), this falls back to a
-    /// generator that is seeded by address layout and time. That is unique enough between the processes of one machine.
-    /// Never panics.
+    /// generator that is seeded by address layout and time. Its values are unique enough among the processes of one
+    /// machine. Never panics.
     pub fn bits(&self) -> u128 {
         match &self.0 {
             Source::Os => {
@@ -50,7 +50,7 @@ impl Random {
         }
     }
 
-    /// A uniform fraction in `[0, 1)`.
+    /// Returns a uniform fraction in `[0, 1)`.
     pub fn fraction(&self) -> f64 {
         match &self.0 {
             Source::Os => fastrand::f64(),
@@ -58,7 +58,7 @@ impl Random {
         }
     }
 
-    /// `duration` times a uniform factor in `[1 - spread, 1 + spread)`.
+    /// Returns `duration` times a uniform factor in `[1 - spread, 1 + spread)`.
     pub fn jittered(&self, duration: Duration, spread: f64) -> Duration {
         duration.mul_f64((1.0 + spread * (2.0 * self.fraction() - 1.0)).max(0.0))
     }

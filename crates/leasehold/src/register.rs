@@ -1,8 +1,8 @@
-//! A register: keys with atomic conditional writes. Every object store offers this, and leases need no more.
+//! A register: keys with atomic conditional writes. Every object store offers these, and leases need nothing else.
 //!
 //! A store implements the trait [`Register`]. [`RegisterLeases`](crate::RegisterLeases) runs the lease protocol on it.
-//! [`probe()`] finds out, before the first write, whether a store honours its preconditions, and [`probe_deletes`]
-//! whether its deletes do.
+//! Before the first write, [`probe()`] checks whether the store honours the preconditions of writes, and
+//! [`probe_deletes`] those of deletes.
 
 mod body;
 pub(crate) mod examine;
@@ -57,21 +57,21 @@ pub const MAX_OBJECT_BYTES: usize = 256 << 20;
 /// ```
 #[async_trait]
 pub trait Register: fmt::Debug + Send + Sync + 'static {
-    /// Reads `key`; `None` if there is no value (a delete marker counts as no value). Strongly consistent.
+    /// Reads `key`. Returns `None` if there is no value (a delete marker counts as no value). Strongly consistent.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// When the store's response is neither a value nor its absence, or when the value is longer than
-    /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
+    /// If the store's response is neither a value nor its absence, or if the value is longer than [`MAX_VALUE_BYTES`],
+    /// or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
-    /// Returns what [`read`](Self::read) does, except for the bytes. Reads by default.
+    /// Reads `key` without its bytes. Calls [`read`](Self::read) by default.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         Ok(self.read(key).await?.map(|cell| Head {
             version: cell.version,
@@ -88,39 +88,39 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`: for sweeps, for locks that are objects, and for examinations.
-    /// The caller has made sure that the store compares the version ([`probe_deletes`]), unless no other client knows
-    /// of the object: some stores ignore it.
+    /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by examinations.
+    /// Some stores ignore the version, so the caller must first make sure that this store compares it
+    /// ([`probe_deletes`]), unless no other client knows of the object.
     ///
     /// # Errors
-    /// As [`write`](Self::write); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no
-    /// conditional deletes.
+    /// Same as [`write`](Self::write), and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has
+    /// no conditional deletes.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
-    /// The checks of an [examination](crate::Locker::examine) that only this store has, such as its settings. The
-    /// checks for every register are not part of it. By default there are none.
+    /// Runs the checks of an [examination](crate::Locker::examine) that only this store has, such as checks of its
+    /// settings. The checks that apply to every register are not included. By default there are none.
     async fn examine(&self) -> Examined {
         Examined::default()
     }
 
-    /// Lists the keys that start with `prefix`, in the store's order, page by page. Retries a page that fails, for a
-    /// while.
+    /// Lists the keys that start with `prefix`, in the store's order, page by page. Retries a failed page for a while.
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>>;
 
-    /// The version that a write of these bytes results in, if it depends only on the bytes. Writing the same bytes
-    /// again then gives the same version. By default it does not.
+    /// Returns the version that a write of these bytes gives, if it depends only on the bytes, so that another write of
+    /// the same bytes gives the same version. Returns `None` by default.
     fn version_of(&self, _bytes: &[u8]) -> Option<Version> {
         None
     }
 
-    /// Bounds on the store's clock now, from its latest response; `None` before the first response, or if it has no
-    /// clock.
+    /// Returns the current bounds of the store's clock, according to its latest response. Returns `None` before the
+    /// first response, or if the store has no clock.
     fn store_time(&self) -> Option<StoreTime>;
 
-    /// The clock and the random numbers of this register.
+    /// Returns the clock and the source of randomness of this register.
     fn env(&self) -> &Env;
 
-    /// The same objects through another endpoint, to examine several front ends together. By default there is none.
+    /// Returns a register of the same objects through another endpoint, to examine several front ends together. Fails
+    /// by default.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint,
@@ -133,22 +133,22 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
-    /// The same objects at each address of the endpoint's name, if there are several. An examination uses them in
-    /// turn. By default there are none.
+    /// Returns a register of the same objects for each address of the endpoint's name, if there are several. An
+    /// examination uses them in turn. By default there are none.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// When no client can be created for an address.
+    /// If no client can be created for an address.
     async fn fronts(&self) -> Result<FrontEnds, Error> {
         Ok(FrontEnds::default())
     }
 
-    /// The properties of this register.
+    /// Returns the properties of this register.
     fn capabilities(&self) -> RegisterCapabilities;
 
-    /// The endpoint and the bucket, without secrets. The result of a [probe](probe) is recorded for this place. By
-    /// default it is empty, and a copy of such a record is valid anywhere.
+    /// Returns the endpoint and the bucket, without secrets. The result of a [probe](probe) is recorded for this place.
+    /// It is empty by default, so that a copy of such a record is valid anywhere.
     fn place(&self) -> String {
         String::new()
     }
@@ -218,8 +218,8 @@ impl<R: Register + ?Sized> Register for Arc<R> {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct FrontEnds {
-    /// The same objects at the addresses that accept connections, at most eight of them. Empty if fewer than two do;
-    /// the name is then used as usual.
+    /// The same objects at the addresses that accept connections, at most eight of them. Empty if fewer than two do.
+    /// The name is then used as usual.
     pub answering: Vec<(IpAddr, Arc<dyn Register>)>,
     /// How many further addresses accept connections.
     pub more: usize,
@@ -273,12 +273,12 @@ pub struct VersionedValue {
 pub struct Version(Arc<str>);
 
 impl Version {
-    /// A version as the store spells it.
+    /// Creates a version from the store's notation of it.
     pub fn new(version: impl Into<Arc<str>>) -> Self {
         Self(version.into())
     }
 
-    /// The version as the store spells it.
+    /// Returns the store's notation of the version.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -330,7 +330,7 @@ pub enum Precondition<'a> {
 pub enum Write {
     /// Written. The key now has this version.
     Committed(Version),
-    /// The key was not as expected, and this request changed nothing. (An earlier copy of the request may have.)
+    /// The key was not as expected, and this request changed nothing. (An earlier copy of the same request may have.)
     Conflict,
 }
 
@@ -379,8 +379,8 @@ pub struct RegisterCapabilities {
     pub trusted: bool,
     /// Whether versions are numbers that rise with every write of a key, even if it was deleted in between.
     pub generations: bool,
-    /// How many bytes of [`Metadata::user`] it stores with an object, names and values together; `None` if it stores
-    /// no metadata.
+    /// How many bytes of [`Metadata::user`] it stores with an object, names and values together. `None` if it stores no
+    /// metadata.
     pub metadata: Option<usize>,
     /// How often a waiter may read.
     pub poll_interval: PollInterval,

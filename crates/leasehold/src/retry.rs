@@ -1,6 +1,7 @@
 //! Retries of one logical operation, with a time limit and full-jitter backoff.
 //!
-//! leasehold controls the retry loop, not the client library: only leasehold knows the nonce and the deadline (rule 4).
+//! leasehold runs the retry loop itself instead of the client library, because only leasehold knows the nonce and the
+//! deadline (rule 4).
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use crate::lease::StoreTrouble;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The shortest time limit of a request. With less, a request would be sent only to be given up.
+/// The shortest time limit of a request. With less time, a request would be sent only to be given up.
 const SHORTEST_REQUEST: Duration = Duration::from_millis(250);
 
 /// The time limit of a request that is safe to repeat, with all its retries. `ANSWER` is the limit of each try.
 const QUESTION: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Repeats a request that is safe to repeat after transient errors, like throttling or a lost response.
+/// Repeats a request that is safe to repeat after transient errors, such as throttling or a lost response.
 pub(crate) async fn retry<T, F>(env: &Env, ask: impl FnMut() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -29,7 +30,7 @@ where
     repeated(&mut RetryBudget::of_question(env), ask).await
 }
 
-/// The same within `budget`.
+/// Does the same as [`retry`] within `budget`.
 pub(crate) async fn repeated<T, F>(
     budget: &mut RetryBudget<'_>,
     mut ask: impl FnMut() -> F,
@@ -53,7 +54,7 @@ pub(crate) struct RetryBudget<'a> {
     limit: Duration,
     attempt_limit: Duration,
     failures: u32,
-    /// The latest error: its message, and what to do about it.
+    /// The message and the help text of the latest error.
     cause: Option<(String, Option<String>)>,
     trouble: StoreTrouble,
 }
@@ -77,27 +78,28 @@ impl<'a> RetryBudget<'a> {
         Self { trouble: trouble.clone(), ..self }
     }
 
-    /// The budget of a request that no lease depends on: one of an examination, or a page of a listing.
+    /// Creates the budget of a request that no lease depends on, such as a request of an examination or a page of a
+    /// listing.
     pub(crate) fn of_question(env: &'a Env) -> Self {
         Self::new(env, QUESTION, ANSWER)
     }
 
-    /// The time that is left.
+    /// Returns the time that is left.
     pub(crate) fn left(&self) -> Duration {
         self.limit.saturating_sub(self.env.now().longest_since(self.began))
     }
 
-    /// Whether a request was refused with a transient error or got no response.
+    /// Returns whether a request was refused with a transient error or got no response.
     pub(crate) fn had_trouble(&self) -> bool {
         self.failures > 0
     }
 
-    /// Extends the limit by `more`, for time that passed for other reasons than the store.
+    /// Extends the limit by `more`, the time that something other than the store took.
     pub(crate) fn extend(&mut self, more: Duration) {
         self.limit = self.limit.saturating_add(more);
     }
 
-    /// Restarts the time limit after another client made progress. That is contention, and the limit is for trouble
+    /// Restarts the time limit after another client made progress. That is contention, but the limit is for trouble
     /// with the store.
     pub(crate) fn progressed(&mut self) {
         self.began = self.env.now();
@@ -165,7 +167,7 @@ impl<'a> RetryBudget<'a> {
         .await
     }
 
-    /// Full jitter: uniform between zero and a bound that doubles
+    /// Returns the next pause, with full jitter: uniform between zero and a bound that doubles
     /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
     fn next_pause(&mut self) -> Duration {
         let bound = (FIRST_PAUSE * 2_u32.pow(self.failures.min(10))).min(LONGEST_PAUSE);

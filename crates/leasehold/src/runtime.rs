@@ -1,8 +1,7 @@
-//! Everything that runs in the background: acquisitions and the queues of this process, the hand-off among its tasks,
-//! and renewals.
+//! Background work: acquisitions, the queues of this process, the hand-off among its tasks, and renewals.
 //!
-//! A caller's future only waits for a response and holds nothing that others need, so a program may keep it without
-//! polling it.
+//! A caller's future only waits for a response. It holds nothing that others need, so a program may keep the future
+//! without polling it.
 
 pub(crate) mod acquisition;
 pub(crate) mod hand_off;

@@ -16,19 +16,19 @@ use tokio::time::Instant;
 
 use super::Moment;
 
-/// How long a sleep relies on its timer alone, at most.
+/// The longest time for which a sleep relies on its timer alone.
 pub(super) const SLICE: Duration = Duration::from_millis(500);
 
 /// By how much the clock may get ahead of a timer before the sleepers are woken. A wall clock that is being slewed, by
-/// 0.05 %, must not wake them twice a second. A tenth of the smallest slack of a lease.
+/// 0.05 %, must not wake them twice a second. The tolerance is a tenth of the smallest slack of a lease.
 const TOLERANCE_NS: i64 = 5_000_000;
 
 /// A clock whose sleepers are woken by monitors.
 pub(super) trait Watched: Clone + Send + Sync + 'static {
-    /// The current time on both clocks.
+    /// Returns the current time on both clocks.
     fn moment(&self) -> Moment;
 
-    /// The monitors of this clock.
+    /// Returns the monitors of this clock.
     fn monitors(&self) -> &ClockJumpMonitors;
 }
 
@@ -93,7 +93,7 @@ struct ClockJumpMonitor {
     sleepers: AtomicUsize,
     /// Wakes the sleepers when the clock has got ahead of their timers.
     ahead: Notify,
-    /// When it started, by the timers.
+    /// When the monitor started, by the timers.
     since: Instant,
     /// The smallest lead of the clock over the timers since the sleepers were last woken. No sleeper started with a
     /// smaller lead.
@@ -163,7 +163,8 @@ impl Place {
         monitor.sleepers.fetch_add(1, Ordering::Relaxed);
         if on_duty.is_none() {
             each.push((runtime.id(), monitor.clone()));
-            // Release the lock first: if the runtime is shutting down, `spawn` drops the duty, which takes the lock.
+            // Release the lock first, because `spawn` drops the duty if the runtime is shutting down, and that takes
+            // the lock.
             drop(each);
             runtime.spawn(Duty { clock: clock.clone(), monitor: monitor.clone() }.keep());
         }
@@ -325,7 +326,7 @@ mod tests {
             }
         };
         first.block_on(asleep(&clock));
-        // This runtime is no longer driven. A sleeper in another runtime must not wait for it.
+        // The first runtime no longer runs. A sleeper in another runtime must not wait for it.
         let second = runtime();
         second.block_on(async {
             let sleeper = sleeper(&clock, SECOND * 60);

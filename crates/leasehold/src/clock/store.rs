@@ -1,11 +1,11 @@
-//! What the store's own clock reads: bounds, from the readings in its responses.
+//! Bounds on the time of the store's own clock, derived from the readings in its responses.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{Moment, RATE_ERROR, micros};
 
-/// Bounds on what the store's own clock reads, in microseconds since the Unix epoch.
+/// Bounds on the time of the store's own clock, in microseconds since the Unix epoch.
 ///
 /// ```
 /// use leasehold::clock::StoreTime;
@@ -29,12 +29,12 @@ pub struct StoreTime {
 }
 
 impl StoreTime {
-    /// The bounds of a store whose clock reads exactly `us`.
+    /// Returns the bounds of a store whose clock reads exactly `us`.
     pub const fn exactly(us: u64) -> Self {
         Self::between(us, us)
     }
 
-    /// The bounds of a store whose clock reads at least `lo_us` and at most `hi_us`.
+    /// Returns the bounds of a store whose clock reads at least `lo_us` and at most `hi_us`.
     pub const fn between(lo_us: u64, hi_us: u64) -> Self {
         Self { lo_us, hi_us, apart: Duration::ZERO }
     }
@@ -119,7 +119,7 @@ impl StoreClock {
         readings.observe(latest);
     }
 
-    /// The bounds on what the store's clock reads at `now`; `None` before the first reading.
+    /// Returns the bounds on the time of the store's clock at `now`, or `None` before the first reading.
     pub fn bounds(&self, now: Moment) -> Option<StoreTime> {
         let Readings { latest, apart_us, .. } =
             (*self.readings.lock().unwrap_or_else(PoisonError::into_inner))?;

@@ -81,7 +81,7 @@ pub struct Cost {
 
 /// Returns the estimated cost. `None` if requests to the store are free.
 ///
-/// `deletes`: whether releases delete, which costs nothing on object stores.
+/// `deletes` says whether releases delete the record. Deletes cost nothing on object stores.
 pub(super) fn estimate(store: &str, deletes: bool, examination: &Examination) -> Option<Cost> {
     let prices = PRICES.iter().find(|prices| prices.store == store)?;
     let acquisitions = u64::from(examination.acquisitions_per_day) * DAYS;
@@ -124,7 +124,7 @@ pub(super) fn finding(store: &str, cost: Option<&Cost>, listed: bool, examinatio
 mod tests {
     use super::*;
 
-    /// The figures on the stores' documentation pages.
+    /// Checks the figures on the stores' documentation pages.
     #[test]
     fn a_lock_held_for_a_month_costs_what_the_pages_say() {
         let examination = Examination { acquisitions_per_day: 0, ..Examination::default() };

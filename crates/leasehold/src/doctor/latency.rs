@@ -36,7 +36,7 @@ pub struct RoundTrips {
 }
 
 impl RoundTrips {
-    /// Returns `None` if there are no runs.
+    /// Computes the percentiles of the runs. Returns `None` if there are no runs.
     pub(super) fn of(operation: &'static str, mut took: Vec<Duration>) -> Option<Self> {
         took.sort_unstable();
         let at = |part: usize| took.get((took.len() * part).div_ceil(100).saturating_sub(1)).copied();
@@ -64,12 +64,12 @@ pub(super) fn round_trips_finding(trips: &[RoundTrips]) -> Option<Finding> {
     Some(Finding::passed("round-trips", seen))
 }
 
-/// The shortest safe ttl, and what determined it.
+/// The shortest safe ttl, and the reason for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SmallestTtl {
     pub(super) smallest: Ttl,
     p99: Duration,
-    /// What the store itself requires.
+    /// The reason if the store itself requires this ttl.
     why: Option<&'static str>,
 }
 
@@ -85,7 +85,8 @@ const CANDIDATES_MS: [u64; 14] = [
     3_600_000,
 ];
 
-/// Returns `None` if no renewal was measured, or if renewals take so long that no lease is safe.
+/// Returns the shortest safe ttl. Returns `None` if no renewal was measured, or if renewals take so long that no lease
+/// is safe.
 pub(super) fn smallest_ttl(
     trips: &[RoundTrips],
     least: Option<(Duration, &'static str)>,
@@ -103,11 +104,11 @@ pub(super) fn smallest_ttl(
     }
 }
 
-/// Whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as it can be and gets no
-/// response, and the next takes `trip`. The response to the second must arrive before the holder has to stop.
+/// Returns whether a lease of `ttl` survives a lost renewal: the first renewal is sent as late as possible and gets no
+/// response, and the next one takes `trip`. Its response must arrive before the holder has to stop.
 fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     let latest = ttl.get().mul_f64(RENEW_AFTER * (1.0 + RENEW_SPREAD));
-    // After a lost response the record is read, and written again.
+    // After a lost response, the record is read and written again.
     trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + RETRY_PAUSE + 2 * trip <= ttl.holder_span()
 }
 

@@ -1,4 +1,5 @@
-//! The checks that every store of locks must pass. They use only its leases, under names that the doctor creates.
+//! The checks that every store of locks must pass. They use only the store's leases, under names that the doctor
+//! creates.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::types::LockName;
 /// The number of claims that race for one lock.
 const RACERS: usize = 8;
 
-/// The findings, and the measured durations.
+/// The findings and the measured durations.
 pub(super) struct Found {
     pub(super) findings: Vec<Finding>,
     pub(super) trips: Vec<RoundTrips>,
@@ -120,7 +121,7 @@ impl<'a> Patient<'a> {
         Ok(grant)
     }
 
-    /// Checks a read after a write, and the listing.
+    /// Checks that a grant is visible and listed, and that it can be renewed.
     async fn is_seen(&mut self, mut grant: Grant) -> Step<Grant> {
         const CHECK: &str = "sees-grant";
         let status = self.store.inspect(&grant.name).await.map_err(|error| stopped(CHECK, &error))?;
@@ -191,7 +192,7 @@ impl<'a> Patient<'a> {
         Ok(next)
     }
 
-    /// Checks that a holder that was evicted can neither renew nor release.
+    /// Checks that an evicted holder can neither renew nor release the lock.
     async fn stale_holder_is_refused(&mut self, mut stale: Grant) -> Step<()> {
         const CHECK: &str = "stale-holder";
         let name = stale.name.clone();
@@ -234,7 +235,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Races claims for a lock that never existed, and for one that is free.
+    /// Races claims for a lock that has no record yet, and for a lock that is free.
     async fn one_of_many_is_granted(&mut self) -> Step<()> {
         const CHECK: &str = "claims-race";
         let (racers, races) = if self.thorough { (2 * RACERS, 40) } else { (RACERS, 4) };
@@ -286,7 +287,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Measures round trips of the usual life of a lock. Measurements before an error are kept.
+    /// Measures the round trips of the usual operations on a lock. Measurements before an error are kept.
     async fn measure(&mut self, name: &LockName) -> Step<()> {
         let (rounds, limit) = if self.thorough { (200, 20) } else { (25, 2) };
         let env = self.store.env();
@@ -356,7 +357,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// Frees the locks after an early end. No other client knows these names.
+    /// Frees the locks after the examination has ended early. No other client knows these names.
     async fn free_what_is_held(&self) {
         for name in &self.taken {
             if let Ok(status) = self.store.inspect(name).await
@@ -379,7 +380,7 @@ impl<'a> Patient<'a> {
     }
 }
 
-/// The finding for a store that does what it must not do.
+/// Returns the finding for a store that is unsafe for locks.
 fn unsafe_store(check: &'static str, seen: &str) -> Finding {
     Finding::failed(check, seen).with_help(
         "do not use this store for locks: two processes could hold one lock at \
@@ -387,7 +388,7 @@ fn unsafe_store(check: &'static str, seen: &str) -> Finding {
     )
 }
 
-/// The finding for a store that did not respond, or refused a request.
+/// Returns the finding for a store that did not respond or refused a request.
 fn stopped(check: &'static str, error: &StoreError) -> Finding {
     Finding::stopped(check, error)
 }

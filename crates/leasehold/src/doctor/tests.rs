@@ -36,9 +36,9 @@ fn failed(report: &Report) -> Vec<&str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// Every second claim is granted too.
+    /// A claim for a held lock is granted too.
     GrantsTwice,
-    /// One of several concurrent claims is granted too.
+    /// One of several concurrent claims for a held lock is granted too.
     GrantsOneTooMany,
     InspectsLate,
     ForgetsTokens,
@@ -46,7 +46,7 @@ enum Wrong {
     ReleasesForOthers,
     CallsAllReleased,
     LosesWhatIsHeld,
-    /// Not in the first round.
+    /// Loses a held lock, but only after several renewals.
     LosesLater,
     RepeatsTokensLater,
     IsBusyLater,
@@ -143,7 +143,7 @@ impl LeaseStore for Bad {
                 }
                 Ok(Released::Released)
             }
-            // This is what a lost response to a delete looks like.
+            // A lost response to a delete looks like this.
             Wrong::CallsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
             _ => self.good.release(grant, cooldown).await,
         }

@@ -36,27 +36,27 @@ pub struct Claim {
     pub waits: bool,
     /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`](super::LeaseStore::detach)).
     pub detached: bool,
-    /// How many tokens the grant can use: its process passes the lock on among this many tasks. If the store supports
-    /// this, it reserves these tokens below the one that it grants ([`Grant::after`](super::Grant::after)).
+    /// How many tokens the grant can use, because its process passes the lock on among this many tasks. If the store
+    /// supports this, it reserves these tokens below the one that it grants ([`Grant::after`](super::Grant::after)).
     pub tokens: u64,
     /// How long to keep trying if the store does not respond.
     pub store_timeout: Duration,
     /// Why the store does not respond. The store records this as soon as it knows, long before it gives up.
     pub trouble: StoreTrouble,
-    /// Whether the claim ignores who waits in line: see [`Lock::barge`](crate::Lock::barge).
+    /// Whether the claim ignores the waiters in line: see [`Lock::barge`](crate::Lock::barge).
     pub barges: bool,
     /// Whether the acquisition may be repeated with the same [`id`](Self::id), by this process or by another one: see
-    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). A grant that arrives late, or whose caller is gone, is
-    /// then left to the repetition, or lapses. A claim whose grant has ended is refused ([`AcquireOutcome::Lost`]), as
-    /// far back as the lock's history goes.
+    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). If a grant arrives late or its caller is gone, the grant
+    /// is not released: a repetition may use it, or it lapses. A claim whose grant has ended is refused
+    /// ([`AcquireOutcome::Lost`]), as far back as the lock's history goes.
     ///
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
     /// Whether to read the line even if the lock's record does not show that processes wait.
     pub(crate) looks: bool,
-    /// Where it stands in the line.
+    /// The claim's place in the line.
     pub(crate) place: Place,
-    /// For a permit whose waiters have a [queue](PermitQueue).
+    /// The [queue](PermitQueue) of the waiters, if this claim is for a permit that has one.
     pub(crate) queue: Option<PermitQueue>,
 }
 
@@ -64,7 +64,7 @@ impl Claim {
     /// The default of [`store_timeout`](Self::store_timeout).
     pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(15);
 
-    /// A claim with a new random id and default settings.
+    /// Creates a claim with a new random id and default settings.
     pub fn new(env: &Env, name: LockName, ttl: Ttl, holder: Holder) -> Self {
         Self {
             name,

@@ -7,7 +7,7 @@ use super::{Holder, Id, Ttl};
 use crate::clock::Moment;
 use crate::types::{InvalidValue, LockName};
 
-/// The maximum number of waiters in a line. Those beyond it join when there is room.
+/// The maximum number of waiters in a line. Further waiters join when there is room.
 pub(crate) const MOST_WAITERS: usize = 64;
 
 /// The longest pause between two polls of a waiter in a line.
@@ -16,15 +16,16 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause of a waiter that is not in the line.
 const OUTSIDE: Duration = Duration::from_secs(30);
 
-/// The longest pause between two polls of a waiter that asks for a lease of `ttl`. It polls about as often as it would
-/// renew that lease, or more often, so that a dead waiter delays the others for no longer than a dead holder.
+/// Returns the longest pause between two polls of a waiter that asks for a lease of `ttl`. The waiter polls at least
+/// about as often as it would renew that lease, so that a dead waiter delays the others for no longer than a dead
+/// holder.
 fn longest_pause(ttl: Ttl) -> Duration {
     LONGEST_PAUSE.min(ttl.get() / 3)
 }
 
-/// The pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for `pause`.
-/// As long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter for whom
-/// the line has no room pauses for longer than any in the line.
+/// Returns the pause between two polls of a waiter with `ahead` waiters before it, if a single waiter would pause for
+/// `pause`. As long as no pause reaches the limit, n waiters together poll about ln(n) times as often as one. A waiter
+/// that does not fit into the line pauses for longer than any waiter in the line.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
     let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { OUTSIDE };
@@ -38,18 +39,18 @@ pub(crate) struct Place(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Whose place this is. An acquisition that starts again has another claim.
+    /// The claim that has this place. An acquisition that starts over has another claim.
     claim: Option<Id>,
     standing: Standing,
     /// Whether it has tried to join.
     tried: bool,
-    /// How often in a row it could not join, because others wrote the line at the same time.
+    /// How often in a row it could not join, because other waiters wrote the line at the same time.
     conflicts: u32,
     /// Whether the lock's record was read since the claim asked for the lock.
     polled: bool,
 }
 
-/// The queue for several permits: a lock that the process that gets the next permit holds, and for which all others
+/// The queue for several permits. It is a lock: the process that gets the next permit holds it, and all other processes
 /// wait in its line.
 #[derive(Clone, Debug)]
 pub(crate) struct PermitQueue {
@@ -59,12 +60,12 @@ pub(crate) struct PermitQueue {
 }
 
 impl PermitQueue {
-    /// The queue for the permits of a `kind` below `name`.
+    /// Creates the queue for the permits of a `kind` below `name`.
     pub(crate) fn new(name: &LockName, kind: &str) -> Result<Self, InvalidValue> {
         Ok(Self { name: LockName::new(format!("{name}/{kind}-queue"))?, first_since: None })
     }
 
-    /// Whether the process of this claim gets the next permit.
+    /// Returns whether the process of this claim gets the next permit.
     pub(crate) fn is_first(&self) -> bool {
         self.first_since.is_some()
     }
@@ -77,7 +78,7 @@ pub(crate) struct Standing {
     pub(crate) number: Option<u64>,
     /// The waiters before it.
     pub(crate) before: Vec<Before>,
-    /// The last of them.
+    /// The last of these waiters.
     pub(crate) behind: Option<Holder>,
 }
 
@@ -86,13 +87,13 @@ pub(crate) struct Standing {
 pub(crate) struct Before {
     /// Its number.
     pub(crate) number: u64,
-    /// It polls at least this often.
+    /// The longest pause between two of its polls.
     pub(crate) polls: Duration,
 }
 
-/// For how long a free lock is kept for the waiters before a claim, which poll with these `pauses`: twice the longest
-/// pause, so that each of them finds the lock free even if a poll fails, and half a second for the request of each. All
-/// of them wait at the same time, so their pauses do not add up.
+/// Returns how long a free lock is kept for the waiters before a claim, which poll with these `pauses`. This is twice
+/// the longest pause, so that each waiter finds the lock free even if a poll fails, plus half a second for the request
+/// of each. They all wait at the same time, so their pauses do not add up.
 pub(crate) fn grace(pauses: impl IntoIterator<Item = Duration>) -> Duration {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     for pause in pauses {
@@ -113,7 +114,7 @@ impl Place {
     /// Records the state of `claim` in the line.
     pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
-        // If there is no room, trying soon again would not help.
+        // If there is no room, it does not help to try again soon.
         if standing.number.is_some() || standing.before.len() >= MOST_WAITERS {
             known.conflicts = 0;
         }
@@ -132,7 +133,7 @@ impl Place {
         self.of(claim).tried = true;
     }
 
-    /// Whether `claim` may be in the line.
+    /// Returns whether `claim` may be in the line.
     pub(crate) fn may_be_taken(&self, claim: Id) -> bool {
         self.of(claim).tried
     }
@@ -141,7 +142,7 @@ impl Place {
         self.of(claim).conflicts
     }
 
-    /// Whether `claim` has a place, if all waiters up to number `served` were served.
+    /// Returns whether `claim` has a place if all waiters up to number `served` were served.
     pub(crate) fn is_taken(&self, claim: Id, served: u64) -> bool {
         self.of(claim).standing.number.is_some_and(|number| number > served)
     }
@@ -151,19 +152,19 @@ impl Place {
         self.of(claim).polled = true;
     }
 
-    /// Whether the lock's record was read since this was called last.
+    /// Returns whether the lock's record was read since the previous call.
     pub(crate) fn has_polled(&self, claim: Id) -> bool {
         std::mem::take(&mut self.of(claim).polled)
     }
 
-    /// How many waiters are before `claim`, and for how long the lock is kept for them once it is free.
+    /// Returns how many waiters are before `claim`, and for how long the lock is kept for them once it is free.
     pub(crate) fn before(&self, claim: Id, served: u64) -> (usize, Duration) {
         let known = self.of(claim);
         let waiting = || known.standing.before.iter().filter(|before| before.number > served);
         (waiting().count(), grace(waiting().map(|before| before.polls)))
     }
 
-    /// The waiter directly before `claim`.
+    /// Returns the waiter directly before `claim`.
     pub(crate) fn behind(&self, claim: Id, served: u64) -> Option<Holder> {
         let Standing { before, behind, .. } = &self.of(claim).standing;
         before.last().filter(|last| last.number > served).and(behind.clone())

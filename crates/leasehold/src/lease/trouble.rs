@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::StoreError;
 
-/// Why the store does not currently respond to a [`Claim`](super::Claim): for error messages when an acquisition times
-/// out. Clones share it.
+/// The reason why the store does not currently respond to a [`Claim`](super::Claim), for error messages when an
+/// acquisition times out. Clones share it.
 ///
 /// ```
 /// use leasehold::{error::Fault, lease::StoreTrouble};
@@ -30,7 +30,7 @@ impl StoreTrouble {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The latest error; `None` if there was none since the last response.
+    /// Returns the latest error, or `None` if there was none since the last response.
     pub fn cause(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

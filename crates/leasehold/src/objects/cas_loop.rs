@@ -1,6 +1,6 @@
 //! The driver of updates and fenced writes. It reads the object, lets the caller make the new content, and writes it
-//! under the condition that nothing has changed. The rules in [`write_log`](super::write_log) decide what happened to
-//! the write.
+//! under the condition that nothing has changed. The rules in [`write_log`](super::write_log) determine what happened
+//! to the write.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::retry::RetryBudget;
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
-/// Where versions recur, the maximum age of the read that a fenced write depends on. An older read is repeated. So only
-/// a write that was delayed on its way can find an old version, and not one whose caller took a long time.
+/// The maximum age of the read that a fenced write depends on if versions recur. An older read is repeated. So a write
+/// can find an old version only if it is delayed in transit, and not if its caller takes a long time.
 const OLDEST_SIGHT: Duration = Duration::from_secs(10);
 
 /// The pause after a conflict is drawn at random, up to a bound. The bound is the duration of an attempt, doubled for
@@ -52,7 +52,7 @@ impl Default for Limits {
 pub(crate) enum Look {
     /// The content.
     Content,
-    /// Nothing: it overwrites any content.
+    /// Nothing, because it overwrites any content.
     Nothing,
 }
 
@@ -93,13 +93,13 @@ pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
 }
 
 impl<'a> Change<'a> {
-    /// A change of the object `key`, with the default limits and without a token.
+    /// Creates a change of the object `key`, with the default limits and without a token.
     pub(crate) fn of(register: &'a dyn Register, key: &'a str, look: Look) -> Self {
         let limits = Limits::default();
         Self { register, key, limits, look, token: None, content_type: None, raises: false }
     }
 
-    /// Writes what `make` returns for the content. Writes nothing if it returns `None`.
+    /// Writes the result of `make` for the current content. Writes nothing if the result is `None`.
     pub(crate) async fn run<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         self,
         mut make: impl FnMut(Option<Bytes>) -> F,
@@ -142,7 +142,7 @@ impl<'a> Change<'a> {
         change.run(async |content| Ok::<_, Error>(content)).await.map(|changed| changed.content)
     }
 
-    /// Whether a write of `bytes` would change nothing.
+    /// Returns whether a write of `bytes` would change nothing.
     fn changes_nothing(&self, seen: &Seen, bytes: &Bytes) -> bool {
         let raises = self.token > seen.sight.token;
         let retyped =
@@ -161,7 +161,7 @@ impl<'a> Change<'a> {
 
     fn check_content_type(&self) -> Result<(), Error> {
         match self.content_type {
-            // It becomes a header.
+            // The content type becomes a header.
             Some(kind) if kind.is_empty() || !kind.bytes().all(|byte| matches!(byte, b' '..=b'~')) => {
                 Err(Error::invalid(format!("{kind:?} is not a content type"))
                     .with_help("a content type is like application/json or text/plain; charset=utf-8"))
@@ -194,7 +194,7 @@ impl<'a> Change<'a> {
         )
     }
 
-    /// The error for a write whose outcome is unknown.
+    /// Returns the error for a write whose outcome is unknown.
     fn untold(&self, why: &str) -> Error {
         Error::new(
             ErrorKind::Unavailable,
@@ -210,7 +210,7 @@ impl<'a> Change<'a> {
 struct Seen {
     sight: Sight,
     content: Option<Bytes>,
-    /// The time before the read.
+    /// A time before the read.
     at: Moment,
 }
 
@@ -225,7 +225,8 @@ struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    /// Writes `bytes` over what was `seen`. If the write was certainly not applied, returns what is there instead.
+    /// Writes `bytes` over the object as it was `seen`. If the write was certainly not applied, returns the object as
+    /// it is now.
     async fn write(&mut self, seen: &Seen, bytes: Bytes) -> Result<Option<Seen>, Error> {
         let change = self.change;
         let body = self.body(&seen.sight, bytes)?;
@@ -281,7 +282,7 @@ impl Driver<'_> {
         }
     }
 
-    /// The body to write over `base`.
+    /// Returns the body to write over `base`.
     fn body(&mut self, base: &Sight, bytes: Bytes) -> Result<Body, Error> {
         let change = self.change;
         if bytes.len() > MAX_OBJECT_BYTES {
@@ -308,7 +309,7 @@ impl Driver<'_> {
         Ok(Body { bytes, metadata })
     }
 
-    /// Whether the read at `looked` is too old for a fenced write.
+    /// Returns whether the read at `looked` is too old for a fenced write.
     fn is_stale(&self, looked: Moment) -> bool {
         let age = self.change.register.env().now().longest_since(looked);
         self.change.token.is_some() && !self.capabilities.generations && age > OLDEST_SIGHT
@@ -331,7 +332,7 @@ impl Driver<'_> {
             let limit = match (what, self.size) {
                 (_, None) => self.budget.left().max(REQUEST_LIMIT),
                 (Look::Nothing, _) => REQUEST_LIMIT,
-                // It may have grown in the meantime.
+                // The object may have grown in the meantime.
                 (Look::Content, Some(size)) => request_limit(2 * size),
             };
             let at = register.env().now();
@@ -362,7 +363,7 @@ impl Driver<'_> {
     /// Pauses after a conflict. `took` is the duration of the attempt.
     async fn pause(&mut self, conflicts: u32, took: Duration) -> Result<(), Error> {
         let env = self.change.register.env();
-        // The client that wrote may write again at once. A pause as long as an attempt lets that write pass.
+        // The client that wrote may write again at once. A pause as long as an attempt lets that write finish.
         let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MOST_DOUBLINGS));
         let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
         if pause >= self.budget.left() {
@@ -373,7 +374,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// The final error, caused by `error`.
+    /// Returns the final error, caused by `error`.
     fn gave_up(&self, unknown: bool, error: StoreError) -> Error {
         if unknown { self.change.untold(&error.to_string()) } else { self.change.failed(error) }
     }

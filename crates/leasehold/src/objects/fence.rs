@@ -65,21 +65,21 @@ use crate::register::Register;
 /// # Errors
 /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): a higher token has written the object ([`Error::refused_by`]).
 ///   Nothing was written.
-/// - Otherwise as [`update`](super::update).
+/// - Otherwise the same as [`update`](super::update).
 pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Bytes) -> Result<(), Error> {
     trust(register).await.map_err(Error::from)?;
     let change = Change { token: Some(token), ..Change::of(register, key, Look::Nothing) };
     change.run(async |_| Ok::<_, Error>(Some(bytes.clone()))).await.map(|_| ())
 }
 
-/// Changes the object `key` to what `make` returns for its content, unless a token higher than `token` has written it
-/// before.
+/// Replaces the content of the object `key` with the result of `make`, unless a token higher than `token` has written
+/// it before.
 ///
 /// Two holders never lose each other's change: the change of the earlier holder is either visible to the later one or
 /// refused.
 ///
-/// `make` is as in [`update`](super::update). If it changes nothing, nothing is written, and the stored token stays as
-/// it was.
+/// `make` works as in [`update`](super::update). If it changes nothing, nothing is written, and the stored token stays
+/// as it was.
 ///
 /// ```
 /// # use leasehold::{Token, env::Env, fence, stores::memory::MemoryRegister};
@@ -102,7 +102,7 @@ pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Byte
 /// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
-/// As [`write`](fn@write), and the error of `make`.
+/// Same as [`write`](fn@write), and the error of `make`.
 pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,
@@ -115,7 +115,7 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 }
 
 /// Reads the object `key`, and makes sure that no lower token writes it from then on. A new holder calls this before it
-/// acts on what it reads.
+/// acts on the content.
 ///
 /// Returns `None` if there is no object. Nothing is written then, and a lower token may still create the object.
 ///
@@ -128,7 +128,7 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// let (earlier, later) = (Token::new(7).unwrap(), Token::new(8).unwrap()); // guard.token()?
 /// fence::write(&register, "state.json", earlier, "{\"step\":1}".into()).await?;
 ///
-/// // A new holder continues where the earlier one stopped, and that one can write no more.
+/// // A new holder continues where the earlier one stopped. The earlier one can no longer write.
 /// let state = fence::read(&register, "state.json", later).await?;
 /// assert_eq!(state.unwrap(), "{\"step\":1}");
 /// assert!(fence::write(&register, "state.json", earlier, "{\"step\":2}".into()).await.is_err());
@@ -141,7 +141,7 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// # Errors
 /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): on this store, versions depend only on the content
 ///   (S3). Writing the same content again excludes no other writer there. Use [`update`](fn@update).
-/// - Otherwise as [`write`](fn@write).
+/// - Otherwise the same as [`write`](fn@write).
 pub async fn read(register: &dyn Register, key: &str, token: Token) -> Result<Option<Bytes>, Error> {
     trust(register).await.map_err(Error::from)?;
     Change { token: Some(token), ..Change::of(register, key, Look::Content) }.raise().await

@@ -67,7 +67,7 @@ impl Object {
         Ok(Self::new(register, key))
     }
 
-    /// The object `key` in `register`.
+    /// Creates a handle to the object `key` in `register`.
     pub fn new(register: Arc<dyn Register>, key: impl Into<Arc<str>>) -> Self {
         Self {
             register,
@@ -102,12 +102,12 @@ impl Object {
         self
     }
 
-    /// The key within its folder: the last part of the path.
+    /// Returns the key within its folder: the last part of the path.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Reads content, version and metadata. Returns `None` if there is no object.
+    /// Reads the content, the version and the metadata. Returns `None` if there is no object.
     ///
     /// Cancel safe.
     ///
@@ -118,14 +118,14 @@ impl Object {
         Ok(self.register.read(&self.key).await?)
     }
 
-    /// Changes the object to what `make` returns for its content: see [`update`](crate::update).
+    /// Replaces the content of the object with the result of `make`: see [`update`](crate::update).
     ///
-    /// `make` must not update the same handle: clones update one after the other, so it would wait for itself.
+    /// `make` must not update the same handle. Clones update one after the other, so it would wait for itself.
     ///
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// As [`update`](crate::update).
+    /// Same as [`update`](crate::update).
     pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         make: impl FnMut(Option<Bytes>) -> F,
@@ -133,13 +133,13 @@ impl Object {
         self.changed(Look::Content, None, make).await
     }
 
-    /// Changes the object to what `make` returns for its content, unless a token higher than `token` has written it
+    /// Replaces the content of the object with the result of `make`, unless a token higher than `token` has written it
     /// before: see [`fence::update`](crate::fence::update).
     ///
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// As [`fence::update`](crate::fence::update).
+    /// Same as [`fence::update`](crate::fence::update).
     pub async fn update_fenced<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         token: Token,
@@ -154,7 +154,7 @@ impl Object {
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// As [`fence::write`](crate::fence::write).
+    /// Same as [`fence::write`](crate::fence::write).
     pub async fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
         let bytes = bytes.into();
         let make = async |_| Ok::<_, Error>(Some(bytes.clone()));
@@ -165,7 +165,7 @@ impl Object {
     /// [`fence::read`](crate::fence::read).
     ///
     /// # Errors
-    /// As [`fence::read`](crate::fence::read).
+    /// Same as [`fence::read`](crate::fence::read).
     pub async fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
         let _turn = self.turn().await;
         self.trust().await?;
@@ -183,8 +183,8 @@ impl Object {
         self.change(look, token).run(make).await.map(Updated::from)
     }
 
-    /// The turn among clones, which only avoids conflicts. The wait is limited, because the turn may belong to a future
-    /// that is kept and not polled.
+    /// Waits for the turn among clones, which only avoids conflicts. The wait is limited, because the turn may belong
+    /// to a future that is kept and not polled.
     async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         timeout(&*self.register.env().clock, TURN, self.turn.lock()).await
     }

@@ -43,18 +43,19 @@ impl From<Changed> for Updated {
     }
 }
 
-/// Changes the object `key` to what `make` returns for its content. Creates the object if there is none.
+/// Replaces the content of the object `key` with the result of `make`. Creates the object if there is none.
 ///
 /// `make` gets the content, or `None` if there is no object. It returns the new content, or `None` to leave everything
-/// as it is. No change by another writer is lost: if another one wrote in the meantime, `make` runs again with the new
-/// content, after a pause with full jitter. So `make` must not have side effects. (An async closure with `move` does
-/// not compile here. Let it borrow.)
+/// as it is. No change by another writer is lost. If another client wrote in the meantime, `make` runs again with the
+/// new content, after a pause with full jitter. So `make` must not have side effects. (An async closure with `move`
+/// does not compile here. Let it borrow.)
 ///
-/// An update makes at most 256 attempts, within a minute. [`Object`](crate::Object) has settings for both. It also
-/// checks an unknown store only once, and not before each update.
+/// An update makes at most 256 attempts, within a minute. [`Object`](crate::Object) has settings for both limits. It
+/// also checks an unknown store only once instead of before each update.
 ///
-/// A write whose response was lost is looked up, and never applied twice: the object's metadata holds the nonces of the
-/// latest writes. The object's own metadata stays as it is. `docs/updates.md` has the rules and the limits.
+/// If a response is lost, the update reads the object to find out whether the write was applied. It never applies a
+/// write twice. For this purpose, the object's metadata holds the nonces of the latest writes. The object's own
+/// metadata stays as it is. `docs/updates.md` has the rules and the limits.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -1,4 +1,5 @@
-//! The metadata that updates and fenced writes store with an object, and what follows from it. Pure rules, no requests.
+//! The metadata that updates and fenced writes store with an object, and the rules that evaluate it. This module sends
+//! no requests.
 //!
 //! Every write of an update has a nonce. The object's metadata contains the nonces of the latest writes, newest first,
 //! each with a hash of the version that it replaced:
@@ -7,8 +8,8 @@
 //! leasehold-log: <nonce>-<version replaced> <nonce>-<version replaced> ...
 //! ```
 //!
-//! So a write whose response was lost is looked up. After a conflict or a lost response the object is read again, and
-//! the first rule that matches applies:
+//! The log shows whether a write whose response was lost was applied. After a conflict or a lost response, the object
+//! is read again, and the first rule that matches applies:
 //!
 //! 1. A nonce of this update is in the log: the update was applied.
 //! 2. The object has not changed: the write has not been applied yet. The same write may be sent again, with the same
@@ -18,10 +19,10 @@
 //! 4. The log shows that another write replaced the version that this one expects, and that version never recurs: the
 //!    write was not applied and never will be. The update starts over.
 //! 5. Otherwise the outcome is unknown: another client wrote without the log, or deleted the object, or there were more
-//!    writes than the log holds. The write is not made again.
+//!    writes than the log holds. The write is not repeated.
 //!
-//! Versions recur if they depend only on the content (S3's ETags): A, B, A. Another write may then have replaced the
-//! first A or the second one, so rule 4 proves nothing there.
+//! Versions recur if they depend only on the content, as S3's ETags do: A, B, A. Another write may then have replaced
+//! the first A or the second one, so rule 4 proves nothing there.
 //!
 //! A fenced write stores its token, and a write with a lower token is refused. Where versions recur, a delayed write
 //! must not find the version that it expects once a higher token has written. So `leasehold-seen` keeps the versions
@@ -66,7 +67,7 @@ impl fmt::Display for Nonce {
     }
 }
 
-/// 32 bits of a hash of a version. For an object that did not exist, the hash of nothing.
+/// 32 bits of a hash of a version. For an object that did not exist, the hash of the empty string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fingerprint(u32);
 
@@ -122,14 +123,15 @@ impl Sight {
         Ok(Self { version: Some(version), metadata, token, log, seen })
     }
 
-    /// Whether nothing was written between the two reads.
+    /// Returns whether nothing was written between the two reads.
     fn is_as(&self, other: &Self) -> bool {
         // Where versions recur, the log distinguishes two states with the same version.
         self.version == other.version
             && self.log.first().map(|mark| mark.nonce) == other.log.first().map(|mark| mark.nonce)
     }
 
-    /// The metadata for a write over this object, with `nonce` and `token`. A `token` of `None` keeps the stored one.
+    /// Returns the metadata for a write over this object, with `nonce` and `token`. A `token` of `None` keeps the
+    /// stored one.
     pub(crate) fn followed_by(
         &self,
         nonce: Nonce,
@@ -164,7 +166,7 @@ impl Sight {
         Ok(metadata)
     }
 
-    /// The versions that this object had under tokens lower than that of a write with `token`, latest first.
+    /// Returns the versions that this object had under tokens lower than that of a write with `token`, latest first.
     fn seen_before(&self, token: Option<Token>) -> Vec<Fingerprint> {
         if token.or(self.token) == self.token {
             return self.seen.clone();
@@ -181,14 +183,14 @@ impl Sight {
         seen
     }
 
-    /// Whether a write with `token` that gives the object `version` would admit a delayed write with a lower token that
-    /// expects this version.
+    /// Returns whether a write with `token` that gives the object `version` would admit a delayed write with a lower
+    /// token that expects this version.
     pub(crate) fn lets_through(&self, token: Option<Token>, version: &Version) -> bool {
-        // Otherwise the object has no token, and this write stores none.
+        // If neither the object nor this write has a token, nothing is fenced.
         token.or(self.token).is_some() && self.seen_before(token).contains(&Fingerprint::of(Some(version)))
     }
 
-    /// The stored token, if it is higher than `token` and so refuses the write.
+    /// Returns the stored token if it is higher than `token`, so that it refuses the write.
     pub(crate) fn refuses(&self, token: Option<Token>) -> Option<Token> {
         self.token.filter(|written| token.is_some_and(|token| token < *written))
     }
@@ -207,8 +209,8 @@ pub(crate) enum Verdict {
     Untold,
 }
 
-/// The outcome of the writes over `base`, if the object is `now`. `own` are the nonces of this update, including those
-/// of writes over earlier versions. `unknown` says whether any write over `base` got no response.
+/// Returns the outcome of the writes over `base` if the object is `now`. `own` contains the nonces of this update,
+/// including those of writes over earlier versions. `unknown` says whether any write over `base` got no response.
 pub(crate) fn verdict(
     base: &Sight,
     own: &[Nonce],
@@ -230,7 +232,7 @@ pub(crate) fn verdict(
     if replaced && capabilities.generations { Verdict::Never } else { Verdict::Untold }
 }
 
-/// How many entries of `width` bytes fit into `left` bytes under `name`; `None` if fewer than `least`.
+/// Returns how many entries of `width` bytes fit into `left` bytes under `name`, or `None` if fewer than `least`.
 fn entries(name: &str, left: usize, width: usize, most: usize, least: usize) -> Option<usize> {
     let fit = left.saturating_sub(name.len() + NAME_OVERHEAD) / width;
     (fit >= least).then(|| fit.min(most))
@@ -386,7 +388,7 @@ mod tests {
         for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
             assert_eq!(told(&base, true, &now), Verdict::Untold);
         }
-        // A create: another client may have created the object after ours was deleted.
+        // After a create, another client may have created the object after ours was deleted.
         let now = after(&Sight::default(), 8, "2");
         assert_eq!(told(&Sight::default(), true, &now), Verdict::Untold);
         assert_eq!(told(&Sight::default(), false, &now), Verdict::Never);

@@ -1,4 +1,4 @@
-//! The lease protocol on lock records: the driver that sends the requests that the [rules](super::rules) determine.
+//! The driver of the lease protocol on lock records. It sends the requests that the [rules](super::rules) determine.
 
 mod acquire;
 mod examine;
@@ -59,7 +59,7 @@ pub struct RegisterLeases {
     polls: Arc<Limiter>,
 }
 
-/// What was read, and when the response had arrived.
+/// The result of a read, and a time taken after the response arrived.
 struct Sight {
     found: Option<Content>,
     observation: Option<Observation>,
@@ -69,7 +69,7 @@ struct Sight {
 /// How a record is to be written.
 #[derive(Clone, Copy)]
 enum Send<'a> {
-    /// Over this version, which is this record; or over nothing.
+    /// Over this record, which has this version. `None` creates the record.
     Over(Option<(&'a Version, &'a Record)>),
     /// Over any free record: see [`Records::claim`].
     Unseen,
@@ -80,19 +80,19 @@ enum Sent {
     Committed(Box<Record>, Version),
     /// A conflict, or no response: a read must show the outcome. A conflict may include what was read.
     Unclear(Option<Box<Sight>>),
-    /// Certainly without effect. The pause before the next attempt is over.
+    /// The write certainly had no effect. The pause before the next attempt is over.
     Again,
 }
 
 impl RegisterLeases {
-    /// Leases on `register`.
+    /// Creates leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self::on(Arc::new(JsonRecords::new(register)), options)
     }
 
-    /// Leases on `register` by the protocol of simple clients: a lock is held while an object with exactly its name
-    /// exists, and a release deletes the object. Objects that leasehold did not write are held by an unknown holder
-    /// and are never taken over.
+    /// Creates leases on `register` with the protocol of simple clients: a lock is held while an object with exactly
+    /// its name exists, and a release deletes the object. Objects that leasehold did not write are held by an unknown
+    /// holder and are never taken over.
     ///
     /// Grants have fencing tokens only if the register's [versions are
     /// generations](crate::register::RegisterCapabilities::generations). Inspection shows no past grants, and locks
@@ -101,7 +101,7 @@ impl RegisterLeases {
         Self::on(Arc::new(ExistenceRecords::new(register)), options)
     }
 
-    /// Leases on `records`.
+    /// Creates leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
         Self { records, rules, known: Arc::default(), polls: Limiter::new(POLLS) }
@@ -111,7 +111,8 @@ impl RegisterLeases {
         self.records.env().now()
     }
 
-    /// Copies of a running machine may draw the same random numbers, but not at the same nanosecond of both clocks.
+    /// Returns a new nonce. Copies of a running machine may draw the same random numbers, but not at the same
+    /// nanosecond of both clocks.
     fn nonce(&self) -> Id {
         Id::random(&self.records.env().random).at(self.now())
     }
@@ -144,8 +145,8 @@ impl LeaseStore for RegisterLeases {
         let mut outcome = self.contend(claim, &mut attempts).await;
         self.follow_late_creates(&claim.name, &attempts, &mut outcome);
         match outcome {
-            // However this ended: an earlier request without a response may still be applied, and a created record may
-            // exist whose token is not certain.
+            // Whatever the error, an earlier request without a response may still be applied, or a created record with
+            // an uncertain token may exist.
             Err(StoreError::NotApplied(fault))
                 if attempts.iter().any(|sent| sent.unknown || sent.created) =>
             {
@@ -160,7 +161,8 @@ impl LeaseStore for RegisterLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Ends well before the deadline: the renewer must learn of errors earlier, and retries at its own pace.
+        // The budget ends well before the deadline, because the renewer must learn of errors early and retries at its
+        // own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         let mut lent = match self.lent(grant, &mut budget).await? {
             Ok(lent) => lent,
@@ -168,7 +170,7 @@ impl LeaseStore for RegisterLeases {
         };
         let Some(memo) = &mut lent.memo else { return Err(not_its_own()) };
         let outcome = self.renew_with(lent.grant, memo, &mut budget).await;
-        // No release will follow that would look for late creates.
+        // After a loss, no release follows to look for late creates.
         lent.is_over = matches!(outcome, Ok(Renewal::Lost(_)));
         outcome
     }
@@ -287,7 +289,7 @@ impl RegisterLeases {
                 return Ok(Evicted::Evicted);
             }
             if record.token != token || record.state == RecordState::Free {
-                // Another client has been granted the lock since. A deletion leaves no trace.
+                // The grant has ended. A deletion by one of these attempts would have left no trace.
                 let evicted = self.may_have_deleted(&attempts);
                 return Ok(if evicted { Evicted::Evicted } else { Evicted::Changed });
             }
@@ -302,7 +304,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Whether one of these attempts to free a record may have deleted it without a response.
+    /// Returns whether one of these attempts to free a record may have deleted it without a response.
     fn may_have_deleted(&self, attempts: &[Attempt]) -> bool {
         self.records.deletes() && attempts.iter().any(|attempt| attempt.unknown)
     }

@@ -29,7 +29,8 @@ use crate::types::LockName;
 
 mod careless;
 
-/// What a line of waiters writes into a lock's record stays readable, and delays no grant for more than its bound.
+/// Checks that the numbers that a line of waiters writes into a lock's record stay readable, and that the line delays
+/// no grant beyond the limit.
 fn line(data: &[u8]) {
     let Ok(line) = Line::parse(data) else { return };
     let golden = include_bytes!("../../tests/records/1-free.json");
@@ -40,7 +41,8 @@ fn line(data: &[u8]) {
     assert!(grace <= std::time::Duration::from_secs(100));
 }
 
-/// A record is written back as it was read. Bytes that are not a record are never free, granted over or overwritten.
+/// Checks that a record is written back as it was read, and that bytes that are not a record never count as free and
+/// are never granted over or overwritten.
 pub fn record(data: &[u8]) {
     line(data);
     match parse(data) {
@@ -59,7 +61,7 @@ pub fn record(data: &[u8]) {
     try_over("a.lock", data, false, RegisterLeases::new, free);
 }
 
-/// The same property for objects that exist only while they are held.
+/// Checks the same property for objects that exist only while they are held.
 pub fn existence_record(data: &[u8]) {
     let free = |plain: &Plain| {
         let is = |field: &Option<Value>, text: &str| field.as_ref().is_some_and(|field| field == text);
@@ -95,7 +97,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Whether the record itself says that the lock is free at `NOW_US`.
+    /// Returns whether the record itself says that the lock is free at `NOW_US`.
     fn is_over(&self) -> bool {
         let passed = |ms: Option<u128>| {
             let from = number(&self.renewed_at_us);
@@ -120,8 +122,8 @@ fn number(field: &Option<Value>) -> Option<u128> {
     field.as_ref()?.as_u64().map(u128::from)
 }
 
-/// Tries to acquire the lock whose key has the content `data`. It is granted only if `free` returns true, and only with
-/// a higher token. Otherwise the content stays as it is.
+/// Tries to acquire the lock whose key has the content `data`. Checks that it is granted only if `free` returns true,
+/// and only with a higher token, and that the content otherwise stays as it is.
 fn try_over(
     key: &str,
     data: &[u8],
@@ -174,7 +176,8 @@ fn try_over(
     });
 }
 
-/// No marker makes a careless store trusted. A good store is refused only by a marker that says so about its place.
+/// Checks that no marker makes a careless store trusted, and that a good store is refused only if the marker says that
+/// this store was found unsafe.
 pub fn probe_marker(data: &[u8]) {
     let env = Env::seeded(Arc::new(StandingClock::default()), seed(data));
     let good = MemoryRegister::new(env.clone());
@@ -193,10 +196,11 @@ pub fn probe_marker(data: &[u8]) {
     });
 }
 
-/// Whatever metadata an object has, a write over it leaves marks that read back as written and fit into what the store
-/// keeps, and a token that refuses every lower one.
+/// Checks that a write over an object with any metadata leaves marks that read back as written and fit into the store's
+/// limit, and a token that refuses every lower one.
 ///
-/// The lines are the token, the log, the versions seen, and then the metadata of other clients, `name=value`.
+/// The lines of `data` are the token, the log, the versions seen, and then the metadata of other clients as
+/// `name=value`.
 pub fn update_marks(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut metadata = Metadata::default();
@@ -260,7 +264,7 @@ thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().build().unwrap();
 }
 
-/// The futures wait only for the clock, and that clock never lets a sleep wait.
+/// Runs `future` to its end. The futures wait only for the clock, and its sleeps end at once.
 fn run<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }

@@ -1,8 +1,8 @@
 //! The line of a lock: the processes that wait for it, in the order of their arrival.
 //!
-//! The line is kept in a record beside the lock's. It only delays grants: every grant remains a conditional write over
-//! the lock's record, by the [rules](super::rules) alone. So an error here, or a line that another client damages,
-//! costs time and never exclusion.
+//! The line is kept in a record beside the lock's. It only delays grants. Every grant is still a conditional write over
+//! the lock's record, and only the [rules](super::rules) decide on it. So an error here, or a line that another client
+//! damages, can delay a grant but never break mutual exclusion.
 //!
 //! A waiter's number is its place in the order of arrival. The lock's record contains the number up to which waiters
 //! were [`served`](super::record::Record::served), so a grant does not have to write the line. The next client that
@@ -38,12 +38,12 @@ pub(crate) struct Waiter {
     /// When it joined, on the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) since_us: Option<u64>,
-    /// It polls at least this often.
+    /// The longest pause between two of its polls, in milliseconds.
     pub(crate) polls_ms: u64,
 }
 
 impl Line {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
     /// The bytes are not a line of a known format.
@@ -55,7 +55,7 @@ impl Line {
             return Err(corrupt("its format is unknown"));
         }
         if line.last >= Token::LIMIT {
-            return Err(corrupt("its last number is out of range")); // And counting on would overflow.
+            return Err(corrupt("its last number is out of range")); // Otherwise an increment could overflow.
         }
         // A grant writes the number of its waiter into the lock's record.
         if line.waiters.iter().any(|waiter| waiter.number > line.last) {
@@ -71,13 +71,13 @@ impl Line {
         })
     }
 
-    /// The waiters that were not served yet, by the lock's `record`.
+    /// Returns the waiters that have not been served yet, according to the lock's `record`.
     pub(super) fn waiting(&self, record: &Record) -> impl Iterator<Item = &Waiter> {
         let (served, granted) = (record.served, record.grant);
         self.waiters.iter().filter(move |waiter| waiter.number > served && waiter.claim != granted)
     }
 
-    /// The state of `claim` in the line. A claim that is not in the line stands behind all waiters.
+    /// Returns the state of `claim` in the line. A claim that is not in the line stands behind all waiters.
     pub(super) fn standing(&self, claim: Id, record: &Record) -> Standing {
         let mut standing = Standing::default();
         let mut last = None;
@@ -94,8 +94,9 @@ impl Line {
         standing
     }
 
-    /// The line without the waiters that were served, and with `waiter` at its end. Its `number` and `polls_ms` are set
-    /// here: `pause` returns the pause of a waiter with so many before it. `None` if the line is full.
+    /// Returns the line without the served waiters and with `waiter` at its end, or `None` if the line is full. Sets
+    /// the `number` and `polls_ms` of `waiter`. `pause` returns the pause of a waiter with the given number of waiters
+    /// before it.
     pub(super) fn joined(
         line: Option<Self>,
         waiter: Waiter,
@@ -106,14 +107,14 @@ impl Line {
         if waiters.len() >= MOST_WAITERS {
             return None;
         }
-        // A line that was deleted by hand begins again, above the numbers that count as served.
+        // If the line was deleted by hand, a new one begins above the numbers that count as served.
         let last = line.map_or(0, |line| line.last).max(record.served) + 1;
         let polls_ms = u64::try_from(pause(waiters.len()).as_millis()).unwrap_or(u64::MAX);
         waiters.push(Waiter { number: last, polls_ms, ..waiter });
         Some(Self { leasehold: FORMAT, last, waiters })
     }
 
-    /// The line without `claim`, and without the waiters that were served. `None` if `claim` is not in it.
+    /// Returns the line without `claim` and without the served waiters, or `None` if `claim` is not in it.
     pub(super) fn left(&self, claim: Id, served: u64) -> Option<Self> {
         self.waiters.iter().find(|waiter| waiter.claim == claim)?;
         let stays = |waiter: &&Waiter| waiter.claim != claim && waiter.number > served;
@@ -151,7 +152,7 @@ mod tests {
         seeds.iter().fold(None, |line, seed| joined(line, *seed, record)).unwrap()
     }
 
-    /// The standing of the first in line.
+    /// Returns the standing of the first in line.
     fn first(number: u64) -> Standing {
         Standing { number: Some(number), ..Standing::default() }
     }
@@ -199,7 +200,7 @@ mod tests {
         let left = line.left(waiter(3).claim, 2).unwrap();
         assert!(left.waiters.is_empty() && left.last == 3);
         assert_eq!(line.left(waiter(9).claim, 0), None);
-        // The holder itself is not a waiter, even if its grant did not record it.
+        // The holder itself is not a waiter, even if its grant did not record it as served.
         let granted = Record { grant: waiter(1).claim, ..record };
         assert_eq!(line.standing(waiter(2).claim, &granted), first(2));
     }

@@ -1,4 +1,5 @@
-//! The lock record that the store keeps. It is JSON, readable with the store's own tools. A release never deletes it.
+//! The lock record that the store keeps. It is JSON, readable with the store's own tools. A release does not delete it,
+//! except in the existence protocol.
 
 use std::time::Duration;
 
@@ -30,15 +31,15 @@ pub(crate) struct Record {
     /// Fresh in every write, so no two bodies, and no two ETags, are equal.
     pub(crate) nonce: Id,
     pub(crate) ttl_ms: u64,
-    /// How much longer contenders wait after a lapse.
+    /// How much longer contenders wait after the lease has lapsed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) lock_delay_ms: u64,
     pub(crate) holder: Holder,
     /// When the grant was made: an upper bound of the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) granted_at_us: Option<u64>,
-    /// When this record was written, likewise. Never earlier than what the store's clock read before the write was
-    /// sent.
+    /// When this record was written, also as an upper bound. Never earlier than the time of the store's clock just
+    /// before the write was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) renewed_at_us: Option<u64>,
     /// In state `resting`: the length of the cooldown, counted from `renewed_at_us`.
@@ -52,7 +53,7 @@ pub(crate) struct Record {
     /// Whether processes wait in the [line](super::line) of this lock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) awaited: bool,
-    /// The number of the latest waiter in the line that was granted the lock, or was passed over.
+    /// The number of the latest waiter in the line that was granted the lock or passed over.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) served: u64,
     /// The latest ended grants, newest first.
@@ -84,7 +85,8 @@ impl Record {
         })
     }
 
-    /// The ttl of the record. It applies to every contender, whatever ttl that contender uses itself.
+    /// Returns the ttl of the record. It applies to every contender, whatever ttl that contender uses for its own
+    /// lease.
     pub(crate) fn ttl(&self) -> Ttl {
         // `parse` has validated it.
         Ttl::from_millis(self.ttl_ms).unwrap_or_default()
@@ -141,7 +143,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     }
     Ttl::from_millis(record.ttl_ms).map_err(|error| corrupt(error.to_string()))?;
     if record.heartbeat >= Token::LIMIT {
-        return Err(corrupt("its heartbeat is out of range".to_owned())); // And counting on would overflow.
+        return Err(corrupt("its heartbeat is out of range".to_owned())); // Otherwise an increment could overflow.
     }
     if record.served >= Token::LIMIT {
         return Err(corrupt("its number of served waiters is out of range".to_owned())); // Likewise.
@@ -149,7 +151,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Content, Fault> {
     Ok(Content::Record(Box::new(record)))
 }
 
-/// The protocol with which a record of leasehold is marked. `None` stands for the default protocol, whose records stay.
+/// Returns the protocol that a record of leasehold names. `None` stands for the default protocol, whose records stay
+/// after a release.
 pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Tag {
@@ -158,7 +161,7 @@ pub(crate) fn protocol(bytes: &[u8]) -> Option<String> {
     match serde_json::from_slice::<Tag>(bytes) {
         Ok(Tag { protocol: None }) => None,
         Ok(Tag { protocol: Some(serde_json::Value::String(name)) }) => Some(printable(&name, 32)),
-        // The mark is not that of any known protocol.
+        // The name is not that of a known protocol.
         Ok(Tag { protocol: Some(_) }) | Err(_) => Some("unknown".to_owned()),
     }
 }
@@ -184,7 +187,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Every released format stays readable. Never edit these lines, only add.
+    /// Every released format stays readable. Never edit these lines, only add new ones.
     const GOLDEN: &[(&str, RecordState)] = &[
         (include_str!("../../tests/records/1-held.json"), RecordState::Held),
         (include_str!("../../tests/records/1-free.json"), RecordState::Free),
@@ -252,7 +255,7 @@ pub(crate) mod tests {
             ("\"state\":\"held\"", "\"state\":\"mine\""),
             ("\"grant\":\"", "\"grant\":\"x"),
             ("\"leasehold\":1", "\"leasehold\":0"),
-            // Without its length, a cooldown would count as over.
+            // A cooldown without a length would count as over.
             ("\"state\":\"held\"", "\"state\":\"resting\""),
         ] {
             let damaged = GOLDEN[0].0.replacen(from, to, 1);

@@ -1,8 +1,8 @@
 //! The cache of lock records: the last record that this process saw of each lock, and how long it has seen no renewal.
 //!
-//! The cache is never a reason to consider a lock held, because an outdated version only fails its conditional write.
-//! It saves the read before a write (the warm path). It also lets a contender that only tries now and then detect a
-//! lapse by observation.
+//! The cache is never a reason to consider a lock held, and a conditional write over an outdated version only fails.
+//! The cache saves the read before a write (the warm path). It also lets a contender that tries only now and then
+//! detect a lapse by observation.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::lease::{Id, Token};
 use crate::register::Version;
 use crate::types::LockName;
 
-/// The maximum number of cached locks. The locks seen longest ago are evicted first. An eviction only costs a read.
+/// The maximum number of cached locks. The locks seen longest ago are evicted first. An eviction costs only one read.
 const MOST: usize = 16_384;
 /// How many locks one eviction removes. Evicting in batches makes full scans of the table rare.
 const FORGOTTEN: usize = MOST / 8;
@@ -30,18 +30,18 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// How long (state, grant, token, heartbeat) has been seen unchanged, on this contender's clock.
+    /// Returns how long (state, grant, token, heartbeat) has been seen unchanged, on this contender's clock.
     ///
-    /// The time counts from after the first response (rule 1). It is summed piece by piece between the reads, and each
-    /// piece is the shorter of the two clocks. If the wall clock is set back by an hour, this loses one piece and not
-    /// the hour.
+    /// The time counts from after the first response (rule 1). It is the sum of the intervals between the reads. Each
+    /// interval is the shorter of the readings of the two clocks. If the wall clock is set back by an hour, the sum
+    /// loses one interval and not an hour.
     pub(super) fn unchanged_for(&self, now: Moment) -> Duration {
         self.unchanged_for + now.shortest_since(self.last)
     }
 
-    /// The fields that show whether a lease is alive. The version is not one of them: an edit by a third party must not
-    /// prolong the lease (rule 8). The token distinguishes two grants of one claim when another grant came between
-    /// them.
+    /// Returns the fields that show whether a lease is alive. The version is not one of them: an edit by a third party
+    /// must not prolong the lease (rule 8). The token distinguishes two grants of one claim when another grant came
+    /// between them.
     fn sign_of_life(&self) -> (RecordState, Id, Token, u64) {
         (self.record.state, self.record.grant, self.record.token, self.record.heartbeat)
     }
@@ -60,13 +60,13 @@ impl RecordCache {
         locks.get(name).map(|observation| Observation::clone(observation))
     }
 
-    /// Stores `record`, read at `now`. `now` was taken after the response arrived.
+    /// Stores `record`, which was read at `now`. `now` must be taken after the response arrived.
     pub(super) fn see(&self, name: &LockName, record: Record, version: Version, now: Moment) -> Observation {
         let mut observation = Observation { record, version, unchanged_for: Duration::ZERO, last: now };
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         match locks.get(name) {
             Some(earlier) => {
-                // Two responses may be stored in a different order than they arrived in. No time is counted twice.
+                // Two responses may be stored in a different order than they arrived. No time must be counted twice.
                 let late = now.since_boot() < earlier.last.since_boot();
                 if late {
                     observation.last = earlier.last;
@@ -83,7 +83,7 @@ impl RecordCache {
         observation
     }
 
-    /// Removes `name`: it no longer has a record.
+    /// Removes `name`, which no longer has a record.
     pub(super) fn forget(&self, name: &LockName) {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
@@ -152,7 +152,7 @@ mod tests {
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };
         let (known, name) = (RecordCache::default(), LockName::new("x").unwrap());
         for seen_at in [0, 18, 1] {
-            // The response to the last read arrived before that to the second, and is stored after it.
+            // The response to the third read arrived before that to the second, but is stored after it.
             known.see(&name, (*record).clone(), Version::new("1"), at(seen_at));
         }
         assert_eq!(known.recall(&name).unwrap().unchanged_for(at(19)), Duration::from_secs(19));

@@ -42,22 +42,22 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     /// store itself computes the token from that of the free record.
     ///
     /// The result is a conflict if there is no record, or if the record is held, in a cooldown, unconfirmed or foreign.
-    /// It is also a conflict if the latest grant was of this very claim, because then this is a late copy of the
-    /// request. Only called if [`claims`](Self::claims) returns true.
+    /// It is also a conflict if this very claim got the latest grant, because the request is then a late copy. Only
+    /// called if [`claims`](Self::claims) returns true.
     async fn claim(&self, name: &LockName, record: &Record) -> Result<Written, StoreError> {
         let _ = (name, record);
         Ok(Written::Conflict(Refusal::Unexplained))
     }
 
-    /// Whether the store can grant over a record that was not read.
+    /// Returns whether the store can grant over a record that was not read.
     fn claims(&self) -> bool {
         false
     }
 
     /// Records that `version` was stored at `seen_us` on the store's clock (an upper bound). This is for a held record
-    /// that does not contain when it was written. From then on [`Record::renewed_at_us`] reads as that time, and a
-    /// process that only tries can see the lease lapse. It changes neither the version nor anything that the holder
-    /// depends on.
+    /// that does not contain when it was written. From then on, reads return that time as [`Record::renewed_at_us`], so
+    /// that a process that does not wait can see the lease lapse. A stamp changes neither the version nor anything that
+    /// the holder depends on.
     ///
     /// Returns `false` if that version was no longer stored, or if the store cannot do this.
     async fn stamp(&self, name: &LockName, version: &Version, seen_us: u64) -> Result<bool, StoreError> {
@@ -65,8 +65,8 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Writes [`Record::awaited`] into `record`, which was read at `version`. Changes nothing else, and not the nonce:
-    /// the holder finds its own record when it renews or releases the lock.
+    /// Sets [`Record::awaited`] in `record`, which was read at `version`. Changes nothing else, not even the nonce, so
+    /// that the holder recognizes its own record when it renews or releases the lock.
     async fn mark_awaited(
         &self,
         name: &LockName,
@@ -78,13 +78,13 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Waits until the store reports that the lock is free, or that it has to be read. Never ends if the store cannot
-    /// report it: waiters poll anyway. Cancel safe.
+    /// report it. Waiters poll anyway. Cancel safe.
     async fn freed(&self, name: &LockName) {
         let _ = name;
         std::future::pending().await
     }
 
-    /// Whether the store keeps a line of waiters beside each record.
+    /// Returns whether the store keeps a line of waiters beside each record.
     fn has_lines(&self) -> bool {
         false
     }
@@ -112,19 +112,20 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store assigns
-    /// them.
+    /// Returns whether leasehold computes tokens, from the previous record or the store's clock. Otherwise the store
+    /// assigns them.
     fn counts_tokens(&self) -> bool {
         true
     }
 
-    /// Whether a release deletes the record, so that no free record exists. An ended grant then leaves no trace.
+    /// Returns whether a release deletes the record, so that no free record exists. An ended grant then leaves no
+    /// trace.
     fn deletes(&self) -> bool {
         false
     }
 
-    /// Whether other clients of the same records delete what they release. A create then cannot consider the tokens
-    /// that were granted before it, so the record is written once more before the grant is reported.
+    /// Returns whether other clients of the same records delete a record when they release the lock. A create then does
+    /// not know which tokens were granted before it, so the record is written once more before the grant is reported.
     fn others_delete(&self) -> bool {
         false
     }
@@ -133,7 +134,7 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>>;
 
     /// Deletes the record of a lock if it has this version. Returns `false` if it was not deleted. If other clients
-    /// know of the lock, [`trust_deletes`](Self::trust_deletes) comes first.
+    /// know of the lock, [`trust_deletes`](Self::trust_deletes) must be called first.
     async fn discard(&self, name: &LockName, version: &Version) -> Result<bool, StoreError> {
         let _ = (name, version);
         Ok(false)
@@ -145,10 +146,10 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
-    /// Makes sure, once, that the store enforces preconditions.
+    /// Makes sure that the store enforces preconditions. Examines the store only once.
     async fn trust(&self) -> Result<(), StoreError>;
 
-    /// Makes sure, once, that deletes are conditional too. Refused where records cannot be swept.
+    /// Makes sure that deletes are conditional too. Examines the store only once. Fails if records cannot be swept.
     async fn trust_deletes(&self) -> Result<(), StoreError> {
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())
@@ -159,13 +160,13 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Bounds on the store's own clock now.
+    /// Returns the current bounds of the store's own clock.
     fn store_time(&self) -> Option<StoreTime>;
 
-    /// The clock and the randomness that the store runs on.
+    /// Returns the clock and the source of randomness that the store uses.
     fn env(&self) -> &Env;
 
-    /// What leases on these records can and cannot do.
+    /// Returns what leases on these records can do.
     fn capabilities(&self) -> Capabilities;
 }
 
@@ -197,7 +198,7 @@ pub(crate) enum Refusal {
     Found(Found),
 }
 
-/// An id for another client's lock, by a text that it changes with every write: 128 bits of FNV-1a.
+/// Returns an id for another client's lock: the 128-bit FNV-1a hash of a text that the client changes with every write.
 #[allow(dead_code, reason = "only stores that share records with other clients use it")]
 pub(crate) fn foreign_id(text: &str) -> Option<Id> {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;

@@ -1,9 +1,11 @@
-//! The rules of the lease protocol: pure functions from what was read and is known to what may be written or reported.
+//! The rules of the lease protocol: pure functions that decide, from what was read and what is known, what may be
+//! written or reported.
 //!
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
 //! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without
-//! any one of them there can be two holders at once, or a token that goes back. The tests in `tests/protocol.rs` name
-//! the rule that they guard. SQLite, etcd, PostgreSQL and Redis have their own rules, in `stores/X`.
+//! any one of them there could be two holders at once, or a token that is lower than an earlier one. The tests in
+//! `tests/protocol.rs` name the rule that they check. SQLite, etcd, PostgreSQL and Redis have their own rules, in
+//! `stores/X`.
 
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use crate::error::{ErrorKind, Fault};
 use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, State, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
-/// How this store lets the lease of a dead holder lapse.
+/// How the lease of a dead holder lapses on this store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// Whether the store's clock may end a lease.
@@ -23,11 +25,11 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// The store's clock, if it may end what a record in `state` stands for.
+    /// Returns `store` if the store's clock may end a lease or a cooldown whose record is in `state`.
     ///
     /// Readings that contradict each other by more than the margin prove nothing. From then on contenders use
-    /// observation only. A cooldown guards a period and no holder, so the `store_clock` option does not apply to it.
-    /// Without the store's clock, a process that has just started would never see a cooldown end.
+    /// observation only. A cooldown protects a period of time and not a holder, so the `store_clock` option does not
+    /// apply to it. Without the store's clock, a process that has just started would never see a cooldown end.
     fn clock(self, store: Option<StoreTime>, state: RecordState) -> Option<StoreTime> {
         let may_decide = self.store_clock || state == RecordState::Cooldown;
         store.filter(|store| may_decide && store.apart <= self.margin)
@@ -61,10 +63,12 @@ pub(super) enum Availability {
     Taken { lapses_within: Option<Duration> },
 }
 
-/// Decides whether `record` may be granted to another claim: the rule of takeover.
-/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for the
-/// ttl, 0.5 % and a slack (`Ttl::contender_span`), which is longer than the holder counts on it. `unchanged_for` is
-/// measured on the contender's own clock (`record_cache.rs`). The store's clock decides too, if `rules` allow it.
+/// Decides whether `record` may be granted to another claim (the takeover rule).
+///
+/// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
+/// `Ttl::contender_span`: the ttl, plus 0.5 %, plus a slack. The holder relies on its lease for a shorter time.
+/// `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If `rules` allow it, the store's clock
+/// can also end the lease.
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,
@@ -81,8 +85,8 @@ pub(super) fn availability(
     if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
 }
 
-/// For how long `record` has certainly been grantable. Arguments as in [`availability`]. Zero if it is not, or if that
-/// is not known.
+/// Returns how long `record` has certainly been grantable. Returns zero if it is not grantable, or if this is unknown.
+/// Takes the same arguments as [`availability`].
 pub(super) fn available_for(
     record: &Record,
     unchanged_for: Duration,
@@ -97,15 +101,15 @@ pub(super) fn available_for(
     unchanged_for.saturating_sub(observed).max(since_by_store.unwrap_or_default())
 }
 
-/// Whether the store's clock shows how old `record` is.
+/// Returns whether the store's clock shows how old `record` is.
 pub(super) fn knows_age(record: &Record, store: Option<StoreTime>, rules: Rules) -> bool {
     let by_store = rules.clock(store, record.state).zip(record.renewed_at_us);
-    // A record from the future: the store's clock was set back.
+    // If the record is from the future, the store's clock was set back.
     by_store.is_some_and(|(store, renewed_us)| renewed_us <= store.hi_us.saturating_add(micros(rules.margin)))
 }
 
-/// How long after its last sign of life `record` may be granted to another claim: by observation, on the contender's
-/// clock alone; and by the store's clock, if the rules allow it.
+/// Returns how long after its last sign of life `record` may be granted to another claim. The first span is by
+/// observation on the contender's own clock. The second is by the store's clock, if the rules allow it.
 fn spans(record: &Record, rules: Rules) -> (Duration, Duration) {
     match record.state {
         RecordState::Free => (Duration::ZERO, Duration::ZERO),
@@ -157,7 +161,7 @@ pub(super) fn judge<'a>(
     if record.grant == claim.id && record.state == RecordState::Held {
         return match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
             // A create that was read back, because its response was lost or late, may have been applied at any time
-            // since. See `Record::unconfirmed`.
+            // since it was sent. See `Record::unconfirmed`.
             Some(attempt) if attempt.created => {
                 Claimed::Grantable { over: Some(record), floor_from_clock: true }
             }
@@ -177,13 +181,13 @@ pub(super) fn judge<'a>(
         }
         Availability::Taken { lapses_within } => {
             let held = held(record, store, lapses_within);
-            // Rule 10: the token is higher after a write of unknown effect. This claim may have held the lock, and
+            // Rule 10: if the token rose after a write of unknown effect, this claim may have held the lock. Reporting
             // "held" would deny that. The token of an unconfirmed record proves nothing: another client may have
             // removed it or restored an old one.
             let after = |attempt: &&Attempt| attempt.token < record.token || record.unconfirmed;
             let unheard = attempts.iter().filter(|attempt| attempt.unknown).find(after);
-            // A conflict is not proof that nothing was granted: the request may have arrived twice, and the other copy
-            // may have been applied. The history shows that, as far back as it goes.
+            // A conflict does not prove that nothing was granted. The request may have arrived twice, and the other
+            // copy may have been applied. The history shows that, as far back as it goes.
             let ended = |past: &&PastGrant| past.grant == claim.id && past.end != End::Released;
             let had = record.history.iter().find(ended).map(|past| past.token);
             match unheard.map(|attempt| attempt.token).or(had) {
@@ -197,7 +201,7 @@ pub(super) fn judge<'a>(
     }
 }
 
-/// What a holder learns from a record that it read after a renewal that did not simply succeed.
+/// The verdict on a record that the holder read after a renewal with an unclear outcome.
 #[derive(Debug)]
 pub(super) enum Settled {
     /// The attempt was applied.
@@ -211,8 +215,8 @@ pub(super) enum Settled {
     Gone(LossReason),
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to renew it. `known` is the nonce of the record
-/// before the attempts, or `None` if others may renew the same grant with its ticket.
+/// Judges what the holder of `grant` read after `attempts` to renew it. `known` is the nonce of the record before the
+/// attempts, or `None` if others may renew the same grant with its ticket.
 pub(super) fn settle_renewal(
     grant: Id,
     known: Option<Id>,
@@ -238,7 +242,7 @@ pub(super) fn settle_renewal(
     }
 }
 
-/// What a holder learns from a record that it read after a release that did not simply succeed.
+/// The verdict on a record that the holder read after a release with an unclear outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     /// The release was applied.
@@ -249,23 +253,24 @@ pub(super) enum Freed {
     Gone,
 }
 
-/// Judges what was read for the holder of `grant` after `attempts` to release it.
+/// Judges what the holder of `grant` read after `attempts` to release it.
 pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Content>) -> Freed {
     let Some(Content::Record(record)) = found else { return Freed::Gone };
     if record.grant == grant && record.state == RecordState::Held {
         return Freed::StillOurs;
     }
     let landed = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
-        // Released, and granted to another claim since: the history shows it.
+        // The grant was released, and another claim was granted the lock since. The history shows it.
         || record.history.iter().any(|past| past.grant == grant && past.end == End::Released);
     if landed { Freed::Landed } else { Freed::Gone }
 }
 
 /// Returns the record that grants `claim` over `previous`.
 ///
-/// The token is above the token of every earlier grant. For grants of this record, it is counted. For grants of deleted
-/// records, it comes from the store's clock: that certainly reads at least `floor_us` now, and every token was at most
-/// the store's time when it was granted.
+/// The token is above the token of every earlier grant. It is above the tokens of this record's earlier grants, because
+/// it is counted up from `previous`. It is above the tokens of deleted records, because it comes from the store's
+/// clock, which certainly reads at least `floor_us` now, and every token was at most the store's time when it was
+/// granted.
 pub(super) fn grant(
     claim: &Claim,
     previous: Option<&Record>,
@@ -273,14 +278,15 @@ pub(super) fn grant(
     floor_us: Option<u64>,
     nonce: Id,
 ) -> Result<Record, Fault> {
-    // Another process may have the same hold by a repetition of the claim. It keeps its token, and thus its hold.
+    // Another process may hold the lock by a repetition of this claim. The record keeps its token, so that process
+    // keeps its hold.
     if let Some(own) = previous.filter(|previous| {
         claim.repeatable
             && previous.grant == claim.id
             && previous.state == RecordState::Held
             && !previous.unconfirmed
     }) {
-        // Contenders go by the record, so it must last as long as the lease of each repetition.
+        // Contenders use the ttl of the record, so it must cover the lease of each repetition.
         let ttl_ms = own.ttl_ms.max(claim.ttl.as_millis());
         return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
     }
@@ -318,9 +324,9 @@ pub(super) fn grant(
     Ok(Record { granted_at_us: upper, renewed_at_us: upper, unconfirmed: previous.is_none(), ..record })
 }
 
-/// The highest token that may have been used before a grant over `previous`, and may not be used again. `None` if that
-/// is unknown: if there is no record, or an unconfirmed one. The token then comes from the clock, and the grant has no
-/// other.
+/// Returns the highest token that may have been used before a grant over `previous`. Returns `None` if this is unknown,
+/// because there is no record or an unconfirmed one. The token then comes from the clock, and the grant has only this
+/// one.
 pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
     previous.filter(|previous| !previous.unconfirmed).map(|previous| previous.token)
 }
@@ -328,7 +334,7 @@ pub(super) fn highest_before(previous: Option<&Record>) -> Option<Token> {
 /// Returns the record that grants `claim` over a free record that was not read. The store computes the token.
 pub(super) fn unseen_grant(claim: &Claim, store: Option<StoreTime>, nonce: Id) -> Record {
     let upper = store.map(|store| store.hi_us);
-    // Lower than any token: after a lost response, the claim that has the lock may have been granted after this one
+    // This value is lower than any token. After a lost response, the lock may since have been granted to a later claim
     // (rule 10).
     let token = Token::default();
     Record { granted_at_us: upper, renewed_at_us: upper, ..blank(claim, token, nonce) }
@@ -366,7 +372,8 @@ pub(super) fn renewed(previous: &Record, store: Option<StoreTime>, nonce: Id) ->
     }
 }
 
-/// Returns the record that ends the grant of `previous`: free or in_cooldown. A release never deletes (rule 3).
+/// Returns the record that ends the grant of `previous`. The lock is then free or in a cooldown. A release never
+/// deletes the record (rule 3).
 pub(super) fn freed(
     previous: &Record,
     end: End,
@@ -396,7 +403,7 @@ pub(super) fn evicted(
     nonce: Id,
 ) -> Record {
     let mut record = freed(previous, End::Evicted, None, store, nonce);
-    // A lock in its cooldown has its grant in the history already, and that was released.
+    // If the lock was in a cooldown, its grant is already in the history as released.
     if let Some(past) = record.history.first_mut().filter(|past| past.end == End::Evicted) {
         past.evicted = why.cloned();
     }
@@ -410,7 +417,7 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
         holder: record.holder.of_the_past(),
         from_us: record.granted_at_us,
         until_us: match end {
-            // The grant ended somewhere between the last renewal and now. Only the last renewal is known.
+            // The grant ended at an unknown time between the last renewal and now.
             End::Lapsed => record.renewed_at_us,
             End::Released | End::Evicted => store.map(|store| store.hi_us),
         },
@@ -422,8 +429,8 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
 /// Describes a record that is not free, for people.
 pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> HolderInfo {
     let in_cooldown = record.state == RecordState::Cooldown;
-    // The record contains when its cooldown began. It may not contain when the grant was made, if that was the first
-    // request of a process.
+    // The record contains when its cooldown began. It does not contain when the grant was made if the grant was the
+    // first request of its process.
     let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
     HolderInfo {
         holder: (!in_cooldown).then(|| record.holder.clone()),
@@ -463,19 +470,19 @@ fn since_us(now_us: u64, then_us: u64) -> Duration {
     Duration::from_micros(now_us.saturating_sub(then_us))
 }
 
-/// The time on this machine's clock until the store's clock certainly reads `target_us`.
+/// Returns the time on this machine's clock until the store's clock certainly reads `target_us`.
 pub(super) fn until_store_reads(target_us: u64, store: StoreTime) -> Duration {
     let behind = Duration::from_micros(target_us.saturating_sub(store.lo_us));
     // The lower bound of the store's clock advances more slowly than this machine's clock, by the bound on clock rates.
     if behind.is_zero() { behind } else { behind.mul_f64(1.0 + 2.0 * RATE_ERROR) + Duration::from_millis(1) }
 }
 
-/// How much earlier than `sent` the time in `record` is, at least. `sent` was taken when its write was first sent. The
-/// store's clock reads `store` at `now`, after the response.
+/// Returns a lower bound on how much earlier than `sent` the time in `record` is. `sent` was taken before its write was
+/// first sent. The store's clock reads `store` at `now`, after the response.
 ///
-/// The time in the record comes from the store's latest response before the send, and from the time that had passed
-/// since. A machine that was paused with all its clocks does not know how much time passed. The new response shows it.
-/// Contenders count from the time in the record, so the holder counts from it too.
+/// The time in the record is the time in the store's latest response before the send, plus the time that has passed
+/// since. If the machine and all its clocks were paused in between, that sum is too early. The new response shows by
+/// how much. Contenders count from the time in the record, so the holder counts from it too.
 pub(super) fn written_early(
     record: &Record,
     sent: Moment,
@@ -489,7 +496,8 @@ pub(super) fn written_early(
     Duration::from_micros(early.unwrap_or(0))
 }
 
-/// Whether a response took so long that a token chosen before the send may no longer be above all others.
+/// Returns whether the response to a create took so long that the token, chosen before the send, may no longer be above
+/// all others.
 pub(super) fn too_slow_for_create(attempt: &Attempt, answered: Moment) -> bool {
     attempt.created && micros(answered.longest_since(attempt.sent)) > 1_000_000
 }

@@ -1,4 +1,4 @@
-//! The value that a register keeps under a key: bytes and metadata.
+//! The value that a register stores under a key: bytes and metadata.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::Version;
 /// The metadata of an object: the headers that it is served with, and the user's own pairs.
 ///
 /// Empty metadata (`Metadata::default()`) marks an object as one of leasehold's records. The store then sets the
-/// headers that suit a record. Metadata with any content is written exactly as it is.
+/// headers that suit a record. Metadata that is not empty is written exactly as it is.
 ///
 /// ```
 /// # use leasehold::register::{Body, Metadata, Precondition, Register, Write};
@@ -47,7 +47,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Whether there is no metadata at all.
+    /// Returns whether there is no metadata at all.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -92,7 +92,7 @@ impl From<&'static str> for Body {
     }
 }
 
-/// What a register returns about a key without its bytes.
+/// The information that a register has about a key, without the bytes.
 ///
 /// ```
 /// # use leasehold::{env::Env, register::{Precondition, Register, Write}, stores::memory::MemoryRegister};

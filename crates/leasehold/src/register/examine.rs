@@ -1,4 +1,4 @@
-//! The doctor's checks of any register: permissions, preconditions, and that reads return what was written.
+//! The doctor's checks of any register: permissions, preconditions and the consistency of reads.
 
 mod deletes;
 mod races;
@@ -19,11 +19,11 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::retry::{RetryBudget, retry};
 
-/// The prefix of the keys of an examination. They are not locks' keys and never listed as locks.
+/// The prefix of the keys of an examination. They are not the keys of locks and are never listed as locks.
 const PLACE: &str = ".leasehold-probe-doctor-";
 
-/// Examines `register`, together with the endpoints that `examination` names. `deletes`: a release deletes, so
-/// conditional deletes matter.
+/// Examines `register`, together with the endpoints that `examination` names. If `deletes` is set, a release deletes
+/// objects, so conditional deletes matter.
 pub(crate) async fn examine_all(
     register: &Arc<dyn Register>,
     deletes: bool,
@@ -96,7 +96,7 @@ impl<'a> Patient<'a> {
     }
 
     async fn examine(&mut self) -> Step<()> {
-        // If written objects cannot be removed, a race would leave them too.
+        // The failed check may mean that objects cannot be deleted. A race would then leave its objects.
         if !self.found.is_sound() {
             return Err(Finding::not_applicable(
                 "preconditions",
@@ -127,7 +127,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// A key that does not exist yet.
+    /// Returns a new key, at which there is no object.
     fn another(&mut self) -> String {
         self.count += 1;
         let key = format!("{}-{}", self.place, self.count);
@@ -135,7 +135,7 @@ impl<'a> Patient<'a> {
         key
     }
 
-    /// Creates a key. Uses another key after each lost response, since the object may exist.
+    /// Creates a key. Uses another key after each lost response, because the object may exist.
     async fn created(&mut self) -> Result<(String, Write), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -155,7 +155,8 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Uses another key for each attempt: an earlier request without a response may have created an object.
+    /// Checks that a write that expects a version of a missing object is refused. Uses another key for each attempt,
+    /// because an earlier request without a response may have created an object.
     async fn version_of_nothing(&mut self, version: &Version) -> Result<(), StoreError> {
         let register = self.register;
         let mut budget = RetryBudget::of_question(register.env());
@@ -168,11 +169,12 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Checks the permissions one by one, so that each missing one has a line. Returns the version of the first write.
+    /// Checks the permissions one by one, so that the report has a line for each missing permission. Returns the
+    /// version of the first write.
     async fn permissions(&mut self) -> Step<Version> {
         let register = self.register;
         let (place, env) = (self.place.clone(), register.env());
-        // Listings retry by themselves.
+        // `list` retries by itself.
         let listed = register.list(&place).next().await.transpose().map(|_| ());
         let written = self.created().await.map(|(key, write)| {
             self.key = key;
@@ -256,7 +258,7 @@ impl<'a> Patient<'a> {
                 self.found.push(Finding::of_error(check, CheckStatus::Failed, &error));
                 false
             }
-            // There is no object of ours to read, so a missing object is read.
+            // There is no object of ours to read, so the read of a missing object decides.
             None => match (absent, listed) {
                 (Ok(()), _) => {
                     self.pass(CHECK, "reads are permitted");
@@ -271,11 +273,11 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Without this permission, clouds do not report that an object is missing.
+    /// Checks the permission to list objects. Without it, clouds do not report that an object is missing.
     fn may_list(&mut self, listed: Result<(), StoreError>, absent: Result<(), StoreError>, readable: bool) {
         const CHECK: &str = "permission-list";
         let finding = match (listed, absent) {
-            // Another problem: a permission would not help.
+            // This is another problem, which a permission would not solve.
             (Ok(()), Err(error)) if readable && !is_denied(&error) => {
                 Finding::of_error("absence", CheckStatus::Failed, &error)
                     .with_help("a lock that was never held cannot be recognised as free")
@@ -309,7 +311,7 @@ impl<'a> Patient<'a> {
         Ok(())
     }
 
-    /// The current version.
+    /// Returns the current version of `key`.
     async fn current(&self, check: &'static str, key: &str) -> Step<Version> {
         match retry(self.register.env(), || self.register.read(key)).await {
             Ok(Some(cell)) => Ok(cell.version),
@@ -361,7 +363,7 @@ impl<'a> Patient<'a> {
                     let error = cause_of_conflict(self.register, &self.key, &current).await;
                     return Err(Finding::of_error(CHECK, CheckStatus::Failed, &error));
                 }
-                // An earlier write of ours was late.
+                // An earlier write of ours was applied late.
                 Ok(Write::Conflict) => {
                     budget.pause_after_conflict().await.map_err(|error| Finding::stopped(CHECK, &error))?;
                 }
@@ -375,7 +377,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Needed only for updates and fenced writes.
+    /// Checks that metadata is stored. Only updates and fenced writes need it.
     async fn metadata(&mut self) {
         const CHECK: &str = "metadata";
         let (register, key) = (self.register, self.another());
@@ -397,7 +399,7 @@ impl<'a> Patient<'a> {
         }
     }
 
-    /// Whether `key` no longer exists.
+    /// Deletes `key`. Returns whether it no longer exists.
     async fn erased(&mut self, key: &str) -> bool {
         let register = self.register;
         let gone = retry(register.env(), || async {

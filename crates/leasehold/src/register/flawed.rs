@@ -1,4 +1,4 @@
-//! A register with a flaw, for the tests of the checks that must find the flaw.
+//! A register with a flaw, for tests of the checks that must find it.
 #![allow(clippy::unwrap_used)] // A panic is how a test fails.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(crate) enum Flaw {
     IgnoresVersion,
     IgnoresBoth,
     IgnoresVersionOfNothing,
-    /// Checks and then writes: correct for a single client.
+    /// Checks first and then writes. This is correct for a single client.
     ChecksInTwoSteps,
     NeverMatches,
     SameVersionAlways,
@@ -36,22 +36,22 @@ pub(crate) enum Flaw {
     KeepsDeleted,
     DeniesWrites,
     DeniesReads,
-    /// As in clouds, where such a store also does not report that an object does not exist.
+    /// Listing is denied. As in clouds, the store then does not report that an object is missing either.
     DeniesListing,
     DeniesDeletes,
-    /// Of writes that arrive at once, all but one get no definite response.
+    /// All but one of the writes that arrive at once get no definite response.
     RefusesRacers,
-    /// Accepts a second create in this many of a hundred races.
+    /// Accepts a second create in this percentage of races.
     DoublesCreates(u8),
-    /// Likewise a second write over one version.
+    /// Likewise, accepts a second write over one version.
     DoublesReplaces(u8),
-    /// Likewise a delete beside a write over one version.
+    /// Likewise, accepts both a delete and a write over one version.
     DoublesDeletes(u8),
-    /// Compares versions without the quotes that it returns them with.
+    /// Returns versions with quotes, but compares them without.
     ComparesWithoutQuotes,
 }
 
-/// A register with a flaw. It can also fail every n-th request.
+/// A register with a flaw. It can also fail some of the requests.
 #[derive(Debug)]
 pub(crate) struct Flawed {
     pub(crate) flaw: Mutex<Flaw>,
@@ -59,17 +59,18 @@ pub(crate) struct Flawed {
     pub(crate) requests: AtomicUsize,
     /// Whether there was no read since the latest write.
     pub(crate) fresh: AtomicBool,
-    /// Every how many writes the response is lost after the write was applied. 0 for never.
+    /// If the number of a write request is a multiple of this, its response is lost after the write was applied. 0
+    /// means never.
     pub(crate) loses_every: usize,
-    /// Likewise, a write is refused as busy.
+    /// Likewise, the write is refused as busy.
     pub(crate) busy_every: usize,
-    /// How many requests fail as busy before the register works.
+    /// How many requests fail as busy before the register works normally.
     pub(crate) busy_first: AtomicUsize,
     pub(crate) writing: AtomicUsize,
     /// The number of writes and deletes that were accepted.
     pub(crate) accepted: AtomicUsize,
-    /// The races in which a second request will be accepted: the key, the precondition, and when the first was
-    /// accepted.
+    /// The races in which a second request will be accepted: the key and the precondition, and the number of accepted
+    /// requests including the first of the race.
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
     /// How long each response takes.
     pub(crate) latency: Duration,
@@ -114,7 +115,8 @@ impl Flawed {
         }
     }
 
-    /// Records that a request was accepted. At random, a second one of the same race will be accepted too.
+    /// Records that a request was accepted. Decides at random whether a second request of the same race will be
+    /// accepted too.
     fn accept(&self, key: &str, expect: Precondition<'_>) {
         let now = self.accepted.fetch_add(1, Ordering::SeqCst) + 1;
         let percent = match (*self.flaw.lock().unwrap(), expect) {
@@ -129,7 +131,8 @@ impl Flawed {
         }
     }
 
-    /// Whether a request is the second of a race that has two winners. It began after `began` others were accepted.
+    /// Returns whether a request is the second winner of its race. `began` is the number of accepted requests when it
+    /// was sent.
     fn is_doubled(&self, key: &str, expect: Precondition<'_>, began: usize) -> bool {
         let mut doubled = self.doubled.lock().unwrap();
         let race = (key.to_owned(), label(expect));

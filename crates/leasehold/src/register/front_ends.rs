@@ -31,7 +31,7 @@ pub(super) struct Fronts {
 }
 
 impl Fronts {
-    /// `first`, and the same objects through `endpoints`, for races of `racers` requests.
+    /// Opens `first` and the same objects through `endpoints`, for races of `racers` requests.
     pub(super) async fn open(
         first: &Arc<dyn Register>,
         endpoints: &[String],
@@ -40,7 +40,7 @@ impl Fronts {
         let mut named = vec![first.clone()];
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
-            // The store's own endpoint may be named again.
+            // The user may name the store's own endpoint again.
             if named.iter().all(|known| known.place() != other.place()) {
                 named.push(other);
             }
@@ -66,8 +66,8 @@ impl Fronts {
         Ok(Self { first: first.clone(), named, asked, findings, next: AtomicUsize::new(0) })
     }
 
-    /// The addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there are not several;
-    /// and the findings on what is not examined.
+    /// Returns the addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there is only
+    /// one. Also returns the findings on addresses that are not examined.
     pub(super) async fn of(
         register: &dyn Register,
         racers: usize,
@@ -84,12 +84,12 @@ impl Fronts {
         Ok((fronts, unexamined))
     }
 
-    /// The registers by name.
+    /// Returns one register for each endpoint name.
     pub(super) fn named(&self) -> Vec<&dyn Register> {
         names(&self.named)
     }
 
-    /// Which front ends are examined and which are not. Empty if there is only one.
+    /// Returns which front ends are examined and which are not. Empty if there is only one.
     pub(super) fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -121,7 +121,7 @@ struct Front {
     address: Option<Arc<dyn Register>>,
 }
 
-/// Takes the first address of each name, then the second of each, and so on.
+/// Chooses the first address of each name, then the second of each, and so on.
 async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
     let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
     for (name, register) in names.iter().enumerate() {
@@ -166,7 +166,7 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
     Ok(Choice { asked, unexamined })
 }
 
-/// Logs the front ends that the examination of `place` left out, since no doctor reports them.
+/// Logs the front ends that the examination of `place` left out, because no doctor reports them.
 pub(super) fn log(place: &str, unexamined: &[Finding]) {
     for Finding { seen, help, .. } in unexamined {
         tracing::warn!(store = place, "{seen}; {}", help.join("; "));

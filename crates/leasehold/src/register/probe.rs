@@ -1,17 +1,19 @@
-//! Checks whether a register enforces its preconditions: once per process and prefix, before the first write.
+//! Checks whether a register enforces its preconditions. This happens once per process and prefix, before the first
+//! write.
 //!
-//! A store that ignores `If-Match` grants one lock to every client. A store that checks it non-atomically does so in
-//! races. Without a race, both behave like correct stores. So a store is raced before it is used for locks, and the
-//! result is recorded in the store: the [marker](evidence::Marker) contains the endpoint and bucket, the time, and an
-//! outdated version of the marker itself.
+//! A store that ignores `If-Match` grants one lock to every client. A store that does not check it atomically grants
+//! one lock to several clients in a race. Without a race, such a store behaves like a correct one. So a store must pass
+//! races before it is used for locks. The result is recorded in the store: the [marker](evidence::Marker) contains the
+//! endpoint and bucket, the time, and an outdated version of the marker itself.
 //!
 //! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
-//! refused: two requests. If there is no such marker, the process examines the store while others wait. If the marker
-//! records that this place is unsafe, the store is refused without an examination. Only the doctor can lift a refusal,
-//! because a non-atomic store passes any examination that is repeated often enough.
+//! refused. This takes two requests. If there is no such marker, the process examines the store while other processes
+//! wait. If the marker records that this place is unsafe, the store is refused without an examination. Only the doctor
+//! can lift a refusal, because a store without atomic checks would eventually pass an examination that is repeated
+//! often enough.
 //!
-//! No verdict depends on what other processes write meanwhile. A precondition counts as ignored only if two of our own
-//! writes were accepted, of which a correct store accepts at most one.
+//! No verdict depends on the writes of other processes during the examination. A precondition counts as ignored only if
+//! the store accepted two of our own writes of which a correct store accepts at most one.
 
 pub(crate) mod checks;
 pub(crate) mod evidence;
@@ -36,7 +38,7 @@ use crate::lease::Id;
 /// The prefix, followed by a random id, of keys that never exist.
 const NOTHING: &str = ".leasehold-probe-nothing-";
 
-/// The key with which it is checked that metadata is stored.
+/// The key for the check that metadata is stored.
 const KEEPSAKE: &str = ".leasehold-probe-metadata";
 
 /// The time limit of an examination.
@@ -47,19 +49,20 @@ const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many times to check whether another process has finished its examination, and the pause in between: some twenty
-/// seconds in total. After that, it has died or is very slow.
+/// seconds in total. A process that takes longer has died or is very slow.
 const LOOKS: u32 = 66;
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How many times to try to write a verdict while others write theirs.
+/// How many times to try to write a verdict while other processes write theirs.
 const RECORDS: u32 = 16;
 
-/// What is examined. Each is recorded at its own key, which is not the name of a lock's record and so is never listed.
+/// The subject of an examination. Each has its own marker key, which is not the name of a lock's record, so it is never
+/// listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// The preconditions of writes.
     Writes,
-    /// The preconditions of deletes, and of writes beside them.
+    /// The preconditions of deletes, and of writes that race with them.
     Deletes,
 }
 
@@ -81,7 +84,7 @@ impl Subject {
 
 /// Checks that `register` enforces its preconditions, by writing to its own objects.
 ///
-/// Not cancel safe: a probe that is dropped leaves behind what it has written. The next probe can handle that.
+/// Not cancel safe: a dropped probe leaves the objects that it has written. The next probe can handle them.
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
@@ -101,16 +104,16 @@ impl Subject {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if the store ignores preconditions, does not check them atomically, or was found to do
-/// so earlier; the store's error if it cannot be read or written; the last error if it stays busy.
+/// [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was found to do
+/// so earlier. The store's error if it cannot be read or written. The last error if it stays busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
     examined(register, Subject::Writes).await
 }
 
-/// Checks that deletes of `register` are conditional and exclude writes, for locks whose release deletes, and for
-/// sweeps.
+/// Checks that deletes of `register` are conditional, and that a delete and a write cannot both succeed. This is needed
+/// for locks whose release deletes, and for sweeps.
 ///
-/// Not cancel safe, as [`probe`].
+/// Not cancel safe, like [`probe`].
 ///
 /// ```
 /// # use leasehold::{env::Env, stores::memory::MemoryRegister};
@@ -129,7 +132,7 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 /// ```
 ///
 /// # Errors
-/// As [`probe`].
+/// Same as [`probe`].
 pub async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
     examined(register, Subject::Deletes).await
 }
@@ -139,13 +142,13 @@ async fn examined(register: &dyn Register, subject: Subject) -> Result<(), Store
     patiently(register, || Box::pin(probe.run())).await.map_err(explained)
 }
 
-/// Checks that `register` stores the metadata of an object, which contains fences and the nonces of updates. 2
+/// Checks that `register` stores the metadata of an object, which contains fences and the nonces of updates. Sends two
 /// requests.
 pub(crate) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreError> {
     patiently(register, || Box::pin(keeps_metadata(register, KEEPSAKE))).await.map_err(explained)
 }
 
-/// Records that the doctor found `register` to be safe, or `unsafe_` for this reason.
+/// Records that the doctor found `register` to be safe, or unsafe for the reason `unsafe_`.
 pub(crate) async fn record(
     register: &dyn Register,
     subject: Subject,
@@ -209,7 +212,7 @@ impl Probe<'_> {
         }
         match self.examine().await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                // If this fails too, the marker still does not record that the store passed.
+                // Even if this fails, the marker does not record that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
                 Err(error)
             }
@@ -217,8 +220,8 @@ impl Probe<'_> {
         }
     }
 
-    /// A marker records that the store passed. Sends one more write that must be refused. If it is accepted, records
-    /// that in the marker.
+    /// Checks a store that passed according to its marker. Sends one more write that must be refused. If the store
+    /// accepts it, that very write records the refusal in the marker.
     async fn still_refuses(&self, marker: Marker, outdated: &Version) -> Result<(), StoreError> {
         let what = "it accepted a write that expects an outdated version (If-Match)";
         let refused = marker.refused(&self.place(), self.register.store_time(), what);
@@ -234,7 +237,7 @@ impl Probe<'_> {
         let key = self.subject.key();
         let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.place());
         refuses_second_create(register, key, body(&blank)).await?;
-        // The state is unknown: another process may have created it just now.
+        // The content is unknown, because another process may have created the object just now.
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
@@ -242,7 +245,7 @@ impl Probe<'_> {
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
-                // One of the other processes will have passed it soon.
+                // One of the other processes will finish its examination soon.
                 _ => Fault::unavailable("other processes are checking them right now").not_applied(),
             });
         }
@@ -266,8 +269,8 @@ impl Probe<'_> {
         self.record(None, false).await
     }
 
-    /// Records in the marker that this place is `unsafe_`, or that it passed. Only with `lifts` does a refused place
-    /// pass.
+    /// Records in the marker that this place is `unsafe_`, or that it passed. A refused place can pass only with
+    /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
         let (register, key) = (self.register, self.subject.key());
         for _ in 0..RECORDS {
@@ -322,8 +325,8 @@ impl Probe<'_> {
     }
 }
 
-/// Checks that a delete of a replaced version is refused. If it succeeds, there is no marker which records that the
-/// store passed.
+/// Checks that a delete of a replaced version is refused. If the delete succeeds, the store has no marker that records
+/// a pass.
 async fn refuses_outdated_delete(
     register: &dyn Register,
     key: &str,
@@ -337,7 +340,7 @@ async fn refuses_outdated_delete(
     }
 }
 
-/// Checks that a delete of the current version succeeds. There must be nothing at `key`.
+/// Checks that a delete of the current version succeeds. There must be no object at `key`.
 async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreError> {
     let Write::Committed(version) = register.write(key, Precondition::Absent, fresh(register)).await? else {
         return Err(vanished(key));
@@ -352,7 +355,8 @@ fn body(marker: &Marker) -> Body {
     marker.to_bytes().into()
 }
 
-/// Explains the purpose of the refused request: the user asked for a lock, not for this object.
+/// Adds the purpose of the failed request to its error message, because the user asked for a lock and not for this
+/// object.
 fn explained(mut error: StoreError) -> StoreError {
     let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = &mut error;
     if fault.kind != ErrorKind::Unsupported {

@@ -1,8 +1,8 @@
 //! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or
 //! the caller gives up.
 //!
-//! It runs in its own task. A caller may stop polling its future for any length of time, while other tasks wait behind
-//! it in the queue, and other processes behind it in the store's queue.
+//! It runs in its own task, because a caller may stop polling its future for any length of time while other tasks wait
+//! behind it in the queue of this process, and other processes wait behind it in the store's queue.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
 use crate::runtime::renewer::{CohortGrant, Hold, keep};
 use crate::runtime::task;
 
-/// The number of grants in a row that come too late to be used, after which an acquisition ends with an error.
+/// An acquisition ends with an error after this many grants in a row that came too late to be used.
 const LATE_GRANTS: u32 = 3;
 
 /// Whether an acquisition waits while the lock is held.
@@ -36,7 +36,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// Whether the acquisition ends because the lock is `held`.
+    /// Returns whether the acquisition ends because the lock is `held`.
     fn is_over(self, held: &HolderInfo) -> bool {
         match self {
             Self::No => true,
@@ -46,11 +46,11 @@ impl Wait {
     }
 }
 
-/// Where the outcome of an acquisition goes.
+/// The receiver of the outcome of an acquisition.
 pub(crate) enum Reply {
-    /// To a caller that wants the lock kept.
+    /// A caller for which this process keeps the lock.
     Hold(oneshot::Sender<Result<Hold>>),
-    /// To a caller that hands the grant on, which is then not renewed and not released here.
+    /// A caller that hands the grant on. This process then neither renews nor releases it.
     Grant(oneshot::Sender<Result<Grant>>),
 }
 
@@ -82,20 +82,20 @@ impl Reply {
 pub(crate) struct Request {
     pub(crate) opened: Arc<Opened>,
     pub(crate) claim: Claim,
-    /// The settings on which another task of this process may pass the lock on to this one. `None` if only the store
-    /// may grant it.
+    /// The settings with which another task of this process may pass the lock on to this one. `None` if only the store
+    /// may grant the lock.
     pub(crate) terms: Option<Terms>,
     pub(crate) wait: Wait,
     /// Called with the holder of the lock, each time it becomes known.
     pub(crate) on_wait: Option<Arc<OnWait>>,
-    /// How long to keep trying a store that does not respond, if this was set.
+    /// How long to keep trying a store that does not respond, if set.
     pub(crate) store_timeout: Option<Duration>,
     /// When the acquisition began.
     pub(crate) began: Moment,
 }
 
 impl Request {
-    /// On which settings another task may pass the lock on to this one.
+    /// Returns the settings with which another task may pass the lock on to this one, and when this acquisition began.
     fn wish(&self) -> Option<Wish<'_>> {
         self.terms.as_ref().map(|terms| (terms, self.began))
     }
@@ -115,7 +115,7 @@ impl Acquisition {
         Self { request, queue, entry }
     }
 
-    /// An acquisition with a `turn` that `queue` has already given.
+    /// Creates an acquisition with a `turn` that `queue` has already given.
     pub(crate) fn in_turn(request: Request, queue: Arc<Queue<Hold>>, turn: Turn<Hold>) -> Self {
         Self { request, queue, entry: Entry::Served(turn) }
     }
@@ -124,7 +124,7 @@ impl Acquisition {
     /// arrives afterwards is released.
     pub(crate) async fn outcome(self) -> Result<Hold> {
         self.answer(Reply::Hold, |hold, span| {
-            // The hold's span is no child: it may last much longer.
+            // The hold's span is not a child of this span, because it may last much longer.
             if let Some(hold) = hold.lease.span() {
                 hold.follows_from(span);
             }
@@ -139,7 +139,8 @@ impl Acquisition {
         self.answer(Reply::Grant, |grant, _| grant.token).await
     }
 
-    /// Acquires the lock in a span, whose parent is the caller's current span. `token` also gets that span.
+    /// Acquires the lock in a new span whose parent is the caller's current span. The new span is also passed to
+    /// `token`.
     async fn answer<T>(
         self,
         reply: fn(oneshot::Sender<Result<T>>) -> Reply,
@@ -174,7 +175,7 @@ impl Acquisition {
             }
         };
         match served {
-            // Without terms, no task passes the lock on.
+            // No task passes the lock on to a request without terms.
             Served::Lock(hold) => {
                 waiting.acquired = true;
                 drop(waiting);
@@ -223,7 +224,7 @@ struct Contender {
     late: u32,
 }
 
-/// What a contender does after a response of the store.
+/// The next step of a contender after a response of the store.
 enum Next {
     Granted(Grant),
     /// Wait, then ask again.
@@ -243,15 +244,15 @@ impl Contender {
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
-        // Whether the store may continue with this claim after this contender has stopped: the claim has a place in the
-        // queue, or a request got no response.
+        // Whether the store may still grant this claim after this contender has stopped, because the claim has a place
+        // in the queue or a request got no response.
         let mut pending = false;
         let error = match self.ask_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
             ControlFlow::Break(Some(Next::Over(error))) => Some(error),
             _ => None,
         };
-        // Give up the turn first: the caller may try again as soon as it has the outcome.
+        // Give up the turn first, because the caller may try again as soon as it has the outcome.
         if pending && self.claim.repeatable {
             stop_waiting(self.store, self.claim, self.turn);
         } else if pending {
@@ -290,7 +291,8 @@ impl Contender {
         }
     }
 
-    /// Asks the store again and again. Breaks with the grant or the error, or with `None` if the caller is gone.
+    /// Asks the store until there is an outcome. Breaks with the grant or the error, or with `None` if the caller is
+    /// gone.
     async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
         let mut seen = if self.wait == Wait::Yes { self.back_off().await? } else { None };
         let mut outage = Outage::new(&self.opened, self.claim.name.as_str(), self.store_timeout);
@@ -342,9 +344,9 @@ impl Contender {
 
     /// Sends one request for the lock.
     async fn ask(&mut self, outage: &Outage, pending: &mut bool) -> Next {
-        // One for this task, and one for each task to which the lock will be passed on.
+        // One token for this task, and one for each task to which the lock will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
-        // A waiter limits the time of each request, so that it notices between them if the caller is gone.
+        // A waiter limits the time of each request, so that it notices between requests if the caller is gone.
         let slice = if self.wait == Wait::No { Duration::MAX } else { Claim::DEFAULT_STORE_TIMEOUT };
         self.claim.store_timeout = outage.left().min(slice);
         let sent = self.store.env().now();
@@ -360,7 +362,7 @@ impl Contender {
             }
             Ok(AcquireOutcome::Held(held)) => Next::Wait(held),
             Ok(AcquireOutcome::Lost(loss)) => {
-                // Its caller may have been granted the lock elsewhere by the same id, so no other id will do.
+                // The caller may have been granted the lock elsewhere with the same id, so a new claim would not help.
                 if self.claim.repeatable {
                     return Next::Over(Error::lost(loss));
                 }
@@ -369,7 +371,7 @@ impl Contender {
                 if self.late >= LATE_GRANTS {
                     return Next::Over(self.too_late(now.longest_since(sent)));
                 }
-                // Another process has the lock by now. An attempt without waiting reports what happened to its grant.
+                // Another process has the lock by now. An attempt that does not wait reports the loss of its grant.
                 if self.wait == Wait::No && !too_late {
                     return Next::Over(Error::lost(loss));
                 }
@@ -404,13 +406,13 @@ impl Contender {
         .with_help("use a ttl of several round trips to the store")
     }
 
-    /// For how long this process backs off.
+    /// Returns for how long this process backs off.
     fn backoff(&self) -> Duration {
         self.turn.policy(|policy, _| policy.backoff(self.store.env().now())).unwrap_or_default()
     }
 
     /// If this process has to back off, leaves the lock to other processes for that time, or until another process has
-    /// had it. Returns its holder, if it is held then. Breaks if the caller is gone.
+    /// had it. Returns the holder if the lock is then held. Breaks if the caller is gone.
     async fn back_off(&mut self) -> ControlFlow<Option<Next>, Option<HolderInfo>> {
         let mut pause = self.store.capabilities().poll_interval.min;
         loop {
@@ -430,7 +432,7 @@ impl Contender {
                 () = self.reply.closed() => return ControlFlow::Break(None),
                 status = timeout(&*env.clock, backoff, look) => status,
             };
-            // An error here is ignored: the next request reports it.
+            // An error here is ignored, because the next request reports it.
             if let Some(Ok(status)) = status
                 && self.turn.policy(|policy, _| policy.saw(&status)).unwrap_or_default()
             {
@@ -444,8 +446,8 @@ impl Contender {
     }
 }
 
-/// Gives up the place of `claim` in the store's queue in the background, and then the turn. What the store granted
-/// unnoticed stays: a repetition of the claim may have it.
+/// Gives up the place of `claim` in the store's queue in the background, and then the turn. A grant that the store made
+/// unnoticed stays, because a repetition of the claim may have it.
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {
@@ -456,11 +458,12 @@ fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     tokio::spawn(gone.in_current_span());
 }
 
-/// Withdraws `claim` in the background: gives up its place in the store's queue, and releases what the store may still
-/// grant to it.
+/// Withdraws `claim` in the background: gives up its place in the store's queue, and releases a grant that the store
+/// may still make.
 ///
-/// The turn is given up at once, because a late grant is recognised by its id. If the store has a queue, the turn is
-/// given up afterwards: the next task must not find the place of this claim in the store's queue.
+/// If the store has no queue, the turn is given up at once, because a late grant is recognised by its id. If the store
+/// has a queue, the turn is given up afterwards, because the next task must not find the place of this claim in the
+/// store's queue.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo());
     let gone = async move {

@@ -1,10 +1,11 @@
-//! The rules of local hand-off: when tasks of one process may pass a lock on among themselves, and for how long, before
-//! other processes get a turn. Rules only: the renewer passes the lock on, and the queue determines the next task.
+//! The rules of local hand-off: when and for how long tasks of one process may pass a lock on among themselves before
+//! other processes get a turn. This module contains only the rules. The renewer passes the lock on, and the queue
+//! determines the next task.
 //!
-//! After Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012): a cohort passes the global lock on locally, for a
-//! limited time, and then lines up at the end of the queue of processes. On a store that has no such queue, a process
-//! *backs off* after its *cohort period* until another process has had the lock, or all waiters have had time to poll
-//! once.
+//! The algorithm follows Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012). A cohort passes the global lock on
+//! locally for a limited time, and then joins the end of the queue of processes. On a store without such a queue, a
+//! process *backs off* after its *cohort period* until another process has had the lock, or until all waiters have had
+//! time to poll once.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use crate::lease::{Capabilities, Claim, Grant, Holder, PollInterval, State, Stat
 /// The largest number of tokens of one grant.
 pub(crate) const MOST_TOKENS: u64 = 1_024;
 
-/// A cohort period lasts at most the ttl divided by this, so that it needs no renewal.
+/// A cohort period lasts at most the ttl divided by this number, so that it needs no renewal.
 const PART_OF_TTL: u32 = 4;
 
-/// A backoff lasts this many times the longest poll pause of the waiters, because that pause is jittered and the
-/// request takes time.
+/// A backoff lasts this many times the longest poll pause of the waiters. It is longer than the pause because the pause
+/// is jittered and the request takes time.
 const BACKOFF: f64 = 1.5;
 
 /// The settings of an acquisition that other processes see. A task takes the lock from another task only if both have
@@ -46,7 +47,8 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// The tokens of `grant`, and the first one to issue: the lowest if other tasks follow, otherwise the grant's own.
+    /// Returns the tokens of `grant` and the first one to issue. This is the lowest token if other tasks follow, and
+    /// otherwise the grant's own.
     pub(crate) fn of(grant: &Grant, others_follow: bool) -> (Token, Self) {
         let top = grant.token;
         let lowest = grant.after.filter(|_| others_follow).and_then(|after| {
@@ -56,12 +58,12 @@ impl Tokens {
         (first, Self { first, last: first, top })
     }
 
-    /// How many tokens were issued.
+    /// Returns how many tokens were issued.
     pub(crate) fn used(&self) -> u64 {
         self.last.get() - self.first.get() + 1
     }
 
-    /// Whether all tokens were issued.
+    /// Returns whether all tokens were issued.
     pub(crate) fn is_used_up(&self) -> bool {
         self.last >= self.top
     }
@@ -74,13 +76,14 @@ impl Tokens {
     }
 }
 
-/// A process counts as alone when more than this many cohort periods have ended without a sign of another process.
+/// A process counts as alone after more than this many cohort periods without a sign of another process.
 const LATELY: u32 = 2;
 
-/// A process that is alone backs off after one cohort period in this many, because others may be waiting nevertheless.
+/// A process that counts as alone backs off after one in this many cohort periods, because other processes may be
+/// waiting nevertheless.
 const ALONE: u32 = 8;
 
-/// How long this process has kept a lock from others, and when it backs off.
+/// Tracks how long this process has kept a lock from others, and decides when it backs off.
 #[derive(Debug)]
 pub(crate) struct CohortPolicy {
     /// When the cohort period began.
@@ -93,10 +96,10 @@ pub(crate) struct CohortPolicy {
     backoff_until: Option<Deadline>,
     /// When the lock was released while no task here waited for it.
     left: Option<Moment>,
-    /// How many tokens the next grant can use, judging by the previous one.
+    /// How many tokens the next grant can use, estimated from the previous one.
     demand: u64,
-    /// When this process last requested the lock, and since when it has done so repeatedly without reading the line
-    /// of waiters.
+    /// When this process last requested the lock, and since when it has requested it again and again without reading
+    /// the line of waiters.
     asked: Option<Moment>,
     busy_since: Option<Moment>,
 }
@@ -117,7 +120,7 @@ impl Default for CohortPolicy {
 }
 
 impl CohortPolicy {
-    /// Records a grant of the store.
+    /// Records a grant by the store.
     pub(crate) fn granted(&mut self, grant: &Grant, now: Moment) {
         self.latest = Some(grant.token);
         self.began.get_or_insert(now);
@@ -128,7 +131,7 @@ impl CohortPolicy {
         (self.began, self.backoff_until, self.alone) = (None, None, 0);
     }
 
-    /// Whether another process holds the lock, or has held it since this one did, according to `status`. In that case
+    /// Returns whether another process holds the lock, or has held it since this one did, according to `status`. If so,
     /// the backoff ends. Called while this process does not hold the lock.
     pub(crate) fn saw(&mut self, status: &Status) -> bool {
         let others = matches!(status.state, State::Held(_)) || status.token > self.latest;
@@ -138,14 +141,15 @@ impl CohortPolicy {
         others
     }
 
-    /// Whether the cohort period leaves time for another task. It lasts at most for the longest pause of a waiter.
+    /// Returns whether the cohort period leaves time for another task. A cohort period is at most as long as the
+    /// longest pause of a waiter.
     pub(crate) fn goes_on(&self, now: Moment, store: &Capabilities, ttl: Ttl) -> bool {
         let limit = store.poll_interval.max.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
 
-    /// How many tokens to ask for if `in_line` tasks are in the queue. If all tokens of a grant were used, the next
-    /// grant gets twice as many, because the tasks that had the lock are in the queue again.
+    /// Returns how many tokens to ask for if `in_line` tasks are in the queue. If all tokens of a grant were used, the
+    /// next grant gets twice as many, because the tasks that had the lock may be in the queue again.
     pub(crate) fn demand(&self, in_line: u64) -> u64 {
         if in_line > 1 { in_line.max(self.demand).min(MOST_TOKENS) } else { 1 }
     }
@@ -155,7 +159,7 @@ impl CohortPolicy {
         self.demand = tokens.used() * if tokens.is_used_up() { 2 } else { 1 };
     }
 
-    /// Records that the lock was released at the store. `awaited`: whether more tasks of this process wait for it.
+    /// Records that the lock was released at the store. `awaited` says whether more tasks of this process wait for it.
     pub(crate) fn released(&mut self, now: Moment, store: &Capabilities, ttl: Ttl, awaited: bool) {
         if store.fifo() {
             self.began = None;
@@ -167,8 +171,8 @@ impl CohortPolicy {
     }
 
     /// Records that a task of this process is about to ask a store with a line of waiters for the lock. Returns whether
-    /// to look at the line first: once in each longest poll pause, if the process takes the lock again and again. Then
-    /// the lock's record changes too often for a distant waiter to mark it.
+    /// to read the line first. A process that takes the lock again and again reads it once per longest poll pause,
+    /// because the lock's record then changes too often for a distant waiter to mark it.
     pub(crate) fn looks(&mut self, now: Moment, poll_interval: PollInterval) -> bool {
         let is_busy = |asked: &Moment| now.longest_since(*asked) < poll_interval.max;
         let busy_since = self.asked.filter(is_busy).and(self.busy_since).unwrap_or(now);
@@ -179,8 +183,8 @@ impl CohortPolicy {
 
     /// Records that a task of this process is about to ask for the lock.
     ///
-    /// A process that released the lock and asks for it again before another process could poll has not been away.
-    /// Otherwise a process with a single task could keep all others out for as long as it continues.
+    /// If the process asks for the lock again before another process could poll, its cohort period continues. Otherwise
+    /// a process with a single task could keep all other processes out.
     pub(crate) fn wanted(&mut self, now: Moment, store: &Capabilities, ttl: Ttl) {
         let Some(left) = self.left.take() else { return };
         if now.longest_since(left) >= store.poll_interval.min {
@@ -190,8 +194,8 @@ impl CohortPolicy {
         }
     }
 
-    /// Ends the cohort period, and gives the waiters of other processes time to poll. If there was no sign of another
-    /// process lately, this is done after one cohort period in [`ALONE`].
+    /// Ends the cohort period and gives the waiters of other processes time to poll. If there has been no sign of
+    /// another process lately, it does so only after one in [`ALONE`] cohort periods.
     fn back_off(&mut self, now: Moment, store: &Capabilities) {
         self.began = None;
         self.alone = self.alone.saturating_add(1);
@@ -200,7 +204,7 @@ impl CohortPolicy {
         }
     }
 
-    /// For how long this process still backs off.
+    /// Returns for how long this process still backs off.
     pub(crate) fn backoff(&self, now: Moment) -> Duration {
         self.backoff_until.map_or(Duration::ZERO, |until| until.remaining(now))
     }
@@ -217,7 +221,7 @@ mod tests {
     const POLL_INTERVAL: PollInterval =
         PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
 
-    /// A store without a queue of waiters.
+    /// Returns the capabilities of a store without a queue of waiters.
     fn store() -> Capabilities {
         Capabilities::new("x", POLL_INTERVAL)
     }
@@ -245,7 +249,7 @@ mod tests {
             let mut policy = CohortPolicy::default();
             assert!(!policy.goes_on(at(0), &store, ttl));
             policy.granted(&grant(1, None), at(0));
-            // Short grants in a row are one period.
+            // Several short grants in a row form one period.
             policy.granted(&grant(2, Some(1)), at(limit_ms - 1));
             assert!(policy.goes_on(at(limit_ms - 1), &store, ttl));
             assert!(!policy.goes_on(at(limit_ms), &store, ttl));
@@ -271,11 +275,11 @@ mod tests {
         let looks: Vec<_> =
             (0..=60).map(|n| n * 100).filter(|ms| policy.looks(at(*ms), POLL_INTERVAL)).collect();
         assert_eq!(looks, [2_000, 4_000, 6_000]);
-        // Waiters have time to mark the record of a process that asks seldom.
+        // Waiters have time to mark the record if the process seldom asks for the lock.
         assert!((4..100).all(|n| !policy.looks(at(n * 2_000), POLL_INTERVAL)));
     }
 
-    /// A lock that the process with this id holds.
+    /// Returns the information on a lock that the process `pid` holds.
     fn held(pid: u32) -> HolderInfo {
         HolderInfo { holder: Some(Holder { pid, ..Holder::this_process() }), ..HolderInfo::default() }
     }
@@ -299,12 +303,13 @@ mod tests {
         assert_eq!(tokens(9, Some(5), false), [9], "alone, it has the token that the store shows");
         let many = tokens(1_000_000, Some(5), true);
         assert_eq!((many.len() as u64, many.last()), (MOST_TOKENS, Some(&1_000_000)));
-        // A token that goes back, which no store returns.
+        // A token that does not rise, which no store returns.
         assert_eq!(tokens(9, Some(9), true), [9]);
         assert_eq!(tokens(0, None, true), [0]);
     }
 
-    /// The backoffs after 20 cohort periods, in milliseconds. Another process is seen before each if `others`.
+    /// Returns the backoffs after 20 cohort periods, in milliseconds. If `others`, another process is seen before each
+    /// period.
     fn backoffs(policy: &mut CohortPolicy, awaited: bool, others: bool) -> Vec<u64> {
         let (mut now, mut backoffs) = (0, Vec::new());
         for token in 1..=20 {

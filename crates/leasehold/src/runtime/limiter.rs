@@ -6,7 +6,7 @@
 //! nothing.
 //!
 //! A request that hangs cannot starve others: a permit is lent for at most [`LENT`], and a renewal waits for a permit
-//! only for a limited time and then goes without one.
+//! only for a limited time before it is sent without one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +22,11 @@ pub(crate) const RENEWALS: usize = 64;
 /// The limit of concurrent polls.
 pub(crate) const POLLS: usize = 32;
 
-/// A request that takes longer than this hangs. It continues, and its permit goes to another one.
+/// A request that takes longer than this counts as hanging. It continues, and its permit goes to another request.
 const LENT: Duration = Duration::from_secs(1);
 
-/// The fraction of the remaining lease for which a renewal waits for a permit. Then it goes without one: a storm is
-/// better than a loss.
+/// The fraction of the remaining lease for which a renewal waits for a permit. After that it is sent without one,
+/// because a burst of requests is better than a lost lease.
 const PATIENCE: f64 = 0.25;
 /// The jitter of that wait, so that renewals without a permit are not all sent at once.
 const PATIENCE_SPREAD: f64 = 0.3;
@@ -53,7 +53,7 @@ pub(crate) struct Permit {
 }
 
 impl Limiter {
-    /// A limiter for `most` concurrent requests.
+    /// Creates a limiter for `most` concurrent requests.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self(Mutex::new(State { free: most, waiting: BTreeMap::new(), arrived: 0 })))
     }
@@ -62,7 +62,7 @@ impl Limiter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A permit, if one is free.
+    /// Returns a permit, if one is free.
     fn free_place(self: &Arc<Self>, state: &mut State) -> Option<Permit> {
         state.free = state.free.checked_sub(1)?;
         Some(Permit { lane: Some(self.clone()) })
@@ -85,7 +85,7 @@ impl Limiter {
     }
 
     /// Waits for a permit to renew a lease that ends at `deadline`. After a while, returns a permit that is not
-    /// counted, so that the renewal goes without one. Cancel safe.
+    /// counted, so that the renewal is sent anyway. Cancel safe.
     pub(crate) async fn place_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Permit {
         if let Some(place) = self.free_place(&mut self.state()) {
             return place;
@@ -127,8 +127,8 @@ struct Waiting<'a> {
 
 impl Waiting<'_> {
     async fn wait(mut self) -> Permit {
-        // Never closed without a permit: the limiter is alive, and removes only requests that get a permit or are
-        // dropped.
+        // The channel is never closed without a permit, because the limiter is alive and removes only requests that get
+        // a permit or are dropped.
         (&mut self.place).await.unwrap_or(Permit { lane: None })
     }
 }
@@ -140,8 +140,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Permit {
-    /// Awaits `request`. Holds the permit only for as long as a request may take that does not hang. Cancel safe if
-    /// `request` is.
+    /// Awaits `request`. Gives the permit up early if the request hangs. Cancel safe if `request` is.
     pub(crate) async fn lent_to<F: Future>(self, env: &Env, request: F) -> F::Output {
         let mut request = std::pin::pin!(request);
         if self.lane.is_none() {
@@ -181,7 +180,7 @@ mod tests {
     }
 
     impl Site {
-        /// A limiter with one permit.
+        /// Creates a limiter with one permit.
         fn new() -> Self {
             let clock = Arc::new(TestClock::default());
             Self { env: Env::seeded(clock.clone(), 1), clock, lane: Limiter::new(1) }

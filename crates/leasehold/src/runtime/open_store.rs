@@ -6,7 +6,7 @@ use crate::lease::LeaseStore;
 use crate::observe::{ObservedStore, Observer, Observers};
 use crate::runtime::limiter::{Limiter, RENEWALS};
 
-/// An open store, and what the renewers of all its grants share.
+/// An open store, and the state that the renewers of all its grants share.
 pub(crate) struct Opened {
     /// The store, whose requests are reported to the observers.
     pub(crate) store: Arc<dyn LeaseStore>,
@@ -33,7 +33,7 @@ impl Opened {
         }
     }
 
-    /// The same store, with one more observer.
+    /// Returns the same store with one more observer.
     pub(crate) fn observed_by(&self, observer: Arc<dyn Observer>) -> Self {
         let observers = self.observers.with(observer);
         Self {
@@ -46,7 +46,7 @@ impl Opened {
         }
     }
 
-    /// The store's URL or its kind, for messages.
+    /// Returns the store's URL or its kind, for messages.
     pub(crate) fn shown(&self) -> String {
         self.url.clone().unwrap_or_else(|| self.store.capabilities().store.to_owned())
     }

@@ -1,4 +1,4 @@
-//! How long a waiter has had no response from the store, and when it gives up.
+//! Tracks how long a waiter has had no response from the store, and when it gives up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a waiter keeps trying if the store has responded before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
-/// How long to keep trying if the store does not respond: `wanted`, or a default that depends on whether the store has
-/// responded before.
+/// Returns how long to keep trying if the store does not respond: `wanted`, or a default that depends on whether the
+/// store has responded before.
 pub(crate) fn store_timeout(wanted: Option<Duration>, has_answered: bool) -> Duration {
     wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_STORE_TIMEOUT })
 }
@@ -33,7 +33,7 @@ pub(crate) struct Outage {
 }
 
 impl Outage {
-    /// Counts from now, for the lock `name`. `wanted` is the time to keep trying a store that does not respond.
+    /// Starts to count now, for the lock `name`. `wanted` is the time to keep trying a store that does not respond.
     pub(crate) fn new(opened: &Arc<Opened>, name: &str, wanted: Option<Duration>) -> Self {
         Self {
             since: opened.store.env().now(),
@@ -54,7 +54,7 @@ impl Outage {
         self.opened.store.env().now()
     }
 
-    /// How much longer to keep trying.
+    /// Returns how much longer to keep trying.
     pub(crate) fn left(&self) -> Duration {
         let limit = store_timeout(self.wanted, self.has_answered);
         limit.saturating_sub(self.now().longest_since(self.since))
@@ -82,7 +82,7 @@ impl Outage {
         Ok(())
     }
 
-    /// `error`, with the total time and the store.
+    /// Returns `error` with the total time and the store in its message.
     pub(crate) fn gave_up(&self, error: Error) -> Error {
         let tried_for = self.now().longest_since(self.since);
         let (name, store) = (&self.name, self.opened.shown());

@@ -1,10 +1,10 @@
-//! When a waiter polls next, on a store without notifications. Pure: it takes what was seen and returns a pause.
+//! Determines when a waiter polls next on a store without notifications. The functions are pure: they compute a pause
+//! from what was seen.
 //!
-//! A pause is half as long as the current hold has lasted so far, up to a limit: for the next in line an eighth. So the
-//! release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one multiply the
-//! pause by their place in the line ([`pause`](crate::lease::pause)). The lock is granted to another waiter before it
-//! is granted to them, so they do not begin with short pauses: they [expect](expected) a hold to last for as long as
-//! the previous one.
+//! A pause is half as long as the current hold has lasted so far, up to a limit. For the next in line, it is an eighth.
+//! So the release of a short hold is noticed soon, and a long hold costs few reads. Waiters behind the next one
+//! multiply the pause by their place in the line ([`pause`](crate::lease::pause)). Another waiter gets the lock before
+//! they do, so they do not begin with short pauses. They [expect](expected) a hold to last as long as the previous one.
 
 use std::time::Duration;
 
@@ -15,35 +15,35 @@ use crate::random::Random;
 /// A pause is this fraction of the time that a hold has lasted.
 const PART: f64 = 0.5;
 
-/// The same for the next in line. Only this waiter can get the lock when it is released, and it delays all others.
+/// The same for the next in line. Only this waiter can get the lock after a release, and it delays all others.
 const PART_OF_NEXT: f64 = 0.125;
 
-/// The fixed fraction of a pause that does not grow. A pause that grows is drawn from the whole range between the
-/// previous pause and itself. Otherwise waiters that saw the same state would stay in step.
+/// The fraction of a constant pause that is not random. A growing pause is drawn from the whole range between the
+/// previous pause and the new one. Otherwise waiters that saw the same state would stay synchronized.
 const STEADY: f64 = 0.9;
 
-/// After polls with errors, pauses are longer by up to two to this power.
+/// After polls with errors, pauses are longer by a factor of up to two to this power.
 const MOST_STRAIN: i32 = 6;
 
-/// How long a lock has certainly been held, if it was granted at `granted_us` on the store's clock. A time that is not
-/// known counts as none.
+/// Returns how long a lock has certainly been held if it was granted at `granted_us` on the store's clock. Returns zero
+/// if a time is unknown.
 pub(crate) fn held_for(granted_us: Option<u64>, now: Option<StoreTime>) -> Duration {
     let held = granted_us.zip(now).map(|(granted_us, now)| now.lo_us.saturating_sub(granted_us));
     Duration::from_micros(held.unwrap_or(0))
 }
 
-/// How long a waiter behind `ahead` others expects a hold to last that has lasted for `age`: those behind the first
-/// expect at least as long as the latest hold of the lock's `history`, on the store's clock. A time that is not known
-/// counts as none.
+/// Returns how long a waiter behind `ahead` others expects a hold to last that has lasted for `age`. Waiters behind the
+/// first expect at least the length of the latest hold in the lock's `history`, on the store's clock. An unknown length
+/// counts as zero.
 pub(crate) fn expected(age: Duration, ahead: usize, history: &[PastGrant]) -> Duration {
     let times = history.first().and_then(|past| past.from_us.zip(past.until_us)).filter(|_| ahead > 0);
     age.max(Duration::from_micros(times.map_or(0, |(from_us, until_us)| until_us.saturating_sub(from_us))))
 }
 
 impl PollInterval {
-    /// The pause of a waiter that finds the lock free, but reserved for another waiter, which will take it soon. It
-    /// does not depend on how long the lock has been free: waiters that pause for longer because the lock is idle would
-    /// keep it idle for longer.
+    /// Returns the pause of a waiter that finds the lock free but reserved for another waiter, which will take it soon.
+    /// The pause does not depend on how long the lock has been free. If waiters paused for longer because the lock is
+    /// idle, they would keep it idle for longer.
     pub(crate) fn shortest(&self, random: &Random) -> Duration {
         random.jittered(self.min, 0.2).min(self.max)
     }
@@ -59,7 +59,7 @@ pub(crate) struct Pacing {
     before: Duration,
     strain: i32,
     part: f64,
-    /// Whether pauses that grow are drawn from a narrow range too.
+    /// Whether growing pauses are drawn from a narrow range too.
     is_steady: bool,
 }
 
@@ -76,8 +76,8 @@ impl Pacing {
         }
     }
 
-    /// Records a response of the store. `with_trouble`: it came after refused requests, or after requests without a
-    /// response. The store is then polled less often for a while.
+    /// Records a response of the store. `with_trouble` says that earlier requests were refused or got no response. The
+    /// store is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
     }
@@ -89,9 +89,9 @@ impl Pacing {
         self.is_steady = ahead > Some(0);
     }
 
-    /// The pause before the next poll, if the lock is held with `token`, has certainly been held for `age`, and its
-    /// lease can lapse within `lapse`. Never longer than the poll interval allows, except for the small spread after a
-    /// lapse, when all waiters poll.
+    /// Returns the pause before the next poll if the lock is held with `token`, has certainly been held for `age`, and
+    /// its lease can lapse within `lapse`. The pause is never longer than the poll interval allows, except for the
+    /// small random spread after a lapse, when all waiters poll.
     pub(crate) fn pause(
         &mut self,
         now: Moment,
@@ -113,10 +113,10 @@ impl Pacing {
         self.until(pause, lapse, random)
     }
 
-    /// `pause`, but not beyond the instant at which the lock is `due`.
+    /// Returns `pause`, shortened so that it does not extend beyond the instant at which the lock is `due`.
     pub(crate) fn until(&self, pause: Duration, due: Option<Duration>, random: &Random) -> Duration {
         match due {
-            // At that instant, but not all waiters at the same one.
+            // A random spread, so that not all waiters poll at that instant.
             Some(due) if due <= pause => due + (self.poll_interval.min / 2).mul_f64(random.fraction()),
             _ => pause,
         }

@@ -33,7 +33,7 @@ impl<T> Default for Queues<T> {
 }
 
 impl<T> Queues<T> {
-    /// The queue of `name`.
+    /// Returns the queue of `name`.
     pub(crate) fn of(&self, name: &LockName) -> Arc<Queue<T>> {
         let mut registry = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = registry.by_name.get(name) {
@@ -82,10 +82,10 @@ impl<T> Line<T> {
     }
 }
 
-/// The settings on which a task takes the lock from another one, and when it began to acquire it.
+/// The settings with which a task takes the lock from another task, and when it began to acquire the lock.
 pub(crate) type Wish<'a> = (&'a Terms, Moment);
 
-/// A task that waits.
+/// A waiting task.
 #[derive(Debug)]
 struct Waiter<T> {
     number: u64,
@@ -94,7 +94,7 @@ struct Waiter<T> {
     served: oneshot::Sender<Served<T>>,
 }
 
-/// What a waiting task gets.
+/// The result of waiting.
 #[derive(Debug)]
 pub(crate) enum Served<T> {
     /// The turn: the right to contend for the lock.
@@ -141,7 +141,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits until `entry`, which was made with `wish`, is served. Cancel safe, as [`turn`](Self::turn).
+    /// Waits until `entry`, which was made with `wish`, is served. Cancel safe, like [`turn`](Self::turn).
     pub(crate) async fn served(
         self: &Arc<Self>,
         mut entry: Entry<T>,
@@ -180,11 +180,11 @@ impl<T> Queue<T> {
     pub(crate) async fn cooldown(&self) -> HolderInfo {
         let mut seen = self.seen.subscribe();
         let in_cooldown = seen.wait_for(|held| held.as_ref().is_some_and(|held| held.in_cooldown)).await;
-        // Never closed while this queue exists.
+        // The channel is never closed while this queue exists.
         in_cooldown.map_or_else(|_| None, |held| held.clone()).unwrap_or_default()
     }
 
-    /// Waits for the turn, unless the task that has it reports a holder. Then returns that holder. Cancel safe.
+    /// Waits for the turn. If the task that has the turn reports a holder, returns that holder instead. Cancel safe.
     pub(crate) async fn turn_unless_waiting(self: &Arc<Self>) -> Result<Turn<T>, HolderInfo> {
         let mut seen = self.seen.subscribe();
         tokio::select! {
@@ -199,12 +199,12 @@ impl<T> Queue<T> {
         self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
-    /// Whether a task has the turn.
+    /// Returns whether a task has the turn.
     pub(crate) fn is_taken(&self) -> bool {
         self.line().taken
     }
 
-    /// The holder of the lock, if a task of this process knows it.
+    /// Returns the holder of the lock, if a task of this process knows it.
     pub(crate) fn seen(&self) -> Option<HolderInfo> {
         self.seen.borrow().clone()
     }
@@ -220,7 +220,7 @@ impl<T> Queue<T> {
             };
             let Some(next) = next else { return };
             match next.served.send(Served::Turn(Turn { queue: Some(self.clone()) })) {
-                // That task has just gone. Its turn must not be passed on a second time.
+                // That task has just gone away. Dropping its turn must not pass the turn on a second time.
                 Err(Served::Turn(mut turn)) => turn.queue = None,
                 Err(Served::Lock(_)) | Ok(()) => return,
             }
@@ -243,7 +243,7 @@ pub(crate) struct Place<T> {
 impl<T> Drop for Place<T> {
     fn drop(&mut self) {
         let mut line = self.queue.line();
-        // Not found once it was served.
+        // A task that was served is no longer in the queue.
         if let Ok(at) = line.waiting.binary_search_by_key(&self.number, |waiter| waiter.number) {
             line.waiting.remove(at);
         }
@@ -272,13 +272,13 @@ impl<T> Turn<T> {
         Some(body(&mut line.policy, awaited))
     }
 
-    /// How many tokens a grant on `terms` can use.
+    /// Returns how many tokens a grant with `terms` can use.
     pub(crate) fn demand(&self, terms: &Terms) -> u64 {
         let in_line = 1 + self.followers(terms) as u64;
         self.policy(|policy, _| policy.demand(in_line)).unwrap_or(1)
     }
 
-    /// How many tasks, from the front of the queue, take the lock on `terms`.
+    /// Returns how many tasks at the front of the queue take the lock with `terms`.
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
@@ -286,8 +286,8 @@ impl<T> Turn<T> {
         line.waiting.iter().take_while(follows).count()
     }
 
-    /// Removes the next task from the queue and returns it, if it takes the lock on `terms`; also returns when that
-    /// task began to acquire the lock.
+    /// Removes the next task from the queue if it takes the lock with `terms`. Returns the task and when it began to
+    /// acquire the lock.
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<(oneshot::Sender<Served<T>>, Moment)> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {

@@ -5,12 +5,12 @@
 //! guard, and the previous guard has ended by then. The watchdog waits for the deadline and does nothing else, so a
 //! renewal that hangs cannot delay it.
 //!
-//! The response to a renewal takes this way:
+//! The response to a renewal is processed in these steps:
 //!
-//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew): on records, `renew_with` in
-//!    `protocol/driver/hold.rs`.
-//! 2. `Renewer::renew`, here, gets the result, and sets when the next renewal is due.
-//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which keep the deadline or
+//! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
+//!    in `protocol/driver/hold.rs`.
+//! 2. `Renewer::renew` in this file gets the result, and sets when the next renewal is due.
+//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which store the deadline or
 //!    the loss.
 //! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
 
@@ -41,17 +41,18 @@ use crate::types::{RENEW_AFTER, RENEW_SPREAD};
 /// The first pause after a release that failed. Further pauses are longer.
 const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a guard asks its renewer to do.
+/// A request of a guard to its renewer.
 #[derive(Debug)]
 pub(crate) enum Command {
     Release(oneshot::Sender<Result<Released>>),
     /// Release the lock with a cooldown that ends this long after the grant.
     Cooldown(Duration, oneshot::Sender<Result<Released>>),
-    /// Return a ticket, together with a sender by which the caller confirms that it has the ticket.
+    /// Return a ticket, together with a sender with which the caller confirms that it has the ticket.
     HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
-/// A command, and the span of its caller. Boxed, because the tasks of ten thousand locks wait for one.
+/// A command, and the span of its caller. Boxed in the channel, because the tasks of ten thousand locks may wait for
+/// one.
 pub(crate) struct Asked {
     command: Command,
     caller: Span,
@@ -79,8 +80,9 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Starts to keep `grant`, and returns the hold. Must be called inside a tokio runtime. `cohort` ends when the grant is
-/// settled. `waited` is the time that it took to acquire the lock; `None` if it was resumed from a ticket.
+/// Starts the tasks that keep `grant`, and returns the hold. Must be called inside a tokio runtime. `cohort` ends when
+/// the grant is settled. `waited` is the time that it took to acquire the lock, or `None` if it was resumed from a
+/// ticket.
 pub(crate) fn keep(
     opened: Arc<Opened>,
     grant: Grant,
@@ -106,8 +108,9 @@ pub(crate) fn keep(
     Box::new(renewer).start(waited)
 }
 
-/// When `grant` is renewed next. This depends on the time that is left and not only on the ttl: the deadline counts
-/// from before the send, and since then the response may have come late, or the process may have been paused.
+/// Returns when `grant` is renewed next. This depends on the remaining time and not only on the ttl, because the
+/// deadline counts from before the send. Since then, the response may have come late, or the process may have been
+/// paused.
 fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
     let now = env.now();
     let left = grant.deadline.remaining(now).div_duration_f64(grant.ttl.holder_span()).min(1.0);
@@ -119,7 +122,7 @@ fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
 struct Renewer {
     opened: Arc<Opened>,
     grant: Grant,
-    /// When it became known that the current task has the lock. Not before the store granted it.
+    /// When it became known that the current task has the lock. This is never before the store granted it.
     granted: Moment,
     /// When the next renewal is due.
     renewal: Deadline,
@@ -128,7 +131,7 @@ struct Renewer {
     identity: Identity,
     /// Ended when the grant is settled, before the caller gets its result, because the caller may try again at once.
     cohort: Option<CohortGrant>,
-    /// When the store last confirmed the grant without renewing it. Read before the request was sent.
+    /// When the store last confirmed the grant without renewing it. The time was taken before the request was sent.
     asked: Option<Moment>,
     /// `false` once the store failed to report whether the grant is still valid.
     passes_on: bool,
@@ -149,7 +152,7 @@ impl RenewerHandle {
         answer.await.ok()
     }
 
-    /// The runtime of the renewer.
+    /// Returns the runtime of the renewer.
     pub(crate) fn runtime(&self) -> Handle {
         self.runtime.clone()
     }
@@ -190,8 +193,8 @@ impl Renewer {
         hold
     }
 
-    /// Runs until the grant is settled. Everything but the waiting is boxed, so that ten thousand waiting tasks stay
-    /// small.
+    /// Runs until the grant is settled. The renewals and the commands are boxed, so that ten thousand waiting tasks
+    /// stay small.
     async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<Asked>>) {
         match self.renew_until_over(&mut commands).await {
             Over::Asked(asked) => return Box::pin(self.serve(asked)).await,
@@ -233,15 +236,15 @@ impl Renewer {
         }
     }
 
-    /// Whether another task of this process can have the lock next by the same grant.
+    /// Returns whether another task of this process can hold the lock next by the same grant.
     fn has_successor(&self) -> bool {
         let (now, capabilities) = (self.lease.env.now(), self.opened.store.capabilities());
         self.cohort.as_ref().is_some_and(|cohort| cohort.has_successor(&self.grant, now, &capabilities))
     }
 
-    /// Whether the store reports that the grant has ended: evicted, or its record deleted. The store is asked only if
-    /// it has confirmed nothing for longer than its shortest poll pause. Without a response, the lock is not passed on,
-    /// and a release settles what happened to the grant.
+    /// Returns whether the store reports that the grant has ended, because it was evicted or its record was deleted.
+    /// Asks the store only if it has not confirmed the grant for longer than its shortest poll pause. Without a
+    /// response, the lock is not passed on, and a release finds out what happened to the grant.
     async fn was_ended_by_others(&mut self) -> bool {
         let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
         let now = env.now();
@@ -267,7 +270,7 @@ impl Renewer {
         }
     }
 
-    /// Passes the lock on to the next task of this process, if that task may have it by the same grant. Otherwise
+    /// Passes the lock on to the next task of this process, if that task may hold it by the same grant. Otherwise
     /// returns the renewer.
     fn pass_on(mut self: Box<Self>) -> Option<Box<Self>> {
         // The previous guard is invalidated here at the latest, before the next token is issued.
@@ -329,7 +332,7 @@ impl Renewer {
         };
         let (renewal, asked) = {
             let (lock, token) = (&self.identity.name, self.identity.token);
-            // Kept, because the parent must be open when the span is made.
+            // Kept in a variable, because the parent must be open when the span is created.
             let hold = self.lease.span();
             let parent = hold.as_ref().and_then(|hold| hold.id());
             let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
@@ -339,7 +342,7 @@ impl Renewer {
                 biased;
                 renewal = &mut renewal => (Some(renewal), None),
                 // Settle the renewal before anything else is sent. But a store that hangs must not delay a release for
-                // long: once the release is applied, a renewal that is still under way fails its condition.
+                // long. Once the release is applied, a renewal that is still under way fails its precondition.
                 command = &mut *commands => {
                     (timeout(&*env.clock, attempt_limit(ttl), renewal).await, Some(command.ok()))
                 }
@@ -352,18 +355,18 @@ impl Renewer {
                     let (lock, token) = (&self.identity.name, self.identity.token);
                     opened.observers.tell(&Event::Renewed { lock, token, left, ttl });
                 } else {
-                    // Too late. The watchdog may not have run yet.
+                    // The renewal came too late. Record the loss here, because the watchdog may not have run yet.
                     drop(self.lease.loss(&self.identity));
                 }
                 next_renewal(&self.grant, &env)
             }
             Some(Ok(Renewal::Lost(loss))) => {
                 let expired = matches!(loss.reason, LossReason::Expired { .. });
-                // If the deadline passed, the lease has the better loss, with the last error.
+                // If the deadline passed, prefer the loss of the lease, because it contains the last error.
                 if !expired || self.lease.loss(&self.identity).is_none() {
                     self.lease.lose(loss);
                 }
-                // A command that came in the meantime is dropped here, which reports the loss to its guard.
+                // A command that arrived in the meantime is dropped here, which reports the loss to its guard.
                 return Some(if expired { Over::Expired } else { Over::Gone });
             }
             Some(Err(error)) => {
@@ -376,7 +379,7 @@ impl Renewer {
         asked.map(Over::Asked)
     }
 
-    /// The lease has ended: its guard ended it, and the command is on its way, or its time was over.
+    /// Returns why the lease has ended. Either its time was over, or its guard ended it and the command is on its way.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Over {
         if self.lease.state(|state| matches!(state, State::Lost(_))) {
             return Over::Expired;
@@ -384,7 +387,8 @@ impl Renewer {
         Over::Asked(commands.await.ok())
     }
 
-    /// Reports the first error to the caller. Then retries the release in the background until the lease has lapsed.
+    /// Releases the lock. Reports the first error to the caller, and then retries in the background until the lease has
+    /// lapsed.
     async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
         let mut pause = FIRST_RELEASE_PAUSE;
         loop {
@@ -407,12 +411,12 @@ impl Renewer {
         }
     }
 
-    /// Reports only the final result to the caller, because no other process knows of the cooldown until the store has
-    /// recorded it. Retries until the lease has lapsed.
+    /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
+    /// caller, because no other process knows of the cooldown until the store has recorded it.
     async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
         let mut pause = FIRST_RELEASE_PAUSE;
         let outcome = loop {
-            // Subtract the time since the grant. Measured short, so that the cooldown is not too short if this clock
+            // Subtract a lower bound of the time since the grant, so that the cooldown is not too short if this clock
             // runs fast.
             let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
             let cooldown = Some(period.saturating_sub(passed)).filter(|cooldown| !cooldown.is_zero());
@@ -437,13 +441,14 @@ impl Renewer {
         }
     }
 
-    /// How long the lock was held until its guard ended; `None` if it was lost before.
+    /// Returns how long the lock was held until its guard ended, or `None` if it was lost before.
     fn held(&self) -> Option<Duration> {
         self.lease.ended().map(|ended| elapsed(self.granted, ended))
     }
 
     async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
-        // After the end of the lease, a release changes nothing for others, so it gets no longer than one request.
+        // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
+        // request.
         let env = self.lease.env.clone();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
@@ -476,9 +481,9 @@ impl Renewer {
         let ticket = handed
             .map(|()| (Ticket::new(&self.grant, self.opened.identity.clone()), taken))
             .map_err(Error::from);
-        // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A
-        // result that was sent may still be dropped unread, together with the caller's future. A caller that stops
-        // polling keeps the lock no longer than its lease.
+        // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A result
+        // that was sent may still be dropped unread, together with the caller's future. A caller that stops polling
+        // keeps the lock for no longer than the lease.
         let env = self.lease.env.clone();
         let left = self.grant.deadline.remaining(env.now());
         let is_taken = async {
@@ -493,13 +498,13 @@ impl Renewer {
     }
 }
 
-/// The pause after a renewal that failed, if `left` is left of the lease: shorter towards the deadline, but never so
-/// short that the retries are a storm.
+/// Returns the pause after a failed renewal if the lease lasts for another `left`. The pauses become shorter towards
+/// the deadline, but never so short that the retries overload the store.
 fn pause_after_failure(left: Duration, ttl: Ttl) -> Duration {
     (left / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
 }
 
-/// The pause between attempts to release that follows `pause`.
+/// Returns the pause between attempts to release that follows `pause`.
 fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
     (pause * 2).min(ttl.get() / 10)
 }

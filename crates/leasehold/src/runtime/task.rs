@@ -9,8 +9,8 @@ use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Runs `work` in a task and waits for what it sends. Returns `None` if the task ends without a result, or if its
-/// runtime shuts down.
+/// Runs `work` in a task and waits for the result that it sends. Returns `None` if the task ends without a result, or
+/// if its runtime shuts down.
 ///
 /// Dropping the future closes the channel, and the task continues. The task is in the caller's current span.
 ///
@@ -39,7 +39,7 @@ where
     }
 }
 
-/// Runs `work` in a task and returns its output. Dropping the future drops `work` too, wherever it is.
+/// Runs `work` in a task and returns its output. Dropping the future also drops `work`, however far it has come.
 ///
 /// # Errors
 /// The errors of `work`; [`ErrorKind::Unavailable`] if the runtime shuts down.
@@ -67,7 +67,7 @@ where
     .await
 }
 
-/// The error if the runtime of an operation has shut down.
+/// Returns the error for an operation whose runtime has shut down.
 pub(crate) fn shut_down() -> Error {
     Error::new(ErrorKind::Unavailable, "the tokio runtime has shut down")
 }

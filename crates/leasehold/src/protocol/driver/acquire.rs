@@ -16,7 +16,7 @@ use crate::register::Version;
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
-/// A `Date` is accurate to a second, and its response took some time.
+/// The longest wait that an inexact time explains: a `Date` is accurate to a second, and its response took some time.
 const LONGEST_FLOOR_WAIT: Duration = Duration::from_secs(8);
 const FLOOR_TRIES: usize = 5;
 
@@ -24,7 +24,7 @@ const FLOOR_TRIES: usize = 5;
 enum Next {
     /// The lock is granted.
     Done(Grant),
-    /// The lock was granted too late to be used, and was released.
+    /// The lock was granted too late to be used. It was released unless the claim is repeatable.
     Late(Loss),
     /// Judge the record that was read.
     Judge(Box<Sight>),
@@ -33,7 +33,7 @@ enum Next {
 }
 
 impl RegisterLeases {
-    /// Runs the acquisition. The writes that it sent stay in `attempts`, also if it fails.
+    /// Runs the acquisition. The writes that it sent stay in `attempts`, even if it fails.
     pub(super) async fn contend(
         &self,
         claim: &Claim,
@@ -56,7 +56,8 @@ impl RegisterLeases {
                     Box::new(self.look(&claim.name, &mut budget).await?)
                 }
             };
-            // A waiter continues as long as other clients write in between, because then the store responds.
+            // A waiter continues as long as other clients write in between, because their writes show that the store
+            // responds.
             if let Some(Observation { record, .. }) = sight.observation.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
@@ -86,7 +87,8 @@ impl RegisterLeases {
                                 next = Next::Look;
                                 continue;
                             }
-                            // A write whose response was lost may still be applied. Then the lock is not free.
+                            // An earlier write whose response was lost may still be applied, so the claim must not be
+                            // refused.
                             Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
                                 Front::of(record)
                             }
@@ -135,9 +137,9 @@ impl RegisterLeases {
         })
     }
 
-    /// Returns the first step. If the cached record, `known`, allows a write at once, or was read just now by the poll
-    /// that ended the wait, that is judging it (the warm path). Otherwise, if the store supports it, it is a write over
-    /// any free record. Otherwise it is a read.
+    /// Returns the first step. If the cached record `known` allows a write at once, or was just read by the poll that
+    /// ended the wait, the first step is to judge it (the warm path). If there is no cached record and the store
+    /// supports it, the first step is a write over any free record. Otherwise it is a read.
     async fn first_step(
         &self,
         claim: &Claim,
@@ -153,8 +155,8 @@ impl RegisterLeases {
                 let free =
                     rules::availability(&observation.record, unchanged_for, self.store_time(), self.rules)
                         == Availability::Grantable;
-                // The token over an unconfirmed record comes from the store's clock, which is known best after a
-                // response.
+                // The token of a grant over an unconfirmed record comes from the store's clock. That clock is known
+                // best right after a response.
                 if (free || has_polled)
                     && observation.record.grant != claim.id
                     && !observation.record.unconfirmed
@@ -200,20 +202,20 @@ impl RegisterLeases {
     ) -> Result<Next, StoreError> {
         let Some(&attempt) = attempts.last() else { return Ok(Next::Look) };
         if attempt.created && self.records.others_delete() {
-            // Now that the record exists, no other claim is granted, and the clock shows which tokens were granted
-            // until now.
+            // Now that the record exists, no other claim is granted, and the clock is an upper bound of the tokens that
+            // were granted before.
             let found = Found { content: Content::Record(Box::new(record)), version };
             return Ok(Next::Judge(Box::new(self.seen(&claim.name, Some(found)))));
         }
         let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
         if stood_still || rules::too_slow_for_create(&attempt, self.now()) {
-            // The record is read back and written once more, with a token from the clock as it reads then.
+            // The record is read back and written once more, with a token from the clock at that time.
             return Ok(Next::Look);
         }
         self.granted(claim, attempt, record, version).await
     }
 
-    /// Returns the grant that `attempt` committed as `record`. If the record contains too early a time, the grant is
+    /// Returns the grant that `attempt` committed as `record`. If the time in the record is too early, the grant is
     /// renewed before it is reported.
     async fn granted(
         &self,
@@ -249,13 +251,14 @@ impl RegisterLeases {
         self.in_time(claim, grant).await
     }
 
-    /// Returns `grant`, unless its deadline passed while its response was under way. Then the grant is released.
+    /// Returns `grant`, unless its deadline passed while its response was under way. In that case the grant is
+    /// released, unless its claim is repeatable.
     async fn in_time(&self, claim: &Claim, mut grant: Grant) -> Result<Next, StoreError> {
         if !grant.deadline.passed(self.now()) {
             return Ok(Next::Done(grant));
         }
         if claim.repeatable {
-            // Rule 12: a repetition of the claim may have the same grant, and a clock that is slower than this one.
+            // Rule 12: a repetition of the claim may have the same grant on a machine with a slower clock.
             return Ok(Next::Late(grant.came_too_late()));
         }
         tracing::debug!(lock = %grant.name, token = %grant.token, "granted too late; releasing");
@@ -268,7 +271,7 @@ impl RegisterLeases {
         }
     }
 
-    /// The lower bound of a token if no record shows which tokens were granted before.
+    /// Returns the lower bound of a token for which no record shows the tokens that were granted before.
     async fn floor(
         &self,
         name: &LockName,
@@ -286,8 +289,9 @@ impl RegisterLeases {
         self.wait_for_floor(name, since, budget).await
     }
 
-    /// Waits until the store's clock certainly reads later than it could at `since`, which is now, and returns that
-    /// reading. A token that is not below it is above the tokens of all earlier records that were deleted by hand.
+    /// Waits until the store's clock is certainly past the upper bound of `since`, its current reading. Returns a time
+    /// that the clock has then reached. A token that is not below that time is above the tokens of all earlier records
+    /// that were deleted by hand.
     async fn wait_for_floor(
         &self,
         name: &LockName,
@@ -303,8 +307,8 @@ impl RegisterLeases {
                 self.pass(wait, budget).await;
                 return Ok(Some(floor_us));
             }
-            // This is more than a `Date` explains: the response is old, or a clock was set. A new response gives the
-            // current time.
+            // An inexact `Date` does not explain such a wait. The response is old, or a clock was set. A new response
+            // gives the current time.
             budget.request(self.records.read(name)).await?;
             let Some(now) = self.store_time() else { return Ok(None) };
             since = now;
@@ -312,11 +316,11 @@ impl RegisterLeases {
         Err(Fault::unavailable("the store's time is unknown, because a clock is being set").not_applied())
     }
 
-    /// Lets `wait` pass on both clocks. The time does not count against the limit of `budget`.
+    /// Waits until `wait` has passed on both clocks. The time does not count against the limit of `budget`.
     async fn pass(&self, wait: Duration, budget: &mut RetryBudget<'_>) {
         let began = self.now();
         let (mut passed, mut last) = (Duration::ZERO, began);
-        // Piece by piece: a wall clock that is set back costs one piece.
+        // The time is measured for each sleep separately, so that a wall clock that is set back costs only one sleep.
         while passed < wait {
             self.records.env().sleep(wait - passed).await;
             let now = self.now();

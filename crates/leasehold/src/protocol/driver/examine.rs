@@ -1,4 +1,4 @@
-//! The doctor's check of the store's clock, by its responses.
+//! The doctor's check of the store's clock, as its responses show it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::types::LockName;
 /// The number of responses that are compared.
 const RESPONSES: usize = 12;
 
-/// The difference from which on people should check this machine's clock.
+/// The difference above which people should check this machine's clock.
 const WALL_CLOCK_OFF: Duration = Duration::from_secs(60);
 
 const CHECK: &str = "store-clock";
@@ -33,8 +33,8 @@ pub(super) async fn store_clock(records: &dyn Records, rules: Rules, name: &Lock
     }
 }
 
-/// A reading of the store's clock from one response, in microseconds, less the time that has passed since the first
-/// reading.
+/// A reading of the store's clock from one response, in microseconds, less the time that has passed since the start of
+/// the check.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {
     lo_us: i128,

@@ -11,7 +11,7 @@ use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadlin
 use crate::register::Version;
 use crate::retry::RetryBudget;
 
-/// What a grant remembers between calls.
+/// The state of a grant between calls.
 #[derive(Debug)]
 pub(super) struct Memo {
     version: Version,
@@ -31,20 +31,20 @@ impl Memo {
         Self { version, record, confirmed, attempts: Vec::new(), late_creates: Vec::new(), shared: false }
     }
 
-    /// The nonce of the record, unless other processes may renew it. Rule 11: if another process renews it without a
-    /// ticket, the lease is lost.
+    /// Returns the nonce of the record, or `None` if other processes may renew it. Rule 11: if another process renews
+    /// it without a ticket, the lease is lost.
     fn known(&self) -> Option<Id> {
         (!self.shared).then_some(self.record.nonce)
     }
 }
 
-/// A grant whose memo is in use. Dropping this, even together with the future that uses it, puts the memo back. It
-/// lists the requests that were sent.
+/// A grant whose memo is in use. The memo lists the requests that were sent. Dropping this puts the memo back, even if
+/// the future that uses it is dropped as well.
 pub(super) struct Lent<'a> {
     leases: &'a RegisterLeases,
     pub(super) grant: &'a mut Grant,
     pub(super) memo: Option<Memo>,
-    /// Whether to look for late creates.
+    /// Whether to look for late creates when this is dropped.
     pub(super) is_over: bool,
 }
 
@@ -59,7 +59,7 @@ impl Drop for Lent<'_> {
 }
 
 impl RegisterLeases {
-    /// `grant`, with its memo taken out for use.
+    /// Takes the memo out of `grant` for use.
     pub(super) async fn lent<'a>(
         &'a self,
         grant: &'a mut Grant,
@@ -71,7 +71,7 @@ impl RegisterLeases {
         })
     }
 
-    /// The memo of `grant`. For a grant from a ticket, it is read from the store.
+    /// Returns the memo of `grant`. For a grant from a ticket, reads it from the store.
     async fn remembered(
         &self,
         grant: &mut Grant,
@@ -108,7 +108,7 @@ impl RegisterLeases {
     ) -> Result<Renewal, StoreError> {
         loop {
             let sent = self.now();
-            // The process may have stood still between two attempts. Its guard has then reported the loss.
+            // The process may have been paused between two attempts. In that case its guard has reported the loss.
             if grant.deadline.passed(sent) {
                 return Ok(lost(grant, LossReason::Expired { last_error: None }));
             }
@@ -128,7 +128,7 @@ impl RegisterLeases {
                     let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
                     let landed = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
-                        // A late request after the record was deleted: the original grant is over.
+                        // A late request was applied after the record was deleted, so the original grant is over.
                         Settled::Earlier | Settled::Foreign
                             if sight.observation.as_ref().is_some_and(is_late) =>
                         {
@@ -149,13 +149,13 @@ impl RegisterLeases {
                 }
             };
             if let Some(attempt) = landed {
-                // Also frees the memory: between renewals there are no attempts.
+                // This also frees the memory, because there are no attempts between renewals.
                 memo.attempts = Vec::new();
-                // Contenders go by the record: by its ttl, which may differ from a ticket's, and by its time of
+                // Contenders use the ttl of the record, which may differ from a ticket's, and the record's time of
                 // writing.
                 let prolonged = deadline(grant.ttl.min(memo.record.ttl()), attempt.sent)
                     .sooner(self.beyond_half_margin(self.written_early(&memo.record, attempt)));
-                // A response that arrives after the lease that it would prolong prolongs nothing (fault 16).
+                // A response that arrives after the end of the lease does not prolong it (fault 16).
                 if grant.deadline.passed(self.now()) || prolonged.passed(self.now()) {
                     return Ok(lost(grant, LossReason::Expired { last_error: None }));
                 }
@@ -165,13 +165,13 @@ impl RegisterLeases {
         }
     }
 
-    /// `early` less half the margin, for which contenders wait before they go by the store's clock. Front ends of the
-    /// store that disagree may use up the other half.
+    /// Returns `early` less half the margin. By the store's clock, contenders wait for the margin in addition to the
+    /// lease. Half of it covers `early`. The other half is for front ends of the store whose clocks disagree.
     pub(super) fn beyond_half_margin(&self, early: Duration) -> Duration {
         early.saturating_sub(self.rules.margin / 2)
     }
 
-    /// How much too early the time of writing in `record` is, which `attempt` wrote.
+    /// Returns by how much the time of writing in `record`, which `attempt` wrote, is too early.
     pub(super) fn written_early(&self, record: &Record, attempt: Attempt) -> Duration {
         let early = rules::written_early(record, attempt.sent, self.store_time(), self.now());
         if !early.is_zero() {
@@ -201,7 +201,7 @@ impl RegisterLeases {
                     let sight = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
                         Freed::Landed => return Ok(Released::Released),
-                        // A deletion leaves no trace. But until now no other client had reason to delete this record.
+                        // A deletion leaves no trace. But no other client had a reason to delete this record until now.
                         Freed::Gone if self.may_have_deleted(&memo.attempts) => {
                             return Ok(Released::Released);
                         }
@@ -210,7 +210,7 @@ impl RegisterLeases {
                             let Some(Observation { record, version, .. }) = sight.observation else {
                                 continue;
                             };
-                            // The search for late creates deletes it.
+                            // The search for late creates will delete this record.
                             if self.records.deletes() && is_late_grant(&record, grant) {
                                 let deleted = self.may_have_deleted(&memo.attempts);
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
@@ -233,8 +233,8 @@ impl RegisterLeases {
     }
 }
 
-/// Whether `record`, which has the id of `grant`, is not that grant. The grant is then over, and a request of the same
-/// claim came late or twice. A claim that is withdrawn has no token, and refers to any record with its id.
+/// Returns whether `record`, which has the id of `grant`, is another grant. If so, `grant` is over, and a request of
+/// the same claim came late or twice. A withdrawn claim has no token and matches any record with its id.
 pub(super) fn is_late_grant(record: &Record, grant: &Grant) -> bool {
     grant.token != Token::default() && record.token != grant.token
 }

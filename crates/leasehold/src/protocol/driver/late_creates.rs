@@ -1,6 +1,6 @@
-//! Deletes what late creates leave. On a store where a release deletes, a late create finds no object, as it expects,
-//! and leaves a lock that no process acts on. leasehold's own contenders wait for it to lapse. Other clients would wait
-//! forever. So the sender of such a create looks for the object and deletes it.
+//! Deletes the objects that late creates leave. On a store where a release deletes the object, a late create finds no
+//! object, as it expects, and leaves a lock that no process uses. leasehold's own contenders wait for that lock to
+//! lapse. Other clients would wait forever. So the sender of such a create looks for the object and deletes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::lease::{AcquireOutcome, End, Id};
 use crate::register::Precondition;
 use crate::types::LockName;
 
-/// The first pause. The pauses take about a minute in all: a request is not under way for longer.
+/// The first pause. All pauses together take about a minute, because no request is under way for longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 6;
 
 impl RegisterLeases {
-    /// Handles the writes in `attempts` that got no response, after an acquisition. They may be applied when the lock
-    /// is next free. If a grant was made, that is not before its release, so the grant keeps them. Otherwise the search
-    /// starts at once.
+    /// Handles the writes of an acquisition that got no response. They may be applied when the lock is next free. If
+    /// the outcome is a grant, this is not before its release, so the grant keeps the list of these writes. Otherwise
+    /// the search starts at once.
     pub(super) fn follow_late_creates(
         &self,
         name: &LockName,
@@ -72,7 +72,8 @@ async fn look(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) 
     }
 }
 
-/// Compares the nonce. A claim that was granted after all, or continues, has replaced it, so its record stays.
+/// Deletes the record of `name` if its nonce is one of `late_creates`. A claim that was granted after all, or that
+/// continues, has replaced the nonce, so its record stays.
 async fn delete(records: &dyn Records, name: &LockName, late_creates: &[Id]) -> Result<bool, StoreError> {
     let Some(Found { content: Content::Record(record), version }) = records.read(name).await? else {
         return Ok(false);

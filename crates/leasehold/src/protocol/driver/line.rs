@@ -1,4 +1,4 @@
-//! The line of waiters: joining it, leaving it, and whose turn it is.
+//! The line of waiters: joining it, leaving it, and deciding whose turn it is.
 //!
 //! No error here ends an acquisition, because the line only delays grants.
 
@@ -16,10 +16,11 @@ use crate::register::{Precondition, Version};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
-/// How often the chance of an attempt to join is halved: enough for the 64 processes that fit into a line.
+/// How often the probability of an attempt to join is halved at most. This is enough for the 64 processes that fit into
+/// a line.
 const MOST_HALVINGS: u32 = 6;
 
-/// What a grant to the first in line writes into the lock's record.
+/// The fields of the lock's record that a grant to the first in line sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Front {
     /// See [`Record::served`].
@@ -29,19 +30,19 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// What `record` shows already.
+    /// Returns the fields as they are in `record`.
     pub(super) fn of(record: &Record) -> Self {
         Self { served: record.served, awaited: record.awaited }
     }
 }
 
 impl RegisterLeases {
-    /// Whether `claim` takes a place in the line while it waits.
+    /// Returns whether `claim` takes a place in the line while it waits.
     pub(super) fn joins(&self, claim: &Claim) -> bool {
         self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
     }
 
-    /// Writes the place of `claim` in the line into `held`, the refusal of the claim. `seen` is the lock as it was
+    /// Adds the place of `claim` in the line to `held`, the refusal of the claim. `seen` is the lock's record as it was
     /// read.
     pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
@@ -51,8 +52,8 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line lets `claim` take the lock. `record` shows that it may be granted, and has been seen
-    /// unchanged for `unchanged_for`. Otherwise the lock is reserved.
+    /// Decides whether the line lets `claim` take the lock. According to `record`, which has been seen unchanged for
+    /// `unchanged_for`, the lock may be granted. Returns an error if it is reserved for other waiters.
     pub(super) async fn front(
         &self,
         claim: &Claim,
@@ -76,14 +77,14 @@ impl RegisterLeases {
                 Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
             }
             Some(PermitQueue { name, .. }) => {
-                // If the queue is not empty, the permit stays marked: only the first in the queue takes it.
+                // An error leaves the permit marked as awaited, because only the first in the queue takes it.
                 self.front_of_queue(claim, name).await.map(|()| Front { awaited: false, ..as_it_was })
             }
         }
     }
 
-    /// Decides whether the queue of several permits, the lock `queue`, lets `claim` take a permit: if no process holds
-    /// it, and `claim` could take it.
+    /// Decides whether the queue for several permits lets `claim` take a permit. It does if no process holds the lock
+    /// `queue` and `claim` could take that lock.
     async fn front_of_queue(&self, claim: &Claim, queue: &LockName) -> Result<(), HolderInfo> {
         let sight = match self.look(queue, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await {
             Ok(sight) => sight,
@@ -103,7 +104,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Decides whether the line of `name` lets `claim` take the lock. Its `record` shows that it may be granted.
+    /// Decides whether the line of `name` lets `claim` take the lock, which may be granted according to its `record`.
     async fn front_of_line(
         &self,
         claim: &Claim,
@@ -136,15 +137,15 @@ impl RegisterLeases {
                 ..HolderInfo::default()
             }),
             _ => {
-                // Those before it are passed over.
+                // The waiters before it are passed over.
                 let served = number.or(before.last().map(|before| before.number)).unwrap_or(record.served);
                 Ok(Front { served, awaited: line.waiting(record).any(|waiter| waiter.number > served) })
             }
         }
     }
 
-    /// Makes sure that `claim`, which waits, is in the line, and that the lock's record, as it was seen, says that
-    /// processes wait. Returns whether the claim has joined.
+    /// Makes sure that the waiting `claim` is in the line, and that the lock's record is marked as awaited. Returns
+    /// whether the claim has just joined.
     pub(super) async fn keep_place(&self, claim: &Claim, sight: &Sight) -> bool {
         let Some(Observation { record, version, .. }) = &sight.observation else { return false };
         if record.state == RecordState::Free {
@@ -163,7 +164,7 @@ impl RegisterLeases {
         };
         if let Err(error) = kept.await {
             if is_new && !claim.place.is_taken(claim.id, record.served) {
-                // GCS refuses more than about one write a second: the next ones are tried less often too.
+                // GCS refuses more than about one write per second, so the claim also tries less often after an error.
                 claim.place.conflicted(claim.id);
             }
             tracing::debug!(lock = %claim.name, %error, "the line of waiters was not updated");
@@ -171,16 +172,18 @@ impl RegisterLeases {
         is_new && claim.place.is_taken(claim.id, record.served)
     }
 
-    /// Whether `claim`, which is first in the queue for several permits, has waited for so long that processes which do
-    /// not wait must notice it. Most waits are shorter, and cost no writes to the permits' records.
+    /// Returns whether `claim`, which is first in the queue for several permits, has waited for so long that processes
+    /// that do not wait must notice it in the permits' records. Most waits are shorter and cost no writes to these
+    /// records.
     fn is_passed_over(&self, claim: &Claim) -> bool {
         let first_since = claim.queue.as_ref().and_then(|queue| queue.first_since);
         let longest = self.records.capabilities().poll_interval.max;
         first_since.is_some_and(|since| self.now().longest_since(since) >= longest)
     }
 
-    /// Adds `claim` to the end of the line. If other waiters write it at the same time, the claim joins after a later
-    /// poll: with each conflict, half as likely at each poll, up to a limit, so that any number of waiters settle.
+    /// Adds `claim` to the end of the line. If other waiters write the line at the same time, the claim tries again
+    /// after later polls. Each conflict halves the probability of an attempt, up to a limit, so that any number of
+    /// waiters eventually join.
     async fn join(&self, claim: &Claim, record: &Record) -> Result<(), StoreError> {
         let chance = 0.5_f64.powi(claim.place.conflicts(claim.id).min(MOST_HALVINGS) as i32);
         if self.records.env().random.fraction() >= chance {
@@ -189,7 +192,7 @@ impl RegisterLeases {
         let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
         self.examined(self.records.trust(), &mut budget).await?;
         let (line, version) = match budget.request(self.records.read_line(&claim.name)).await? {
-            // A line that cannot be read begins again.
+            // A line that cannot be parsed is replaced by a new one.
             Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),
             None => (None, None),
         };
@@ -218,7 +221,7 @@ impl RegisterLeases {
         Ok(())
     }
 
-    /// Writes into a lock's record that processes wait.
+    /// Marks a lock's record as awaited.
     async fn mark_awaited(
         &self,
         name: &LockName,
@@ -233,7 +236,7 @@ impl RegisterLeases {
         Ok(())
     }
 
-    /// Removes `claim`, which waits no more, from the line of `name`.
+    /// Removes `claim`, which no longer waits, from the line of `name`.
     pub(super) async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError> {
         if !self.records.has_lines() {
             return Ok(());
@@ -271,7 +274,7 @@ impl RegisterLeases {
         }
     }
 
-    /// The waiters in the line, for people. A line that cannot be read counts as empty.
+    /// Returns the waiters in the line, for people. A line that cannot be read counts as empty.
     pub(super) async fn waiters(&self, name: &LockName, record: &Record) -> Vec<lease::Waiter> {
         if !record.awaited || !self.records.has_lines() {
             return Vec::new();
@@ -296,7 +299,7 @@ impl RegisterLeases {
     }
 }
 
-/// Records the state of `claim` in `line`.
+/// Records and returns the state of `claim` in `line`.
 fn note(claim: &Claim, line: &Line, record: &Record) -> Standing {
     let standing = line.standing(claim.id, record);
     claim.place.found(claim.id, standing.clone());

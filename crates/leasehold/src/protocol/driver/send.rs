@@ -26,7 +26,7 @@ impl RegisterLeases {
         }
     }
 
-    /// Stores the content of a response that has just arrived.
+    /// Caches the content of a response that has just arrived.
     pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
         let at = self.now(); // After the response: rule 1.
         let Some(Found { content, version }) = found else {
@@ -71,13 +71,14 @@ impl RegisterLeases {
         budget: &mut RetryBudget<'_>,
     ) -> Result<Sent, StoreError> {
         let nonce = record.nonce;
-        // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any, because
-        // after a lost response the claim that has the lock may have been granted after this one (rule 10). The token
-        // of a late create is not in doubt there either.
+        // If the store assigns tokens, the token of this attempt is not known yet. It counts as lower than any other,
+        // because after a lost response the lock may have been granted to a later claim (rule 10). On such a store, a
+        // late create does not make the token uncertain either.
         let counts = self.records.counts_tokens();
         let token = if counts { record.token } else { Token::default() };
         let created = counts && matches!(how, Send::Over(None));
-        // Listed before the send, and unknown until the response arrives: this future may be dropped at any await.
+        // Listed before the send, and unknown until the response arrives, because this future may be dropped at any
+        // await.
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
         let answer = match how {
             Send::Over(there) => {
@@ -94,7 +95,7 @@ impl RegisterLeases {
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
             }
-            // The attempt stays listed: the conflict may come from an earlier copy of this very request.
+            // The attempt stays listed, because the conflict may come from an earlier copy of this very request.
             Ok(Written::Conflict(refusal)) => {
                 known_fate(attempts);
                 let brought = match refusal {
@@ -113,7 +114,7 @@ impl RegisterLeases {
                 if created {
                     attempts.pop();
                 } else {
-                    // The attempt stays listed: another copy of this request may have been applied.
+                    // The attempt stays listed, because another copy of this request may have been applied.
                     known_fate(attempts);
                 }
                 budget.pause_after(error).await?;

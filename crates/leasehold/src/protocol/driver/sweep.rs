@@ -59,7 +59,8 @@ impl RegisterLeases {
     }
 }
 
-/// How long the lock has certainly been free by the store's clock. `None` if it is not free, or if that is unknown.
+/// Returns how long the lock has certainly been free by the store's clock. Returns `None` if it is not free, or if this
+/// is unknown.
 fn free_for(record: &Record, store: Option<StoreTime>) -> Option<Duration> {
     let rest_ms = match record.state {
         RecordState::Held => return None,
@@ -85,7 +86,7 @@ mod tests {
     use crate::register::Register;
     use crate::register::flawed::{Flaw, Flawed, store};
 
-    /// A lock in `register` that was free for a day.
+    /// Creates a lock in `register` that has been free for a day.
     async fn with_old_lock(register: Arc<Flawed>) -> (RegisterLeases, LockName) {
         let options = StoreOptions { env: register.env.clone(), ..StoreOptions::default() };
         let leases = RegisterLeases::new(register, options);
@@ -110,7 +111,7 @@ mod tests {
         assert!(register.read("old.lock").await.unwrap().is_some());
     }
 
-    /// The examination of deletes takes dozens of requests: longer than one request may.
+    /// The examination of deletes sends dozens of requests, so it takes longer than one request may.
     #[tokio::test(start_paused = true)]
     async fn a_slow_store_is_swept() {
         let register = Flawed { latency: Duration::from_millis(500), ..store(Flaw::None) };
@@ -129,7 +130,7 @@ mod tests {
         let AcquireOutcome::Granted(grant) = leases.try_acquire(&claim).await.unwrap() else {
             panic!("the lock is free");
         };
-        // Another process does not know that the store was examined.
+        // Without the marker, another process does not know that the store was examined.
         register.cells.lock().unwrap().remove(".leasehold-probe");
         let other = RegisterLeases::new(register, options);
         assert_eq!(other.evict(&name, grant.token, None).await.unwrap(), Evicted::Evicted);

@@ -1,4 +1,4 @@
-//! The driver by itself: what it asks a store for is in `tests/protocol.rs`.
+//! Tests of the driver by itself. The tests of its requests to a store are in `tests/protocol.rs`.
 
 use super::hold::is_late_grant;
 use super::*;

@@ -33,9 +33,9 @@ impl Watch for RegisterLeases {
         loop {
             let served = observation.as_ref().map_or(0, |observation| observation.record.served);
             let (ahead, grace) = claim.place.before(claim.id, served);
-            // After a conflict with another process that joined, this one tries again soon.
+            // After a conflict with another process that joined the line, this one tries again soon.
             let ahead = if claim.place.conflicts(claim.id) > 0 { 0 } else { ahead };
-            // When the lock can be this claim's, if those before it do not take it.
+            // When this claim may take the lock if the waiters before it do not.
             let due = match seen.reserved {
                 true => held.lapses_within,
                 false => held.lapses_within.map(|lapse| lapse.saturating_add(grace)),
@@ -56,7 +56,7 @@ impl Watch for RegisterLeases {
             if ahead == 0 && !seen.reserved {
                 self.pause(&claim.name, pause, &mut freed).await;
             } else {
-                // Others come first: a release does not concern it.
+                // Other waiters come first, so this one need not notice a release.
                 env.sleep(pause).await;
             }
             let (sight, had_trouble, has_joined) =
@@ -74,7 +74,7 @@ impl Watch for RegisterLeases {
             pacing.looked(had_trouble);
             let has_next_holder = joins && has_place && held.token != seen.token;
             if has_joined || has_next_holder {
-                // The caller learns who has the lock, and who is before it.
+                // Returns so that the caller learns who has the lock and who is before it.
                 claim.place.polled(claim.id);
                 return Ok(());
             }
@@ -91,8 +91,8 @@ impl Watch for RegisterLeases {
         loop {
             let pause = pacing.pause(self.now(), held.token, age, held.lapses_within, &env.random);
             self.pause(name, pause, &mut freed).await;
-            // Poll with a read, even if the lease has lapsed by now: it may have been renewed since the last read, and
-            // only one of the waiters can be granted the lock.
+            // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
+            // read, and only one of the waiters can be granted the lock.
             let (sight, had_trouble, _) = self.poll(name, None).await?;
             let unchanged_for = sight.unchanged_for(sight.at);
             match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
@@ -105,12 +105,12 @@ impl Watch for RegisterLeases {
     }
 }
 
-/// Waits until the store reports that a lock is free.
+/// Completes when the store reports that a lock is free.
 type Freed<'a> = BoxFuture<'a, ()>;
 
 impl RegisterLeases {
-    /// Waits for `pause`, or until `freed` ends. It is then started again only after a whole pause: if the store's word
-    /// is outdated, polls do not follow each other at once.
+    /// Waits for `pause`, or until `freed` completes. After that, `freed` is started again only after a full pause.
+    /// Otherwise an outdated report of the store would cause polls without any pause.
     async fn pause<'a>(&'a self, name: &'a LockName, pause: Duration, freed: &mut Option<Freed<'a>>) {
         let env = self.records.env();
         let Some(waiting) = freed.as_mut() else {
@@ -129,8 +129,8 @@ impl RegisterLeases {
     }
 
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
-    /// store failed, and whether the claim has just joined. Runs in a task: a caller that stops polling must not keep
-    /// its place in the limiter.
+    /// store failed, and whether the claim has just joined. Runs in a task, because a caller that stops polling the
+    /// future must not keep its place in the limiter.
     async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
@@ -149,7 +149,7 @@ impl RegisterLeases {
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }
 
-    /// How long the lock has certainly been held.
+    /// Returns how long the lock has certainly been held.
     pub(super) fn held_for(&self, observation: Option<&Observation>) -> Duration {
         match observation.map(|observation| &observation.record) {
             Some(record) if record.state == RecordState::Held => {

@@ -1,13 +1,13 @@
 //! Records that exist only while they are held. A lock is an object, and a release deletes it, as in simple lock
 //! clients. An object that leasehold did not write is held by an unknown holder.
 //!
-//! Rule 3 of the lease protocol (a release deletes nothing) keeps late requests from bringing back an ended grant. Here
-//! the following takes its place:
+//! Rule 3 of the lease protocol (a release deletes nothing) keeps late requests from bringing back an ended grant. The
+//! following replaces it here:
 //!
 //! - Every write and every delete expects a version, and no version occurs twice. Generations never recur. ETags of
-//!   leasehold's objects are computed from a body with a fresh nonce. So a late renewal, takeover or delete either
-//!   finds the version that it expects, and is then not late, or has no effect.
-//! - A late create expects that there is no object, and may find none. Its claim has ended, so no process acts on the
+//!   leasehold's objects are computed from a body with a fresh nonce. So a late renewal, takeover or delete has no
+//!   effect, because the version that it expects is gone.
+//! - A late create expects that there is no object, and may find none. Its claim has ended, so no process uses the
 //!   object that it leaves. Its sender looks for the object for a while and deletes it (`driver/late_creates.rs`).
 //!   Otherwise the object lapses.
 //! - Only the contents of the record distinguish the second grant of a claim from the first. So the heartbeats of each
@@ -35,10 +35,10 @@ use crate::register::probe::{LIMIT, probe_deletes};
 use crate::register::{Deleted, Precondition, Register, Version, VersionedValue, Write, probe};
 use crate::types::LockName;
 
-/// The mark of this protocol's objects. It keeps them apart from the records of the other protocol.
+/// The mark of this protocol's objects. It distinguishes them from the records of the other protocol.
 const PROTOCOL: &str = "existence";
 
-/// The version of a released record: there is no object.
+/// The version of a released record, which has no object.
 const GONE: &str = "gone";
 
 /// The prefix of keys that are not locks: the objects that an examination writes.
@@ -61,14 +61,14 @@ impl ExistenceRecords {
         Self { register, trust: Trust::default() }
     }
 
-    /// Whether the version of an object can be the token of the grant that created it.
+    /// Returns whether the version of an object can be the token of the grant that created it.
     fn has_tokens(&self) -> bool {
         self.register.capabilities().generations
     }
 
-    /// A number that identifies a grant on a store without tokens. It is random because nothing else distinguishes two
-    /// grants: a `Date` is accurate to a second, and a create is sent microseconds after the response before it. The
-    /// number is above all times and leaves room for takeovers, which count on from it.
+    /// Returns a number that identifies a grant on a store without tokens. It is random, because the store's time
+    /// cannot distinguish two grants: a `Date` is accurate to a second, and a create is sent microseconds after the
+    /// previous response. The number is above all times and leaves room for takeovers, which increment it.
     fn number(&self) -> Token {
         let bits = self.register.env().random.bits() as u64;
         Token::new(Token::LIMIT / 2 + bits % (Token::LIMIT / 4)).unwrap_or_default()
@@ -98,7 +98,7 @@ impl ExistenceRecords {
         let mut record = stored(record);
         record.heartbeat = u64::from(self.register.env().random.bits() as u32);
         record.token = match self.has_tokens() {
-            // Not known yet: it is the generation of the object itself.
+            // Not known yet, because it is the generation of the object itself.
             true => Token::default(),
             false => self.number(),
         };
@@ -190,7 +190,7 @@ impl Records for ExistenceRecords {
             (RecordState::Held, None) => self.create(name, record).await,
             (RecordState::Held, Some(known)) => self.replace(name, &known.version, known.token, record).await,
             (RecordState::Free, Some(known)) => self.delete(name, &known.version, record).await,
-            // Never requested: a missing object is a free lock.
+            // Never requested, because a missing object is a free lock.
             (RecordState::Free, None) => Ok(Written::Conflict(Refusal::Absent)),
             (RecordState::Cooldown, _) => Err(Fault::new(
                 ErrorKind::Unsupported,
@@ -282,7 +282,7 @@ impl Tagged {
     }
 }
 
-/// `record` without the fields that cannot be known later.
+/// Returns `record` without the fields that this protocol does not store.
 fn stored(record: &Record) -> Record {
     Record { unconfirmed: false, history: Vec::new(), ..record.clone() }
 }
@@ -300,9 +300,10 @@ fn generation(version: &Version) -> Result<Token, Fault> {
     })
 }
 
-/// The token of a grant over an object that has `version` and whose grant has the token `before`. It is above all
-/// earlier tokens, also if a user restored an old copy of the object: earlier tokens were generations at most, and
-/// generations rise. It is not above the generation that this write gets, so it is below the next token.
+/// Returns the token of a grant over an object that has `version` and whose grant has the token `before`. It is above
+/// all earlier tokens, even if a user restored an old copy of the object, because earlier tokens were at most
+/// generations, and generations rise. It is not above the generation that this write gets, so it is below the next
+/// token.
 fn next_token(before: Token, version: &Version) -> Result<Token, Fault> {
     let highest = generation(version)?.max(before);
     Token::new(highest.get() + 1).ok_or_else(used_up)

@@ -31,7 +31,7 @@ pub(crate) struct JsonRecords {
     register: Arc<dyn Register>,
     /// Whether the register was found to enforce its preconditions.
     trust: Trust,
-    /// Whether it was found to enforce those of deletes.
+    /// Whether the register was found to enforce the preconditions of deletes.
     trust_in_deletes: Trust,
 }
 

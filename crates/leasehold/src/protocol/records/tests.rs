@@ -68,7 +68,7 @@ struct Client {
     table: Arc<Table>,
     env: Env,
     answered: Mutex<bool>,
-    /// Set if the store reports its time by a `Date`, to a second.
+    /// Set if the store reports its time in a `Date` header, which is accurate to a second.
     dated: Option<StoreClock>,
 }
 
@@ -339,7 +339,8 @@ async fn rule_10_an_unseen_grant_that_was_taken_over_is_a_loss() {
     let (world, _) = World::with_free_record().await;
     let (client, other) = (world.client(), world.client());
     let taker = Arc::new(other);
-    // Our claim is applied and its response is lost. Before we read, it is evicted and another client gets the lock.
+    // Our claim is applied, but its response is lost. Before we read the record, our grant is evicted and another
+    // client gets the lock.
     world.harm(Harm::AnswerLost);
     let meddled = {
         let (world, taker) = (&world, taker.clone());
@@ -372,12 +373,12 @@ async fn an_unconfirmed_record_is_not_granted_unseen() {
     assert!(grant.token.get() > before.get() + 1, "from the store's clock");
 }
 
-/// Without a stamp, processes that only try would never see the lease lapse: each reads once, and none of them
-/// observes.
+/// Without a stamp, processes that do not wait would never see the lease lapse, because each of them reads the record
+/// only once.
 #[tokio::test(start_paused = true)]
 async fn a_record_without_a_time_is_stamped_by_a_refused_try() {
     let (world, _) = World::with_free_record().await;
-    // This is the first request of its process: the store's time is not known yet.
+    // This is the first request of its process, so the store's time is not known yet.
     let dead = granted(&world.client()).await;
     world.requests();
     held(&world.client()).await;
@@ -401,8 +402,8 @@ async fn a_stamp_does_not_make_a_lease_lapse_early() {
     }
 }
 
-/// AWS's client deletes what it releases. While one of our clients waits for a token that is certainly new, another
-/// client may be granted the lock, release it, and have its record deleted by such a client.
+/// AWS's client deletes the record when it releases the lock. While one of our clients waits for a token that is
+/// certainly new, another client may be granted the lock and release it, and such a client may delete the record.
 #[tokio::test(start_paused = true)]
 async fn tokens_rise_although_another_client_deletes_on_release() {
     let world = World::new();
@@ -430,7 +431,8 @@ async fn tokens_rise_although_another_client_deletes_on_release() {
     assert!(second > first, "{second} after {first}");
 }
 
-/// Otherwise no process would withdraw the created record, and the lock would be held for a whole ttl.
+/// The error must say so. Otherwise no process would withdraw the created record, and the lock would be held for a
+/// whole ttl.
 #[tokio::test(start_paused = true)]
 async fn a_created_record_that_did_not_get_its_token_may_be_ours() {
     let world = World::new();

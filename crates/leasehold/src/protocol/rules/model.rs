@@ -1,5 +1,5 @@
-//! Compares these rules with those of the model (`crates/leasehold-model`) on all small inputs, so that what the model
-//! proves holds for this code.
+//! Compares these rules with those of the model (`crates/leasehold-model`) on all small inputs, so that the model's
+//! proofs hold for this code.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::env::Env;
 use crate::lease::{Grant, Holder, Ttl};
 use crate::runtime::hand_off::Tokens;
 
-/// The claim that is judged, and another one.
+/// The claim that is judged, and another claim.
 const OURS: u8 = 1;
 const OTHERS: u8 = 2;
 const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
@@ -106,7 +106,7 @@ fn the_model_writes_the_records_that_the_library_writes() {
                 }
                 let ours = grant(&claim, previous.as_ref(), None, floor_us, id(7)).unwrap();
                 assert_eq!(back(&ours), theirs, "over {over:?}, floor {floor}, {tokens} tokens");
-                // The tokens that the holder's process issues, if only counting has raised the token.
+                // The tokens that the holder's process issues, unless the floor has raised the token.
                 let (first, all) = tokens_of(&ours, before);
                 let theirs = decide::first_token(&Safeguards::ALL, over.as_ref(), &back(&ours), tokens - 1);
                 assert_eq!(all.len() == 1, before.is_none() || ours.token.get() == before.unwrap().get() + 1);
@@ -155,7 +155,7 @@ fn by_the_stores_clock_a_lease_lapses_a_margin_after_the_span() {
     }
 }
 
-/// All small records, and no record.
+/// Returns all small records, and `None`.
 fn founds() -> Vec<Option<model::Record>> {
     let mut all = vec![None];
     for bits in 0..64_u8 {
@@ -183,7 +183,7 @@ fn founds() -> Vec<Option<model::Record>> {
     all
 }
 
-/// No attempt, one attempt, and two attempts.
+/// Returns all lists of at most two attempts.
 fn attempts() -> Vec<Vec<model::Attempt>> {
     let one = |nonce| {
         (0..8_u8).map(move |bits| model::Attempt {
@@ -223,7 +223,7 @@ fn attempt(attempt: &model::Attempt) -> Attempt {
     }
 }
 
-/// The first token of the grant in `record`, and all its tokens.
+/// Returns the first token of the grant in `record`, and all its tokens.
 fn tokens_of(record: &Record, after: Option<Token>) -> (Token, Vec<Token>) {
     let grant = Grant {
         name: crate::LockName::new("x").unwrap(),

@@ -43,8 +43,8 @@ fn a_write_is_early_by_the_stores_time_when_it_was_sent() {
     let second = 1_000_000_000;
     let answered = Moment::from_raw(2 * second, 2 * second.cast_signed());
     let record = held_record();
-    // The store reads 10 s more than the record shows. Two of them have passed since the send, on a clock that may be
-    // slow.
+    // The store's clock reads 10 s more than the record shows. Two of these seconds have passed since the send, on a
+    // clock that may be slow.
     let now = StoreTime::between(NOW_US + 10_000_000, u64::MAX);
     let early = written_early(&record, sent, Some(now), answered);
     let since_sent = Duration::from_secs(2).mul_f64(1.0 + RATE_ERROR);

@@ -19,7 +19,7 @@ impl Patient<'_> {
         let mut unknown = false;
         let deleted = loop {
             match budget.request(register.delete(&key, stale)).await {
-                // The request without a response may have deleted it.
+                // An earlier request without a response may have deleted the object.
                 Ok(Deleted::Conflict) if unknown => {
                     match retry(register.env(), || register.read(&key)).await {
                         Ok(None) => break Ok(Deleted::Deleted),
@@ -67,7 +67,7 @@ impl Patient<'_> {
         Ok(true)
     }
 
-    /// In a versioned bucket a delete leaves a marker, which must count as a missing object.
+    /// Checks that a deleted object counts as missing. In a versioned bucket, a delete leaves a marker.
     async fn deleted_is_absent(&mut self, mut current: Version) -> Step<()> {
         const CHECK: &str = "delete-marker";
         let mut budget = RetryBudget::of_question(self.register.env());
@@ -97,7 +97,7 @@ impl Patient<'_> {
     }
 }
 
-/// What the store does wrong with a deleted object, checked with `key` while it has the version `current`.
+/// Returns what the store does wrong with a deleted object. `key` has the version `current` and is deleted first.
 async fn trouble_with_deleted(
     register: &dyn Register,
     key: &str,

@@ -1,4 +1,4 @@
-//! The doctor's races, and recording the result in the store.
+//! Runs the doctor's races and records the result in the store.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ const WRITE_RACE: &str = "atomic-race";
 const DELETE_RACE: &str = "delete-race";
 
 impl Patient<'_> {
-    /// Races of creates, of writes over one version, and of writes and deletes.
+    /// Runs races of creates, of writes over one version, and of writes and deletes.
     pub(super) async fn races(&mut self) {
         let (racers, races, limit) = match self.thorough {
             true => (2 * RACERS, RACES_THOROUGH, 5 * RACES_LIMIT),

@@ -43,12 +43,12 @@ async fn a_good_register_passes_every_check_and_is_left_as_it_was() {
     assert_eq!(there(&store), [".leasehold-probe", ".leasehold-probe-delete"], "what it found is recorded");
 }
 
-/// Each flaw is found by the checks that concern it, and by no others.
+/// Only the checks that concern a flaw find it.
 #[tokio::test(start_paused = true)]
 async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
     let rows: &[(Flaw, &[&str])] = &[
         (Flaw::IgnoresAbsent, &["create-if-absent", "create-race"]),
-        // Every check that expects a version.
+        // All checks whose requests expect a version.
         (
             Flaw::IgnoresVersion,
             &["stale-version", "missing-key", "atomic-race", "delete-race", "delete-marker"],
@@ -113,14 +113,14 @@ async fn objects_that_cannot_be_deleted_are_named() {
     assert_eq!(there(&store).len(), RACES_DOCTOR + others.len());
 }
 
-/// A busy store is not unsafe, but a check that could not be made does not pass either.
+/// A busy store is not unsafe, but a check that could not run does not pass either.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_too_busy_to_be_examined_does_not_pass() {
     let busy = Flawed { busy_every: 1, ..store(Flaw::None) };
     assert_eq!(verdicts_of_busy(&busy).await, ["unanswered"]);
 }
 
-/// Lost responses, throttled requests, and both: all requests are retried, and each flaw is still found.
+/// If responses are lost, requests are throttled, or both, all requests are retried and each flaw is still found.
 #[tokio::test(start_paused = true)]
 async fn transient_failures_neither_hide_nor_report_a_flaw() {
     for (loses_every, busy_every) in
@@ -128,7 +128,7 @@ async fn transient_failures_neither_hide_nor_report_a_flaw() {
     {
         let bad = |flaw| Flawed { loses_every, busy_every, ..store(flaw) };
         let found = verdicts_of_busy(&bad(Flaw::None)).await;
-        // So often that a check may run out of retries.
+        // Failures are so frequent that a check may run out of retries.
         let often = (1..5).contains(&loses_every) || (1..5).contains(&busy_every);
         assert!(found.is_empty() || often && found == ["unanswered"], "{found:?} {loses_every} {busy_every}");
         for flaw in [Flaw::IgnoresAbsent, Flaw::IgnoresVersion, Flaw::NeverMatches, Flaw::SameVersionAlways] {
@@ -151,7 +151,7 @@ async fn races_without_responses_do_not_pass() {
     );
 }
 
-/// A process that uses the store relies on what the doctor found, until it finds something else.
+/// A process that uses the store relies on the doctor's latest result.
 #[tokio::test(start_paused = true)]
 async fn the_doctors_verdict_decides_whether_a_store_is_used() {
     let store = store(Flaw::None);
@@ -226,7 +226,7 @@ impl Front {
         Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
     }
 
-    /// A front end whose name has one more address, which does not respond.
+    /// Creates a front end whose name has one more address, which does not respond.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
         let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
@@ -300,7 +300,7 @@ async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
     }
 }
 
-/// Also before the first use, without named endpoints.
+/// This also applies before the first use, without named endpoints.
 #[tokio::test(start_paused = true)]
 async fn the_addresses_of_one_name_are_raced_together() {
     let addresses = [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n)));
@@ -318,7 +318,7 @@ async fn the_addresses_of_one_name_are_raced_together() {
     assert_eq!(probe(&*front).await.unwrap_err().fault().kind, ErrorKind::Unsupported);
 }
 
-/// The doctor's findings on front ends that it has not examined.
+/// Returns the doctor's findings on front ends that it has not examined.
 async fn unexamined(front: Arc<dyn Register>, endpoints: &[&str]) -> Vec<Finding> {
     let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
     let examination = Examination { endpoints, ..Examination::default() };
@@ -339,7 +339,7 @@ async fn addresses_that_do_not_respond_are_named_in_a_warning() {
     assert_eq!(unexamined(all_answer, &[]).await, []);
 }
 
-/// At the first use there is no doctor to report them.
+/// At the first use, there is no doctor to report them.
 #[tokio::test(start_paused = true)]
 async fn unresponsive_addresses_are_logged_at_the_first_use() {
     let log = Log::default();
@@ -391,7 +391,7 @@ fn addresses(count: u8) -> Vec<IpAddr> {
     (1..=count).map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))).collect()
 }
 
-/// The log, from warnings up.
+/// Collects log events of level warning and above.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<String>>>);
 

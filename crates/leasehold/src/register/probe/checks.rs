@@ -1,8 +1,8 @@
 //! The checks of a register on one key. The [probe](super::probe) runs them on its marker, and the doctor on a key that
 //! it creates.
 //!
-//! Other clients that write the same key meanwhile do not mislead them. A precondition counts as ignored only if the
-//! store accepted two writes of this process of which a good store accepts at most one.
+//! Other clients that write the same key at the same time do not mislead these checks. A precondition counts as ignored
+//! only if the store accepted two writes of this process of which a good store accepts at most one.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::evidence::Marker;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// Checks that of two creates in a row the store refuses at least the second.
+/// Checks that the store refuses at least the second of two creates in a row.
 pub(crate) async fn refuses_second_create(
     register: &dyn Register,
     key: &str,
@@ -30,7 +30,7 @@ pub(crate) async fn refuses_second_create(
     ))
 }
 
-/// Checks that the store refuses a write over a version that was replaced.
+/// Checks that the store refuses a write that expects a replaced version.
 pub(crate) async fn refuses_outdated(
     register: &dyn Register,
     key: &str,
@@ -46,8 +46,8 @@ pub(crate) async fn refuses_outdated(
     }
 }
 
-/// Checks that the store refuses a write over a version where there is no object. Some stores check a version only if
-/// there is an object (minio#21526). The renewal of a lock whose record was deleted by hand would then bring it back.
+/// Checks that the store refuses a write that expects a version if there is no object. Some stores check the version
+/// only if there is an object (minio#21526). A renewal would then bring back a lock whose record was deleted by hand.
 /// There must be no object at `key`.
 pub(crate) async fn refuses_version_of_nothing(
     register: &dyn Register,
@@ -85,11 +85,12 @@ pub(crate) async fn cause_of_conflict(register: &dyn Register, key: &str, curren
     refusal(what, "no lock could ever be renewed or released")
 }
 
-/// Checks that metadata comes back as it was written with `key`: fences and the nonces of updates are kept in it.
+/// Checks that the metadata of `key` reads back as it was written, because fences and the nonces of updates are stored
+/// in metadata.
 pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result<(), StoreError> {
     let user = BTreeMap::from([("leasehold-kept".to_owned(), "yes".to_owned())]);
     let metadata = Metadata { user, ..Metadata::default() };
-    // Either outcome will do: the object was created, or it exists already.
+    // Both outcomes are fine: the object was created, or it already existed.
     let body = Body { bytes: Bytes::from_static(b"{}"), metadata: metadata.clone() };
     register.write(key, Precondition::Absent, body).await?;
     match register.head(key).await? {
@@ -104,12 +105,13 @@ pub(crate) async fn keeps_metadata(register: &dyn Register, key: &str) -> Result
     }
 }
 
-/// Returns a body for a check. No two are equal.
+/// Returns a body for a check. No two of these bodies are equal.
 pub(crate) fn fresh(register: &dyn Register) -> Body {
     Marker::blank(Id::random(&register.env().random)).to_bytes().into()
 }
 
-/// The error for a store that must not be used: `what` it does, and the `danger` of that.
+/// Returns the error for a store that must not be used. `what` says what the store does, and `danger` why that is
+/// unsafe.
 pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
     Fault::new(ErrorKind::Unsupported, what)
         .with_help(format!(
@@ -119,7 +121,7 @@ pub(crate) fn refusal(what: &str, danger: &str) -> StoreError {
         .not_applied()
 }
 
-/// The error for an object that another client deleted during the check.
+/// Returns the error for an object that another client deleted during the check.
 pub(crate) fn vanished(key: &str) -> StoreError {
     Fault::unavailable(format!("the object {key} was deleted while the store's preconditions were checked"))
         .not_applied()

@@ -1,9 +1,9 @@
-//! What an examination proves, and how the result is recorded in the store. Without I/O, and shared by all stores that
-//! are examined.
+//! Defines how strong the evidence of an examination is, and how the result is recorded in the store. This module does
+//! no I/O and is shared by all examined stores.
 //!
-//! A store that checks preconditions in two steps breaks exclusion only in races, and not in every race. So the number
-//! of races decides what an examination excludes. One race is [`RACERS`] requests that are sent at once. A good store
-//! accepts at most one of them.
+//! A store that checks preconditions in two steps breaks mutual exclusion only in races, and not in every race. So the
+//! number of races determines which flaws an examination rules out. In a race, [`RACERS`] requests are sent at once. A
+//! good store accepts at most one of them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,23 +14,22 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{StoreTime, micros};
 use crate::lease::Id;
 
-/// The version of the examination. It is raised when checks are added, so that stores which passed an older one are
-/// examined again.
+/// The version of the examination. It is raised when checks are added, so that stores that passed an older examination
+/// are examined again.
 pub(crate) const EXAMINATION: u32 = 2;
 
 /// The number of requests in a race. The number of pairs that can collide grows with its square.
 pub(crate) const RACERS: usize = 8;
 
-/// The number of races of each kind before the first use of a store by a process. A store that lets two requests win in
-/// one race of ten passes once in a hundred times. One that does so in every third race passes once in fifty million
-/// times.
+/// The number of races of each kind before a process first uses a store. A store that lets two requests win in one race
+/// of ten passes once in a hundred times. A store that does so in every third race passes once in fifty million times.
 pub(crate) const RACES_FIRST_USE: usize = 44;
 
-/// The number of races of each kind by the doctor. A store that lets two requests win in one race of ten passes once in
-/// a thousand times.
+/// The number of races of each kind that the doctor runs. A store that lets two requests win in one race of ten passes
+/// once in a thousand times.
 pub(crate) const RACES_DOCTOR: usize = 66;
 
-/// The number of races of each kind by the thorough doctor, which also doubles the number of racers.
+/// The number of races of each kind that the thorough doctor runs. It also doubles the number of racers.
 pub(crate) const RACES_THOROUGH: usize = 200;
 
 /// How long a passed examination is valid. A server may be replaced or reconfigured behind the same name.
@@ -42,12 +41,13 @@ const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 /// The maximum number of recorded places. Each name of an endpoint is a place.
 const MOST_PLACES: usize = 16;
 
-/// The probability that a store passes `races` if it lets two requests win in a race with probability `doubles`.
+/// Returns the probability that a store passes `races` if it lets two requests win in a race with probability
+/// `doubles`.
 pub(crate) fn passes(races: usize, doubles: f64) -> f64 {
     (1.0 - doubles).powf(races as f64)
 }
 
-/// Describes for people what `races` without two winners exclude.
+/// Describes for people which stores `races` without two winners rule out.
 pub(crate) fn excluded(races: usize) -> String {
     let once_in = 1.0 / passes(races, 0.1);
     if once_in < 2.0 {
@@ -81,7 +81,7 @@ pub(crate) struct Marker {
     /// The version of the examination that gave the verdicts.
     #[serde(default)]
     examination: u32,
-    /// A version that the marker had and will never have again. A write that expects it must be refused.
+    /// A version that the marker has had and will never have again. A write that expects it must be refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outdated: Option<String>,
     /// At most one verdict for each place.
@@ -147,14 +147,14 @@ impl Marker {
         }
     }
 
-    /// The bytes that are written.
+    /// Returns the bytes to write.
     pub(crate) fn to_bytes(&self) -> Bytes {
         // Strings and numbers always serialize. If they did not, an empty marker would only cause another examination.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
     /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
-    /// `now`. Without a clock the age of the examination is unknown.
+    /// `now`. Without a clock, the age of the examination is unknown.
     pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
         let unknown = Standing::Unknown { examiner: self.examiner };
         match self.verdicts.iter().find(|verdict| verdict.place == place) {
@@ -168,7 +168,7 @@ impl Marker {
         }
     }
 
-    /// Records that `examiner` examines `place`. Until that is done, the place has not passed.
+    /// Records that `examiner` is examining `place`. The place has not passed until the examination ends.
     #[must_use]
     pub(crate) fn examined_by(mut self, examiner: Id, place: &str) -> Self {
         self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
@@ -176,7 +176,7 @@ impl Marker {
         self
     }
 
-    /// Records that `place` passed. `replaced` is the version of the marker before this one is written over it.
+    /// Records that `place` passed. `replaced` is the version of the marker that this one will replace.
     #[must_use]
     pub(crate) fn passed(self, place: &str, now: Option<StoreTime>, replaced: &str) -> Self {
         Self { outdated: Some(replaced.to_owned()), ..self.judged(place, now, None) }
@@ -191,7 +191,7 @@ impl Marker {
     fn judged(mut self, place: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
         self.verdicts.retain(|verdict| verdict.place != place);
         if self.verdicts.len() >= MOST_PLACES {
-            // Drops the oldest place that passed rather than one that was refused. The oldest are in front.
+            // Drops the oldest place that passed, rather than a refused one. The oldest come first.
             let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
             self.verdicts.remove(oldest.unwrap_or(0));
         }

@@ -1,9 +1,9 @@
 //! Races: requests that are sent at once with the same precondition. A good store accepts at most one of them.
 //!
-//! Each round uses a separate key that no other client knows. First creates race on it, then writes over the winner's
-//! version. If deletes are examined, writes and deletes of the next version race too. A race proves a flaw only if the
-//! store accepted two requests. It counts as good only if the store accepted one request and gave a definite response
-//! to at least half of all.
+//! Each round uses a separate key that no other client knows. First, creates race on this key, then writes over the
+//! winner's version. If deletes are examined, writes and deletes of the next version race as well. A race proves a flaw
+//! only if the store accepted two requests. It counts as good only if the store accepted one request and gave a
+//! definite response to at least half of all requests.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::evidence::RACERS;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
-/// The prefix of the keys of races. A random part and a number follow.
+/// The prefix of the keys of races. A random part and numbers follow.
 pub(crate) const PLACE: &str = ".leasehold-probe-race-";
 
 /// The number of rounds that run at the same time, on separate keys.
 const LANES: usize = 4;
 
-/// The maximum number of rounds for each one that counts, and the pause after a round that does not.
+/// The maximum number of rounds for each race that must count, and the pause after a round in which no race counted.
 const ROUNDS_FOR_ONE: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -135,7 +135,7 @@ impl Lane<'_> {
         for round in 0..ROUNDS_FOR_ONE * self.plan.races {
             let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.plan.races;
             let ended = !self.plan.all && kinds.iter().any(|raced| raced.unsafe_.is_some());
-            // An error that no retry changes: a missing permission.
+            // An error that a retry does not change, such as a missing permission.
             let hopeless = |raced: &Raced| raced.trouble.as_ref().is_some_and(|error| !error.is_transient());
             let late = env.now().longest_since(start) > self.plan.limit;
             if ended || late || kinds.iter().all(settled) || kinds.iter().any(hopeless) {
@@ -162,7 +162,7 @@ impl Lane<'_> {
                 (Kind::Creates, _) => self.creates(key).await,
                 (Kind::Replaces, Some(version)) => self.replaces(key, &version).await,
                 (Kind::Deletes, Some(version)) => self.deletes(key, &version).await,
-                // If creates do not race, one create is enough.
+                // If creates are not examined, one create is enough.
                 (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
                     Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
                     Ok(version) => self.deletes(key, &version).await,
@@ -225,7 +225,7 @@ impl Lane<'_> {
             match answer {
                 Ok(Some(version)) => winners.push(version),
                 Ok(None) => refused += 1,
-                // Busy stores refuse racers (409). Up to half of them may be refused.
+                // Busy stores reject racers (409). Up to half of the requests may fail in this way.
                 Err(error) => trouble = Some(error),
             }
         }
@@ -260,7 +260,7 @@ impl Lane<'_> {
     }
 }
 
-/// An accepted request, with the new version if it was a write. `None` if the request was refused.
+/// `Some` for an accepted request, with the new version if it was a write. `None` for a refused request.
 type Answer = Result<Option<Option<Version>>, StoreError>;
 
 fn accepted(answer: Result<Write, StoreError>) -> Answer {
@@ -292,13 +292,14 @@ pub(super) const NO_DELETES_HELP: &str = "with protocol=existence a release dele
     belong to another client: use the default protocol (leave out ?protocol), or Amazon S3 or Google Cloud Storage; \
     and do not sweep this store";
 
-/// The error for a store on which leasehold must not delete.
+/// Returns the error for a store on which leasehold must not delete.
 pub(crate) fn no_deletes(message: impl Into<String>) -> StoreError {
     Fault::new(ErrorKind::Unsupported, message).with_help(NO_DELETES_HELP).not_applied()
 }
 
 impl Plan<'_> {
-    /// The plan before the first use of a store: races of `kinds`, until one of them shows that the store is unsafe.
+    /// Returns the plan for the first use of a store: races of `kinds`, until one of them shows that the store is
+    /// unsafe.
     pub(crate) fn first_use(kinds: &[Kind]) -> Plan<'_> {
         Plan {
             kinds,

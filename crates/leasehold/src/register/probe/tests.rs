@@ -99,7 +99,8 @@ async fn deletes_that_do_not_exclude_writes_are_refused() {
     }
 }
 
-/// The numbers that the documentation promises for 1 race of 10: what a first use and the doctor let pass.
+/// Checks the pass rates that the documentation promises for the first use and for the doctor if two requests win in 1
+/// race of 10.
 #[tokio::test(start_paused = true)]
 async fn a_rarely_unsafe_store_passes_as_rarely_as_documented() {
     const SEEDS: u64 = 200;
@@ -137,7 +138,8 @@ async fn a_store_that_turned_bad_after_its_examination_is_refused() {
     }
 }
 
-/// A store that is not atomic passes if the examination is repeated often enough. So only the doctor repeats it.
+/// A store without atomic checks would eventually pass if the examination were repeated often enough. So only the
+/// doctor repeats it.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_stays_until_the_doctor_lifts_it() {
     let store = store(Flaw::DoublesCreates(100));
@@ -196,7 +198,7 @@ async fn many_processes_at_once_raise_no_false_alarm() {
         for outcome in join_all((0..16).map(|_| probe(&store))).await {
             match outcome {
                 Ok(()) => {}
-                // Sixteen processes at once may keep a store busy that loses or refuses many writes.
+                // Sixteen processes at once may overload a store that loses or refuses many writes.
                 Err(error) => assert!(error.is_transient() && loses_every + busy_every > 0, "{error:?}"),
             }
         }
@@ -234,7 +236,7 @@ async fn an_examiner_that_died_is_waited_for_and_replaced() {
     assert!(store.requests() > 2);
 }
 
-/// The first caller may never be polled again, however far it came. It delays no other.
+/// A first caller that is never polled again must not delay other callers, no matter how many steps it has made.
 #[tokio::test(start_paused = true)]
 async fn a_first_caller_that_is_not_polled_delays_no_other() {
     for polls in (0..12).chain([20, 40, 80]) {

@@ -1,4 +1,5 @@
-//! One examination for all callers that wait for it, in a separate task. A caller that is not polled delays no other.
+//! Runs one examination for all callers that wait for it. It runs in a separate task, so that a caller that is not
+//! polled does not delay the others.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +18,8 @@ use crate::error::{Fault, StoreError};
 #[derive(Default)]
 pub(crate) struct Trust {
     passed: AtomicBool,
-    /// One run for each runtime. A task makes progress only while its runtime is driven, and callers in another runtime
-    /// must not depend on that.
+    /// One run for each runtime. A task makes progress only while its runtime runs, and callers in another runtime must
+    /// not depend on that.
     running: Mutex<Vec<Run>>,
 }
 
@@ -31,9 +32,9 @@ struct Run {
 type Outcome = watch::Receiver<Option<Result<(), StoreError>>>;
 
 impl Trust {
-    /// Waits for the examination that is running, or starts `examine`, which may take `limit`. A passed examination is
-    /// not repeated in this process. After a failed one, each waiting caller gets the error, and the next caller starts
-    /// another one.
+    /// Waits for the running examination, or starts `examine` with the time limit `limit`. A passed examination is not
+    /// repeated in this process. If it fails, each waiting caller gets the error, and the next caller starts another
+    /// one.
     ///
     /// Cancel safe: the examination continues.
     pub(crate) async fn settle(
@@ -51,7 +52,7 @@ impl Trust {
                 let known = outcome.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| copied(&known)).unwrap_or_else(|| Err(abandoned()))
             }
-            // Without a runtime no task can be spawned, so nothing is shared.
+            // Without a runtime, no task can be spawned, so this caller examines the store alone.
             Err(_) => within(env, limit, examine()).await,
         };
         if outcome.is_ok() {
@@ -66,7 +67,7 @@ impl Trust {
         self.passed.store(true, Ordering::Release);
     }
 
-    /// Returns the examination that is running in `runtime`, or starts one.
+    /// Returns the examination that runs in `runtime`, or starts one.
     fn joined(
         &self,
         runtime: &Handle,
@@ -96,7 +97,7 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// Whether the task still exists and has not reported an outcome.
+/// Returns whether the task still exists and has not reported an outcome.
 fn is_running(outcome: &Outcome) -> bool {
     outcome.borrow().is_none() && outcome.has_changed().is_ok()
 }
@@ -122,7 +123,7 @@ fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreEr
             let fault = error.fault();
             let mut copy = Fault::new(fault.kind, fault.message.clone());
             (copy.help, copy.retry_after) = (fault.help.clone(), fault.retry_after);
-            // The writes went to objects of the examination. No request of the caller was sent.
+            // Only the examination's own objects were written. No request of the caller was sent.
             copy.not_applied()
         })
     })
@@ -147,7 +148,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Counts its runs, and ends on the test's signal.
+    /// Counts its runs, and ends when the test signals it.
     #[derive(Clone, Default)]
     struct Examination {
         started: Arc<AtomicUsize>,
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!(good.started(), 1, "what passed is not examined again");
     }
 
-    /// The runtime of the first caller is no longer driven, or has ended.
+    /// The runtime of the first caller no longer runs, or has shut down.
     #[test]
     fn a_runtime_that_stands_still_or_ends_delays_no_other() {
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

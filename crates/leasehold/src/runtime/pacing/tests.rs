@@ -13,7 +13,7 @@ fn at(since: Duration) -> Moment {
     Moment::from_raw(ns, i64::try_from(ns).unwrap())
 }
 
-/// The pauses of a waiter beside one holder that renews and never releases.
+/// Returns the pauses of a waiter while one holder renews its lease and never releases it.
 fn pauses(age: Duration, count: usize, seed: u64) -> Vec<Duration> {
     let random = Random::seeded(seed);
     let mut pacing = Pacing::new(POLL_INTERVAL, at(Duration::ZERO));
@@ -37,7 +37,7 @@ fn pauses_grow_with_the_hold_and_renewals_do_not_shorten_them() {
             pauses.iter().all(|pause| (POLL_INTERVAL.min..=POLL_INTERVAL.max).contains(pause)),
             "{pauses:?}"
         );
-        // Half of four seconds is the longest.
+        // The longest pause is half of four seconds.
         assert!(pauses[..14].iter().sum::<Duration>() >= 4 * SECOND, "{pauses:?}");
         assert!(pauses[14..].iter().all(|pause| *pause >= POLL_INTERVAL.max.mul_f64(0.6)), "{pauses:?}");
         assert!(pauses[16..].iter().all(|pause| *pause >= POLL_INTERVAL.max.mul_f64(STEADY)), "{pauses:?}");
@@ -47,7 +47,7 @@ fn pauses_grow_with_the_hold_and_renewals_do_not_shorten_them() {
 #[test]
 fn a_late_waiter_at_a_long_hold_skips_the_short_pauses() {
     for seed in 0..100 {
-        // Any value within the first pause, so that waiters that start together do not stay together.
+        // The first pause may have any length, so that waiters that start together do not stay synchronized.
         assert!(
             pauses(10 * SECOND, 10, seed)[1..]
                 .iter()

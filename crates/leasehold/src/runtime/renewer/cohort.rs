@@ -8,8 +8,8 @@ use crate::lease::{Capabilities, Grant, Holder, HolderInfo, Token};
 use crate::runtime::hand_off::{Terms, Tokens};
 use crate::runtime::queue::{Served, Turn};
 
-/// The turn in which a lock was acquired, and the settings on which it is passed on to the next task without a request
-/// to the store.
+/// The turn in which a lock was acquired, and the settings with which it is passed on to the next task without a
+/// request to the store.
 #[derive(Debug)]
 pub(crate) struct CohortGrant {
     turn: Turn<Hold>,
@@ -33,7 +33,7 @@ impl CohortGrant {
         first
     }
 
-    /// Whether another task can have the lock by `grant`, and there is time for it.
+    /// Returns whether another task can hold the lock by `grant` and there is time for it.
     pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
         let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
@@ -41,8 +41,8 @@ impl CohortGrant {
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
-    /// The next task that has the lock by the same grant, its token, and when it began to acquire the lock, if there is
-    /// time for it.
+    /// Returns the next task that holds the lock by the same grant, its token, and when it began to acquire the lock.
+    /// Returns `None` if there is no such task or no time for it.
     pub(crate) fn successor(
         &mut self,
         grant: &Grant,

@@ -24,7 +24,7 @@ pub(crate) struct Lease {
     pub(super) over: CancellationToken,
     /// Notified when the lease was renewed, and when it is over.
     renewed: Notify,
-    /// Notified when the renewer is to renew at once.
+    /// Notified when the renewer should renew at once.
     pub(super) asked: Notify,
 }
 
@@ -33,17 +33,17 @@ pub(super) enum State {
     Held {
         deadline: Deadline,
         last_error: Option<Box<str>>,
-        /// The span `leasehold.hold`; `None` without a subscriber that wants it, which is the usual case.
+        /// The span `leasehold.hold`. `None` if no subscriber wants it, which is the usual case.
         span: Option<Arc<Span>>,
     },
     /// Boxed, because it is rare and larger than the other variants.
     Lost(Box<Loss>),
-    /// Released, handed on as a ticket, or passed on: when its guard ended.
+    /// Released, handed on as a ticket, or passed on. Contains the time at which the guard ended.
     Ended(Moment),
 }
 
 impl Lease {
-    /// `span` is the span of the hold.
+    /// Creates a lease until `deadline`. `span` is the span of the hold.
     pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
         let span = (!span.is_disabled()).then(|| Arc::new(span));
         let state = Mutex::new(State::Held { deadline, last_error: None, span });
@@ -54,7 +54,7 @@ impl Lease {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The span of the hold; `None` if the lease is over.
+    /// Returns the span of the hold, or `None` if the lease is over.
     pub(crate) fn span(&self) -> Option<Arc<Span>> {
         self.state(|state| match state {
             State::Held { span, .. } => span.clone(),
@@ -62,7 +62,7 @@ impl Lease {
         })
     }
 
-    /// For how long the lease is certain to be held. Zero if it is over.
+    /// Returns for how long the lease is certain to be held. Returns zero if it is over.
     pub(crate) fn remaining(&self) -> Duration {
         let now = self.env.now();
         self.state(|state| match state {
@@ -71,7 +71,7 @@ impl Lease {
         })
     }
 
-    /// The deadline; `None` if the lease is known to be over.
+    /// Returns the deadline, or `None` if the lease is known to be over.
     pub(crate) fn deadline(&self) -> Option<Deadline> {
         self.state(|state| match state {
             State::Held { deadline, .. } => Some(*deadline),
@@ -88,7 +88,8 @@ impl Lease {
         self.renewed.notified()
     }
 
-    /// The deadline of a renewal that was sent at `moment` or later; an error if the lease is over.
+    /// Waits for a renewal that was sent at `moment` or later, and returns its deadline. Returns an error if the lease
+    /// is over.
     pub(crate) async fn renewed_since(&self, moment: Moment) -> Result<Deadline, ()> {
         loop {
             // A renewal after this line is not missed.
@@ -97,7 +98,7 @@ impl Lease {
                 Some(deadline) if deadline.starts_since(moment) => return Ok(deadline),
                 Some(_) => tokio::select! {
                     () = renewed => {}
-                    // The watchdog cancels it at the deadline.
+                    // The watchdog cancels this at the deadline.
                     () = self.over.cancelled() => {}
                 },
                 None => return Err(()),
@@ -105,7 +106,7 @@ impl Lease {
         }
     }
 
-    /// How a lease that is over ended.
+    /// Returns how a lease that is over has ended.
     pub(crate) fn loss_of(&self, grant: &Identity) -> Loss {
         self.loss(grant).unwrap_or_else(|| grant.loss(LossReason::Ended))
     }
@@ -115,7 +116,7 @@ impl Lease {
         self.asked.notify_one();
     }
 
-    /// How the lease ended, if it has ended. Reads the clock, and does not rely on a timer that should have fired.
+    /// Returns how the lease ended, or `None` if it is held. Reads the clock, because a timer may fire late.
     pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
         let now = self.env.now();
         let mut recorded = None;
@@ -148,7 +149,8 @@ impl Lease {
                 Some(loss) => return loss,
                 None => {}
             }
-            // Has its own timer beside the watchdog's, so that it works even if the runtime of the tasks has shut down.
+            // This timer is separate from the watchdog's, so that it works even if the runtime of the tasks has shut
+            // down.
             tokio::select! {
                 () = changed => {}
                 () = self.env.sleep(self.remaining()) => {}
@@ -160,7 +162,7 @@ impl Lease {
         self.over.clone()
     }
 
-    /// Ends the lease, before anything is sent. Returns the loss if the lease was lost before.
+    /// Ends the lease. Must be called before any request is sent. Returns the loss if the lease was lost before.
     pub(crate) fn end(&self) -> Option<Loss> {
         self.end_as("released")
     }
@@ -170,7 +172,7 @@ impl Lease {
         self.end_as("handed_on")
     }
 
-    /// `outcome` is for the span.
+    /// Ends the lease, and records `outcome` in the span of the hold.
     fn end_as(&self, outcome: &str) -> Option<Loss> {
         let now = self.env.now();
         let mut closed = None;
@@ -188,13 +190,13 @@ impl Lease {
         lost
     }
 
-    /// Wakes all that wait for the end of the lease.
+    /// Wakes all tasks that wait for the end of the lease.
     fn cancel(&self) {
         self.over.cancel();
         self.renewed.notify_waiters();
     }
 
-    /// When its guard ended; `None` if it is held, or was lost before.
+    /// Returns when the guard ended, or `None` if the lease is held or was lost before.
     pub(super) fn ended(&self) -> Option<Moment> {
         self.state(|state| match state {
             State::Ended(at) => Some(*at),
@@ -202,7 +204,7 @@ impl Lease {
         })
     }
 
-    /// The loss, if the lease is known to be lost. Does not read the clock.
+    /// Returns the loss, if the lease is known to be lost. Does not read the clock.
     pub(super) fn known_loss(&self) -> Option<Loss> {
         self.state(|state| match state {
             State::Lost(loss) => Some(Loss::clone(loss)),
@@ -219,8 +221,8 @@ impl Lease {
         }
     }
 
-    /// Lost is final: a renewal that is confirmed after the loss changes nothing (rule 9). Returns what was left of the
-    /// lease; `None` if it was over.
+    /// Sets the deadline after a renewal. A loss is final: a renewal that is confirmed after the loss changes nothing
+    /// (rule 9). Returns the time that was left of the lease, or `None` if the lease was over.
     pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();
         let left = self.state(|state| match state {
@@ -259,14 +261,14 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Must not be called while the state is locked: a subscriber may do anything.
+    /// Reports the loss. Must not be called while the state is locked, because a subscriber may do anything.
     fn report(self, loss: &Loss) {
         tracing::warn!(%loss, "lock lost");
         close(self.span, "lost");
     }
 }
 
-/// Closes the span of a hold. Must not be called while the state is locked: a subscriber may do anything.
+/// Closes the span of a hold. Must not be called while the state is locked, because a subscriber may do anything.
 fn close(span: Option<Arc<Span>>, outcome: &str) {
     if let Some(span) = span {
         span.record("outcome", outcome);
@@ -281,7 +283,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// A new span of this hold. It has no parent, because a hold may outlast every span of its caller.
+    /// Creates a span for this hold. It has no parent, because a hold may outlast every span of its caller.
     pub(super) fn span(&self) -> Span {
         info_span!(parent: None, "leasehold.hold", lock = %self.name, token = self.token.get(), outcome = Empty)
     }
@@ -314,7 +316,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Records the loss when the deadline passes. Reports a loss, also one that the renewer has recorded.
+    /// Records a loss when the deadline passes. Reports every loss, including one that the renewer has recorded.
     pub(super) async fn watch(self, lease: Arc<Lease>) {
         let Self { identity, granted, observers } = self;
         loop {

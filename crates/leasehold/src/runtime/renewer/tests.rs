@@ -62,8 +62,8 @@ async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
     }
 }
 
-/// Ten thousand locks that are held are ten thousand of these tasks, so they must not contain what a renewal or a
-/// release needs.
+/// Ten thousand held locks have ten thousand of these tasks, so the tasks must not contain the state of a renewal or a
+/// release.
 #[test]
 fn the_tasks_of_a_held_lock_stay_small_in_memory() {
     fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
@@ -136,7 +136,7 @@ async fn a_released_lock_leaves_no_task() {
             _ => drop(guard),
         }
     }
-    // In short sleeps: the clock starts a task for long ones.
+    // Sleeps in short steps, because the clock starts a task for long sleeps.
     for _ in 0..20 {
         clock.sleep(SECOND / 4).await;
     }

@@ -1,4 +1,5 @@
-//! A lock with several waiters, on a virtual clock: what the waits cost, and how long the lock is idle.
+//! Simulates a lock with several waiters on a virtual clock. Measures what the waits cost and how long the lock is
+//! idle.
 //!
 //! `cargo test --workspace --all-features --lib pacing -- --nocapture what_waiting_costs` prints the table.
 
@@ -9,7 +10,7 @@ use super::*;
 use crate::clock::micros;
 use crate::lease::{MOST_WAITERS, Ttl, pause};
 
-/// The duration of a request, which takes effect in the middle.
+/// The duration of a request. The request takes effect halfway through.
 const ROUND_TRIP: Duration = Duration::from_millis(30);
 /// The uncertainty of a `Date`.
 const DOUBT: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ enum Event {
     Release,
     /// A read takes effect.
     Read(usize),
-    /// Its response: the version that was seen free, or `None`.
+    /// The response to a read: the version that was seen free, or `None`.
     Answer(usize, Option<usize>),
     /// A write over this version takes effect.
     Write(usize, usize),
@@ -44,14 +45,14 @@ struct Lock {
     version: usize,
     granted_us: u64,
     released: Duration,
-    /// The waiters that have joined, the first one first.
+    /// The waiters that have joined, in order.
     line: Vec<usize>,
     /// How long the previous hold lasted, on the store's clock.
     previous: Duration,
 }
 
 impl Lock {
-    /// How many waiters in the line are before `waiter`.
+    /// Returns how many waiters in the line are before `waiter`.
     fn ahead(&self, waiter: usize) -> usize {
         self.line.iter().take_while(|first| **first != waiter).count()
     }
@@ -63,14 +64,14 @@ struct Told {
     writes: usize,
     /// The times from each release to the next grant.
     idle: Vec<Duration>,
-    /// Who was granted the lock.
+    /// The waiters that were granted the lock, in order.
     grants: Vec<usize>,
-    /// In the order of joining.
+    /// The waiters in the order of joining.
     joined: Vec<usize>,
 }
 
-/// A lock is held for `hold` and then released to `waiters`, who hold it for as long, one after the other, and come
-/// back until there were `rounds` grants for each.
+/// Simulates a lock that is held for `hold` and then released to `waiters`. They hold it one after the other for the
+/// same time, and come back until there were `rounds` grants for each.
 fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64) -> Told {
     let random = Random::seeded(seed);
     let mut told = Told::default();
@@ -123,7 +124,7 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
                     Event::Answer(waiter, is_free.then_some(lock.version)),
                 )));
             }
-            // The line is read once more: another waiter is before this one.
+            // The line is read once more and shows another waiter before this one.
             Event::Answer(waiter, Some(_)) if lock.line.first().is_some_and(|first| *first != waiter) => {
                 told.reads += 1;
                 let wait = pause(POLL_INTERVAL.shortest(&random), lock.ahead(waiter), Ttl::DEFAULT);
@@ -242,7 +243,7 @@ fn a_hundred_waiters_behind_holds_of_two_seconds_cost_few_reads() {
     assert!(mean <= SECOND / 5, "idle for {mean:?}");
 }
 
-/// The pauses do not grow with the time for which the lock is idle: that would make it idle for longer.
+/// The pauses do not grow with the time for which the lock is idle, because they would make it idle for longer.
 #[test]
 fn processes_that_come_back_keep_a_short_lock_busy() {
     for seed in 0..20 {
