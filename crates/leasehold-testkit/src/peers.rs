@@ -51,7 +51,7 @@ impl Program {
     /// |---|---|---|
     /// | `hold` | `--ttl SECONDS` | `granted` when it has the lock; after [`Process::end_input`], `released` |
     /// | `try` | `--ttl SECONDS` | `granted` and releases the lock, or `held` and exits with 1 |
-    /// | `increment` | `--ttl SECONDS --file FILE --times N` | `FROM UNTIL`: the hold of each addition, in nanoseconds since boot |
+    /// | `increment` | `--ttl SECONDS --file FILE --times N` | `FROM UNTIL`: each addition's hold, in nanoseconds since boot |
     ///
     /// # Panics
     /// When this is not a peer, when `./test` has not prepared it, or when the store URL does not name its server.
