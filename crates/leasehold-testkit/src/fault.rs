@@ -104,7 +104,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The sum of all kinds.
+    /// Returns the sum of all kinds.
     pub fn total(&self) -> usize {
         self.reads + self.writes + self.deletes + self.lists
     }

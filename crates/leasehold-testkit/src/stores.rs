@@ -130,7 +130,7 @@ pub fn scenarios() -> Vec<&'static Scenario> {
     all
 }
 
-/// Creates empty storage on each server of at least that kind. With `one_each`, uses only the first server of each
+/// Creates empty storage on each server of at least `kind`. With `one_each`, uses only the first server of each
 /// store.
 ///
 /// # Panics

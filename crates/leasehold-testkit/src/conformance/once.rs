@@ -22,7 +22,7 @@ async fn job(harness: &dyn Harness, who: &str, period: Duration) -> (Client, Onc
     (client, lock.once_per(period))
 }
 
-/// A store without cooldowns refuses a job before it runs. Returns whether this store does.
+/// Returns whether the store has no cooldowns. Such a store must refuse a job before it runs.
 async fn is_refused(harness: &dyn Harness) -> bool {
     let (client, once) = job(harness, "one", LONG).await;
     if client.store.capabilities().cooldowns {

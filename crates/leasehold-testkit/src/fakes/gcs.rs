@@ -31,7 +31,7 @@ pub struct Writes {
     pub done: usize,
     /// 412: the object had another generation.
     pub conflicts: usize,
-    /// 429: too many.
+    /// 429: too many writes.
     pub throttled: usize,
 }
 

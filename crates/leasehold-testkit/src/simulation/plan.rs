@@ -125,7 +125,7 @@ pub enum Fault {
     Restores,
     /// Wall clocks are stepped by up to an hour.
     WallSteps,
-    /// Clocks go too fast or too slow.
+    /// Clocks run too fast or too slow.
     Rates,
     /// A process dies with everything that it holds, and another starts.
     Crashes,
@@ -186,7 +186,7 @@ impl Faults {
     /// No faults.
     pub const NONE: Self = Self(0);
 
-    /// All faults.
+    /// Returns the set of all faults.
     pub fn all() -> Self {
         Fault::ALL.into_iter().fold(Self::NONE, |faults, (fault, _)| faults.with(fault))
     }
@@ -203,12 +203,12 @@ impl Faults {
         Self(self.0 & !(1 << fault as u32))
     }
 
-    /// Whether `fault` is in the set.
+    /// Returns whether `fault` is in the set.
     pub fn has(self, fault: Fault) -> bool {
         self.0 & 1 << fault as u32 != 0
     }
 
-    /// How many faults the set has.
+    /// Returns how many faults the set has.
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }

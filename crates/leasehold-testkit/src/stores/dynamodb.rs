@@ -64,7 +64,7 @@ impl TestStore for DynamoDb {
         const { &[Storage::at("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http)] }
     }
 
-    /// Each case gets its own table instead of a prefix, because a listing reads the whole table.
+    /// Gives each case a separate table instead of a prefix, because a listing reads the whole table.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
         let url = storage.server.expect("a server").url();
         let table = parsed(&url).authority().unwrap().to_owned();

@@ -76,7 +76,7 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Starts a standby of this server, with its data below `folder`. It copies asynchronously, unless
+    /// Starts a standby of this server, with its data below `folder`. The standby copies asynchronously, unless
     /// `synchronous_standby_names` names it.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl PostgresServer {
     /// Makes the standby a primary.
     ///
     /// # Errors
-    /// When the standby does not become one.
+    /// When the standby does not become a primary.
     pub async fn promote(&self) -> io::Result<()> {
         psql(&self.url_by(&self.address), "SELECT pg_promote(wait => false)").await;
         self.until("SELECT pg_is_in_recovery()", "f").await
