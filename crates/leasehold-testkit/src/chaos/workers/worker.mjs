@@ -137,7 +137,7 @@ async function acquire() {
   }
 }
 
-/** Returns the process id of the agent, which is the only child of this process. */
+/** Returns the ids of this process's children. The agent is the only one. */
 const agents = () => readFileSync(`/proc/self/task/${process.pid}/children`, "latin1").split(" ").filter(Boolean);
 
 for (let grants = 0; ; ) {
