@@ -1,14 +1,14 @@
 //! Chaos tests on real servers: many processes contend for one lock while the processes, the servers, the network and
 //! the clocks fail. A checker then reads what each process recorded. `./chaos` runs them; see docs/chaos.md.
 //!
-//! - [`scenario`]: what each run consists of.
-//! - [`plan`]: which faults happen when, drawn from a seed.
+//! - [`scenario`]: the definition of a run.
+//! - [`plan`]: the schedule of faults, drawn from a seed.
 //! - [`nemesis`]: runs a scenario and its plan of faults.
 //! - [`servers`]: the servers of a scenario and the proxies in front of them; [`environment`]: the faults applied to
 //!   them.
-//! - [`fleet`]: the worker processes, which are stopped and killed.
+//! - [`fleet`]: starts, stops, kills and replaces the worker processes.
 //! - [`faults`]: carries out a planned fault.
-//! - [`worker`]: what each process does; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
+//! - [`worker`]: the work of each process; [`contender`]: the locks that it uses; [`naive`]: incorrect locks that the
 //!   checker must catch.
 //! - [`workers`]: the programs of the processes, in Rust and in the languages of the clients.
 //! - [`resource`]: the counter that the lock protects.

@@ -1,5 +1,5 @@
-//! The conformance suite: what every store must do, one named case for each behaviour. It tests leasehold's stores and
-//! can test yours.
+//! The conformance suite: one named case for each behaviour that every store must have. It tests leasehold's stores
+//! and can test yours.
 //!
 //! Implement [`Harness`] for your store. [`conformance!`](crate::conformance!) then generates a test for each case:
 //!
@@ -24,10 +24,10 @@
 //! leasehold_testkit::conformance!(my_store_threaded, MyStore {}, (flavor = "multi_thread"));
 //! ```
 //!
-//! Each case gets fresh storage. No case sleeps for a guessed time: the cases await what must happen, and compare what
-//! must not happen yet with the deadline that the holder was promised. A case fails if anything takes longer than
-//! [`Harness::limit`]. The cases run on real servers, and on paused time with a store that runs on a
-//! [`TestClock`](leasehold::clock::TestClock).
+//! Each case gets fresh storage. No case sleeps for a guessed time. The cases await events that must happen. They
+//! compare the time of events that must not happen early with the deadline that the holder was promised. A case fails
+//! if anything takes longer than [`Harness::limit`]. The cases run on real servers, and on paused time with a store
+//! that runs on a [`TestClock`](leasehold::clock::TestClock).
 //!
 //! A store must refuse what it does not support ([`Capabilities`](leasehold::lease::Capabilities)) with
 //! [`ErrorKind::Unsupported`](leasehold::ErrorKind::Unsupported). No case is skipped.
@@ -90,23 +90,23 @@ pub trait Harness: Send + Sync {
     /// Deletes what is stored under `name`, as an operator would with the store's own tools.
     async fn delete_record(&self, name: &LockName);
 
-    /// The ttl of leases that must lapse or be renewed during a case. Defaults to two seconds.
+    /// Returns the ttl of leases that must lapse or be renewed during a case. Defaults to two seconds.
     fn ttl(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// The longest ttl that the store has. Defaults to [`Ttl::MAX`].
+    /// Returns the longest ttl that the store supports. Defaults to [`Ttl::MAX`].
     fn longest_ttl(&self) -> Duration {
         Ttl::MAX
     }
 
-    /// How long anything that must happen may take before the case fails. Must also suffice for the cases with many
-    /// tasks. Defaults to a minute.
+    /// Returns how long anything that must happen may take before the case fails. It must also suffice for the cases
+    /// with many tasks. Defaults to a minute.
     fn limit(&self) -> Duration {
         Duration::from_secs(60)
     }
 
-    /// How much work the cases with many tasks do: increments for each of 16 tasks. Defaults to five.
+    /// Returns how much work the cases with many tasks do, in increments for each of 16 tasks. Defaults to five.
     fn rounds(&self) -> usize {
         5
     }

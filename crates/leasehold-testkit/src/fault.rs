@@ -6,11 +6,11 @@
 //! # use std::sync::Arc;
 //! # async fn example(inner: Arc<dyn Register>) {
 //! let faulty = FaultyRegister::new(inner);
-//! faulty.next_write(Outcome::AppliedLost); // the write is applied, its response is lost
-//! faulty.next_read(Outcome::Stalled); //      the next read hangs, until
+//! faulty.next_write(Outcome::AppliedLost); // the write is applied, but its response is lost
+//! faulty.next_read(Outcome::Stalled); //      the next read hangs
 //! // ... the code under test runs in a task ...
-//! faulty.sent(2).await; //                    (two requests were sent)
-//! faulty.deliver().await; //                  the test lets it through
+//! faulty.sent(2).await; //                    waits until both requests are sent
+//! faulty.deliver().await; //                  lets the read through
 //! assert_eq!(faulty.counts().writes, 1);
 //! # }
 //! ```
@@ -47,20 +47,20 @@ pub enum Outcome {
     Fine,
     /// Applied; the response is lost ([`StoreError::MaybeApplied`]).
     AppliedLost,
-    /// Applied, but the reported response is that of a duplicate that was refused for now ([`StoreError::NotApplied`]),
-    /// as behind a proxy that sends requests twice.
+    /// Applied, but the caller gets the response to a duplicate that was refused for now
+    /// ([`StoreError::NotApplied`]). This can happen behind a proxy that sends requests twice.
     AppliedRefused,
     /// Never applied; reported as unknown ([`StoreError::MaybeApplied`]).
     Dropped,
-    /// Reported as [`StoreError::MaybeApplied`] at once, applied when the test calls [`FaultyRegister::deliver`].
+    /// Reported as [`StoreError::MaybeApplied`] at once; applied when the test calls [`FaultyRegister::deliver`].
     HeldBack,
     /// Neither applied nor responded to until [`FaultyRegister::deliver`]. The caller waits or gives up.
     Stalled,
-    /// Applied at once; the response arrives at [`FaultyRegister::deliver`], for which the caller may not wait.
+    /// Applied at once; the response arrives at [`FaultyRegister::deliver`]. The caller may give up before that.
     AnswerStalled,
     /// Applied twice, one right after the other; the first response is reported.
     Twice,
-    /// Applied twice; the second response is reported, as by a client that retries by itself.
+    /// Applied twice; the second response is reported, as with a client that retries by itself.
     TwiceSecondAnswer,
     /// Applied, and the response arrives. A copy of the request stays in the network until [`FaultyRegister::deliver`].
     TwiceLate,
@@ -90,7 +90,7 @@ pub enum Kind {
     List,
 }
 
-/// How many requests of each kind were sent, whatever their outcome.
+/// How many requests of each kind were sent, regardless of their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.
@@ -104,7 +104,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The sum of all kinds.
+    /// Returns the sum of all kinds.
     pub fn total(&self) -> usize {
         self.reads + self.writes + self.deletes + self.lists
     }
@@ -127,9 +127,10 @@ pub struct Sent {
 
 /// A [`Register`] that loses, delays, duplicates and holds back requests and responses.
 ///
-/// The outcome of a request is the next scripted outcome for its kind, else the standing outcome of its kind
-/// ([`every`](Self::every)), else what [`Chaos`] draws, else [`Outcome::Fine`]. A request that is delayed or stalled
-/// is in the network: it arrives whether or not its caller still waits.
+/// The outcome of a request is the first of these that is set: the next scripted outcome for its kind, the standing
+/// outcome for writes of its key ([`every_write_of`](Self::every_write_of)) or for its kind ([`every`](Self::every)),
+/// a refusal by [`throttle`](Self::throttle), a random outcome ([`chaos`](Self::chaos)), [`Outcome::Fine`]. A request
+/// that is delayed or stalled is in the network. It arrives whether or not its caller still waits.
 ///
 /// Clones share one network. To give each client a separate network, wrap the inner register once for each.
 #[derive(Clone, Debug)]
@@ -140,7 +141,7 @@ pub struct FaultyRegister {
     observer: Option<Observer>,
 }
 
-/// Called for each request that is sent.
+/// A function that is called for each request when it is sent.
 #[derive(Clone)]
 struct Observer(Arc<dyn Fn(&Sent) + Send + Sync>);
 
@@ -196,27 +197,27 @@ impl FaultyRegister {
         self.next(Kind::Delete, outcome);
     }
 
-    /// Sets the outcome of every request of `kind` that has no scripted outcome, from now on.
+    /// Sets the outcome of all further requests of `kind` that have no scripted outcome.
     pub fn every(&self, kind: Kind, outcome: Outcome) {
         self.script().every[kind as usize] = Some(outcome);
     }
 
-    /// Sets the outcome of every write of `key` that has no scripted outcome, from now on.
+    /// Sets the outcome of all further writes of `key` that have no scripted outcome.
     pub fn every_write_of(&self, key: &str, outcome: Outcome) {
         self.script().every_write_of = Some((key.into(), outcome));
     }
 
-    /// Loses every request from now on, as if the cable had been pulled.
+    /// Loses all further requests, as if the cable had been pulled.
     pub fn disconnect(&self) {
         self.script().every = [const { Some(Outcome::Dropped) }; 4];
     }
 
-    /// Holds every request from now on, until [`deliver`](Self::deliver): a network that hangs.
+    /// Holds all further requests until [`deliver`](Self::deliver), like a network that hangs.
     pub fn stall(&self) {
         self.script().every = [const { Some(Outcome::Stalled) }; 4];
     }
 
-    /// Ends every standing outcome, and chaos. Whatever is in the network stays there.
+    /// Ends all standing outcomes and chaos. Requests and responses that are in the network stay there.
     pub fn heal(&self) {
         let mut script = self.script();
         script.every = Default::default();
@@ -224,26 +225,26 @@ impl FaultyRegister {
         script.chaos = None;
     }
 
-    /// From now on, requests without another outcome get a random one.
+    /// Draws a random outcome for all further requests that have no other outcome.
     pub fn chaos(&self, chaos: Chaos) {
         self.script().chaos = Some(chaos);
     }
 
-    /// From now on, until it is called with `None`, refuses requests without another outcome, with a request to wait
-    /// this long. Chaos comes after that. [`heal`](Self::heal) does not end it.
+    /// Refuses all further requests that have no scripted or standing outcome, and asks their callers to wait this
+    /// long. Throttling takes precedence over chaos. A call with `None` ends it, but [`heal`](Self::heal) does not.
     pub fn throttle(&self, wait: Option<Duration>) {
         self.script().throttled = wait;
     }
 
     /// Lets through the oldest request or response that is held in the network, and completes when it has arrived.
-    /// Returns the store's response to a write, even if its caller no longer waits; `None` if nothing was held, if it
-    /// was not a write, or if the store failed.
+    /// Returns the store's response to a write, even if its caller no longer waits. Returns `None` if nothing was
+    /// held, if the request was not a write, or if the store failed.
     pub async fn deliver(&self) -> Option<Write> {
         let held = self.script().held.pop_front()?;
         held.arrive(&*self.inner).await
     }
 
-    /// Like [`deliver`](Self::deliver), for the newest, which overtakes everything else that is held.
+    /// Like [`deliver`](Self::deliver), but lets through the newest one, which overtakes all others.
     pub async fn deliver_newest(&self) -> Option<Write> {
         let held = self.script().held.pop_back()?;
         held.arrive(&*self.inner).await
@@ -256,17 +257,18 @@ impl FaultyRegister {
         }
     }
 
-    /// Discards the oldest request or response that is held in the network. Its caller, if any, sees it lost.
+    /// Discards the oldest request or response that is held in the network. A caller that still waits gets
+    /// [`StoreError::MaybeApplied`].
     pub fn discard(&self) {
         self.script().held.pop_front();
     }
 
-    /// How many requests and responses are held in the network.
+    /// Returns how many requests and responses are held in the network.
     pub fn held(&self) -> usize {
         self.script().held.len()
     }
 
-    /// How many requests were sent since the start or the last [`reset_counts`](Self::reset_counts).
+    /// Returns how many requests were sent since the start or the last [`reset_counts`](Self::reset_counts).
     pub fn counts(&self) -> Counts {
         *self.counts.borrow()
     }
@@ -277,12 +279,12 @@ impl FaultyRegister {
         self.counts.send_replace(Counts::default());
     }
 
-    /// The requests sent since the start or the last [`reset_counts`](Self::reset_counts), in order.
+    /// Returns the requests sent since the start or the last [`reset_counts`](Self::reset_counts), in order.
     pub fn log(&self) -> Vec<Sent> {
         self.script().log.clone()
     }
 
-    /// Completes when `total` requests were sent. Cancel safe.
+    /// Completes when `total` requests have been sent. Cancel safe.
     pub async fn sent(&self, total: usize) {
         self.until(|counts| counts.total() >= total).await;
     }
@@ -297,7 +299,7 @@ impl FaultyRegister {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts and logs a request and returns its outcome.
+    /// Logs a request and returns its outcome.
     fn outcome(&self, kind: Kind, key: &str, value: Option<&Bytes>) -> Outcome {
         let at = self.inner.env().now();
         let mut script = self.script();
@@ -319,7 +321,8 @@ impl FaultyRegister {
         outcome
     }
 
-    /// Wakes those that wait for a count. Called once the request is in the network, so that they find it there.
+    /// Counts a request and wakes the tasks that wait for a count. Called after the request has entered the network,
+    /// so that these tasks find it there.
     fn count(&self, kind: Kind) {
         self.counts.send_modify(|counts| match kind {
             Kind::Read => counts.reads += 1,
@@ -383,7 +386,8 @@ impl FaultyRegister {
         }
     }
 
-    /// A separate task carries the request, because it arrives even if its caller has given up.
+    /// Sends the request after `delay`. A separate task does this, because the request arrives even if its caller has
+    /// given up.
     async fn delayed(&self, request: Request, delay: Duration) -> Reply {
         let inner = self.inner.clone();
         let carrier = tokio::spawn(async move {
@@ -398,7 +402,7 @@ fn lost(how: &str) -> StoreError {
     Fault::unavailable(format!("injected: {how}")).maybe_applied()
 }
 
-/// The error of an outcome that refuses the request without effect.
+/// Returns the error of an outcome that refuses the request without effect.
 fn refusal(outcome: &Outcome) -> StoreError {
     match outcome {
         Outcome::Denied => Fault::new(ErrorKind::Denied, "injected: access denied")

@@ -41,17 +41,17 @@ impl Fresh {
         Self { store, storage: *storage, url, folder }
     }
 
-    /// The same storage at another URL.
+    /// Replaces the store URL.
     pub fn at(self, url: String) -> Self {
         Self { url, ..self }
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> &'static dyn TestStore {
         self.store
     }
 
-    /// The server.
+    /// Returns the server that the storage is on.
     ///
     /// # Panics
     /// When the storage has no server.
@@ -59,22 +59,22 @@ impl Fresh {
         self.storage.server.expect("storage on a server")
     }
 
-    /// The store URL.
+    /// Returns the store URL.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// A folder that is deleted with the storage.
+    /// Returns a folder that is deleted with the storage.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
 
-    /// Records in the storage that its server passed the examination, for other processes to find.
+    /// Records in the storage that its server has passed the examination, so that other processes find the record.
     pub async fn vouch(&self) {
         self.store.vouch_for(&self.url).await;
     }
 
-    /// Whether waiters notice a release only by polling a few times a second.
+    /// Returns whether waiters notice a release only by polling, a few times a second.
     fn is_polled(&self) -> bool {
         matches!(self.store.reaper(), Reaper::Contenders | Reaper::StoreClock)
     }
@@ -85,7 +85,7 @@ impl Harness for Fresh {
     async fn open(&self) -> Arc<dyn LeaseStore> {
         let store = if self.is_polled() {
             // Without a margin, inspection reports a lapse within a case's time limit. The servers run on this
-            // machine.
+            // machine, so no margin is needed.
             open(&with_option(&self.url, "margin=0s")).await
         } else {
             open(&self.url).await
@@ -151,12 +151,12 @@ pub struct OnRegister {
 }
 
 impl OnRegister {
-    /// Leases on `register`.
+    /// Creates a harness for leases on `register`.
     pub fn new(register: Arc<dyn Register>, options: StoreOptions) -> Self {
         Self { register, options, by_existence: false }
     }
 
-    /// The same storage with the existence protocol of simple clients: a lock is held while its object exists.
+    /// Switches to the existence protocol of simple clients, in which a lock is held while its object exists.
     pub fn by_existence(self) -> Self {
         Self { by_existence: true, ..self }
     }
@@ -179,7 +179,7 @@ pub(crate) async fn delete_record(register: &dyn Register, key: &str) {
     assert_eq!(register.delete(key, &cell.version).await.unwrap(), Deleted::Deleted);
 }
 
-/// The key of a lock's object.
+/// Returns the key of a lock's object.
 pub(crate) fn object(name: &LockName, by_existence: bool) -> String {
     if by_existence { name.to_string() } else { format!("{name}.lock") }
 }

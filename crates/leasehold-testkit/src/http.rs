@@ -1,14 +1,14 @@
-//! A minimal HTTP/1.1 implementation for the proxy and the fakes: requests with a body of known length.
+//! A minimal HTTP/1.1 implementation for the proxy and the fakes. It supports only bodies of known length.
 
 use std::io;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 
-/// Larger bodies are not lock records.
+/// The largest accepted body, in bytes. Lock records are smaller.
 const MOST_BYTES: usize = 1 << 22;
 
-/// A request as it was received.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -19,7 +19,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads the next request of a connection; `None` if the client has closed it.
+    /// Reads the next request of a connection. Returns `None` if the client has closed the connection.
     pub(crate) async fn read(connection: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
         let mut first = String::new();
         if connection.read_line(&mut first).await? == 0 {
@@ -57,12 +57,12 @@ impl Request {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// The path without the query.
+    /// Returns the path without the query.
     pub(crate) fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    /// A parameter of the query, still encoded.
+    /// Returns a parameter of the query, still encoded.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         let query = self.target.split_once('?')?.1;
         query.split('&').find_map(|pair| {
@@ -71,7 +71,7 @@ impl Request {
         })
     }
 
-    /// The request to forward, with `connection: close`.
+    /// Returns the request to forward, with `connection: close`.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.target);
         for (name, value) in self.headers.iter().filter(|(name, _)| name != "connection") {
@@ -82,8 +82,8 @@ impl Request {
     }
 }
 
-/// Sends a request to the server at `address`. Each line of `headers` ends in a line break. Returns the response's
-/// status and body.
+/// Sends a request to the server at `address`. Each line of `headers` must end with a line break. Returns the status
+/// and the body of the response.
 #[allow(dead_code, reason = "not every store uses it")]
 pub(crate) async fn exchange(
     address: &str,
@@ -107,7 +107,7 @@ pub(crate) async fn exchange(
     Ok((status.ok_or_else(no_answer)?, answer.split_off(end + 4)))
 }
 
-/// A time in HTTP's format: `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Formats seconds since the Unix epoch as an HTTP date, such as `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub(crate) fn http_date(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =

@@ -27,30 +27,31 @@ pub const STORE: &str = "leasehold-chaos";
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(90);
 
-/// How to start an HTTP server.
+/// A kind of server that chaos and the benchmark can start.
 #[async_trait]
 pub trait Launch: fmt::Debug + Send + Sync {
-    /// The command that runs the server on `address`, `HOST:PORT`, with its data below `folder`.
+    /// Returns the command that runs the server on `address` (`HOST:PORT`) with its data below `folder`.
     fn command(&self, address: &str, folder: &Path) -> Command;
 
-    /// Creates the bucket or table [`STORE`] and returns its store URL. Called again until the server is ready.
+    /// Creates the bucket or table [`STORE`] and returns its store URL. The caller retries until the server is ready.
     async fn make_store(&self, address: &str) -> io::Result<String>;
 
-    /// The options with which other clients find the server.
+    /// Returns the command-line options that direct other clients to the server.
     fn options(&self, address: &str) -> Vec<String> {
         options(&[("--endpoint", &format!("http://{address}")), ("--bucket", STORE)])
     }
 }
 
-/// A free port for a server. It is below those that Linux gives to connections: one of them could get the port while the
-/// server starts or is down, even a connection to that port itself.
+/// Returns a free port for a server. The port is below the range that Linux assigns to outgoing connections.
+/// Otherwise, a connection could get the port while the server starts or is down, even a connection to that port
+/// itself.
 ///
 /// # Errors
 /// When none is free.
 pub fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;
-    // In turn, so that no two tests of this process get the same one.
+    // Ports are tried in turn, so that no two tests of this process get the same one.
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
     let next = NEXT.get_or_init(|| {
         AtomicU16::new(u16::try_from(Random::from_os().bits() % u128::from(COUNT)).unwrap_or(0))
@@ -65,7 +66,7 @@ pub(crate) fn options(pairs: &[(&str, &str)]) -> Vec<String> {
     pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()]).collect()
 }
 
-/// The path of a program, which `./test` or `./chaos` sets in an environment variable.
+/// Returns the path of a program, which `./test` or `./chaos` has set in an environment variable.
 ///
 /// # Panics
 /// When the variable is not set.
@@ -73,11 +74,11 @@ pub fn program(variable: &str) -> String {
     set_by_test(variable, "program")
 }
 
-/// The path of the command `leasehold`, which Cargo builds into the folder of the program that runs, or of a test into the
-/// folder above.
+/// Returns the path of the command `leasehold`. Cargo puts it into the folder of the running program, or, if that is
+/// a test, into the parent folder.
 ///
 /// # Errors
-/// When the path of that program is unknown.
+/// When the path of the running program is unknown.
 pub fn leasehold() -> io::Result<PathBuf> {
     let this = std::env::current_exe()?;
     let folder = this.parent().unwrap_or(Path::new("."));
@@ -85,7 +86,7 @@ pub fn leasehold() -> io::Result<PathBuf> {
     Ok(folder.join("leasehold"))
 }
 
-/// A running server. It is killed when this is dropped.
+/// A running server, which is killed on drop.
 #[derive(Debug)]
 pub struct Launched {
     launch: &'static dyn Launch,
@@ -110,17 +111,17 @@ impl Launched {
         Ok(server)
     }
 
-    /// The `host:port` that it listens on.
+    /// Returns the `host:port` that the server listens on.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The store URL of its bucket or table.
+    /// Returns the store URL of the bucket or table.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Stops it for `duration`.
+    /// Stops the server (SIGSTOP) for `duration`.
     ///
     /// # Errors
     /// When the server has no process.
@@ -163,7 +164,7 @@ fn run(launch: &dyn Launch, address: &str, folder: &Path) -> io::Result<Child> {
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()
 }
 
-/// Creates the bucket or table. A server that accepts connections may not be ready for that yet, so this retries.
+/// Creates the bucket or table. Retries, because a server that accepts connections may not be ready for that yet.
 async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
     let start = SystemClock.now();
     loop {
@@ -179,42 +180,42 @@ async fn make_store(launch: &dyn Launch, address: &str) -> io::Result<String> {
 /// Starts the server on which the benchmark measures a store, with its data below a folder.
 pub type StartMeasured = for<'a> fn(&'a Path) -> BoxFuture<'a, io::Result<Box<dyn Measured>>>;
 
-/// The protocol between a client and a server, by which a proxy counts requests.
+/// The protocol between client and server, which determines how a proxy counts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
     Http,
-    /// PostgreSQL's.
+    /// The protocol of PostgreSQL.
     Postgres,
-    /// That of Redis.
+    /// The protocol of Redis.
     Redis,
-    /// Another one. The server counts [`messages`](Measured::messages).
+    /// Another protocol. The server itself counts the [`messages`](Measured::messages).
     Other,
 }
 
 /// A server that the benchmark measures.
 #[async_trait]
 pub trait Measured: Send + Sync {
-    /// The `host:port` that it listens on.
+    /// Returns the `host:port` that the server listens on.
     fn address(&self) -> &str;
 
-    /// The store URL through `proxy`.
+    /// Returns the store URL through `proxy`.
     fn url(&self, proxy: &str) -> String;
 
-    /// The options with which other clients find the server through `proxy`.
+    /// Returns the command-line options that direct other clients to the server through `proxy`.
     fn options(&self, proxy: &str) -> Vec<String>;
 
-    /// The protocol that clients speak.
+    /// Returns the protocol that clients speak.
     fn protocol(&self) -> Protocol {
         Protocol::Http
     }
 
-    /// How many messages clients have sent so far, by kind, if the protocol is [`Protocol::Other`].
+    /// Returns how many messages clients have sent so far, by kind, if the protocol is [`Protocol::Other`].
     async fn messages(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }
 
-    /// How many keep-alive streams were ever opened, if the store has them.
+    /// Returns how many keep-alive streams were ever opened, if the store has them.
     async fn keep_alive_streams(&self) -> Option<u64> {
         None
     }

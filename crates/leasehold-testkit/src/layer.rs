@@ -1,4 +1,5 @@
-//! Wraps a register to change some of its methods. A [`Layer`] defines those; [`Layered`] forwards the rest.
+//! Wraps a register to change some of its methods. A [`Layer`] defines the changed methods; [`Layered`] forwards the
+//! rest.
 //!
 //! ```
 //! # use leasehold::register::RegisterCapabilities;
@@ -37,11 +38,11 @@ use leasehold::register::{
 /// The methods of a wrapped register. Each corresponds to a method of [`Register`] and by default forwards to
 /// [`inner`](Self::inner).
 ///
-/// A layer that changes what is read may have to change [`head`](Self::head) too, because `head` does not call
+/// A layer that changes what is read may also have to change [`head`](Self::head), because `head` does not call
 /// [`read`](Self::read).
 #[async_trait]
 pub trait Layer: fmt::Debug + Send + Sync + 'static {
-    /// The wrapped register.
+    /// Returns the wrapped register.
     fn inner(&self) -> &dyn Register;
 
     /// See [`Register::read`].
@@ -80,7 +81,7 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The register that a [`Layer`] makes of its inner register.
+/// A register that consists of a [`Layer`] and its inner register.
 #[derive(Debug)]
 pub struct Layered<L>(pub L);
 

@@ -1,21 +1,22 @@
 //! Tools for testing stores and programs that use them, in leasehold itself and in crates with their own stores.
 //!
-//! - [`stores`]: one file per store with what the tests need of it; [`test_store`]: the trait that each of them
-//!   implements.
+//! - [`stores`]: one file per store, which describes the store to the tests; [`test_store`]: the trait that these
+//!   files implement.
 //! - `chaos`, with the feature of that name: tests on real servers with failing processes, servers, networks and
 //!   clocks.
 //! - [`mod@conformance`]: the conformance suite, one named case for each required behaviour.
-//! - [`harness`]: the storage that leasehold's own stores run the cases on.
+//! - [`harness`]: the storage on which leasehold's own stores run the cases.
 //! - [`fault`]: a register that loses, delays, duplicates or holds back requests and responses, as the test chooses.
-//! - [`proxy`]: the same for HTTP, between a client and a real server. It also counts requests.
-//! - [`servers`]: the real servers that `./test` starts; [`launch`]: those that chaos and the benchmark start
+//! - [`proxy`]: a proxy that does the same between an HTTP client and a real server, and counts requests;
+//!   [`tcp_proxy`]: a proxy for servers that do not speak HTTP.
+//! - [`servers`]: the real servers that `./test` starts; [`launch`]: the servers that chaos and the benchmark start
 //!   themselves.
 //! - [`peers`]: other lock clients that take the same locks, and the stores' command-line tools.
 //! - [`process`]: a child process that prints lines.
 //! - [`fakes`]: in-memory servers for S3 and GCS that can ignore preconditions or throttle writes.
 //! - [`layer`]: a wrapper that changes some methods of a register.
 //! - [`machine`]: a client machine with its own clock, which learns the store's time from a `Date` header.
-//! - [`simulation`]: many machines, one store, a bad network and a checker; replayable from a seed.
+//! - [`simulation`]: many machines on one store and a bad network, judged by a checker; replayable from a seed.
 
 // Test code fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -15,8 +15,8 @@ use leasehold::register::{
 /// The resolution of a `Date` header.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register as one machine sees it: with the machine's own clock, and with the store's time only as whole seconds in
-/// responses.
+/// A register as one machine sees it. The machine has its own clock, and it learns the store's time only in whole
+/// seconds, from responses.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -46,7 +46,7 @@ enum Skew {
 }
 
 impl Machine {
-    /// A machine that reaches `register` and runs on `env`.
+    /// Creates a machine that accesses `register` and runs on `env`.
     pub fn new(register: Arc<dyn Register>, env: Env) -> Self {
         Self { register, env, store_clock: StoreClock::default(), skew: Mutex::new(Skew::Fixed(0)) }
     }
@@ -58,7 +58,7 @@ impl Machine {
         self
     }
 
-    /// Sets the front end's clock off by `skew_us` microseconds from now on.
+    /// Switches to a front end whose clock is off by `skew_us` microseconds.
     pub fn set_front_end_skew(&self, skew_us: i64) {
         *self.skew.lock().unwrap_or_else(PoisonError::into_inner) = Skew::Fixed(skew_us);
     }
@@ -81,12 +81,12 @@ impl Machine {
         }
     }
 
-    /// Awaits a response and reads its `Date`, if there is a response.
+    /// Awaits a response and, if the request succeeded, reads the `Date` of the response.
     async fn dated<T>(&self, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let sent = self.env.now();
         let answer = answer.await;
-        // While its clock is stopped, no sleep ends, not even this one: a machine that stands still receives no
-        // response.
+        // While the machine's clock is stopped, no sleep ends, not even this one. So a machine that stands still
+        // receives no response.
         self.env.sleep(Duration::ZERO).await;
         if answer.is_ok()
             && let Some(time) = self.register.store_time()

@@ -20,22 +20,22 @@ impl Program {
     /// The folder `node_modules` with the packages that the guides import.
     pub const GUIDE_NODE: Self = Self::tool("LEASEHOLD_TEST_GUIDE_NODE");
 
-    /// A tool, whose path `variable` holds.
+    /// Defines a tool whose path is in the environment variable `variable`.
     pub const fn tool(variable: &'static str) -> Self {
         Self { variable, server: None }
     }
 
-    /// A peer, whose path `variable` holds.
+    /// Defines a peer whose path is in the environment variable `variable`.
     pub const fn peer(variable: &'static str, server: fn(&str) -> Vec<String>) -> Self {
         Self { variable, server: Some(server) }
     }
 
-    /// The environment variable that holds its path.
+    /// Returns the environment variable that holds the path.
     pub const fn variable(self) -> &'static str {
         self.variable
     }
 
-    /// Its path.
+    /// Returns the path.
     ///
     /// # Panics
     /// When `./test` has not set the variable.
@@ -43,15 +43,15 @@ impl Program {
         set_by_test(self.variable, "program").into()
     }
 
-    /// Starts a peer that does `verb` with `lock` on the server of the store at `url`. `lock` is the peer's name for
-    /// it: the whole key in the table, or the whole prefix in etcd. `more` are additional options, like `--ttl`.
+    /// Starts a peer that runs `verb` on a lock, on the server of the store at `url`. `lock` is the peer's name for
+    /// the lock, which is the whole key in the table, or the whole prefix in etcd. `more` contains additional
+    /// options, such as `--ttl`.
     ///
     /// | verb | `more` | prints |
     /// |---|---|---|
-    /// | `hold` | `--ttl SECONDS` | `granted` when it has the lock; after [`Process::end_input`] it releases it and
-    /// prints `released` |
-    /// | `try` | `--ttl SECONDS` | `granted`, and releases the lock; or `held`, and exits with 1 |
-    /// | `increment` | `--ttl SECONDS --file FILE --times N` | `FROM UNTIL` for each addition: nanoseconds since boot, between which it held the lock |
+    /// | `hold` | `--ttl SECONDS` | `granted` when it has the lock; after [`Process::end_input`], `released` |
+    /// | `try` | `--ttl SECONDS` | `granted` and releases the lock, or `held` and exits with 1 |
+    /// | `increment` | `--ttl SECONDS --file FILE --times N` | `FROM UNTIL`: each addition's hold, in nanoseconds since boot |
     ///
     /// # Panics
     /// When this is not a peer, when `./test` has not prepared it, or when the store URL does not name its server.

@@ -1,4 +1,4 @@
-//! Child processes of tests that report progress as lines on their standard output.
+//! Child processes of tests, which report progress as lines on their standard output.
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 /// How long a test waits before it fails: far longer than anything should take.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A child process. It is killed when this is dropped.
+/// A child process, which is killed on drop.
 #[derive(Debug)]
 pub struct Process {
     process: Child,
@@ -40,7 +40,7 @@ impl Process {
         Self { process, input, lines }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     ///
     /// # Panics
     /// When the process has ended.
@@ -48,7 +48,7 @@ impl Process {
         self.process.id().expect("the program has ended")
     }
 
-    /// The next line; `None` when the process has ended.
+    /// Returns the next line, or `None` when the process has ended.
     ///
     /// # Panics
     /// When there is no line for five minutes.
@@ -59,21 +59,21 @@ impl Process {
     /// Waits for the next line, which must be `line`.
     ///
     /// # Panics
-    /// When the next line is another one or does not come.
+    /// When the next line is a different one, or when there is none.
     pub async fn says(&mut self, line: &str) {
         assert_eq!(self.line().await.as_deref(), Some(line));
     }
 
-    /// Writes a line to its standard input.
+    /// Writes a line to the standard input of the process.
     ///
     /// # Panics
-    /// When the process has closed its input.
+    /// When the input of the process is closed.
     pub async fn tell(&mut self, line: &str) {
         let input = self.input.as_mut().expect("its input has ended");
         input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// Stops the process (SIGSTOP). It does not notice.
+    /// Stops the process (SIGSTOP). The process does not notice.
     ///
     /// # Panics
     /// When the process has ended.
@@ -89,7 +89,7 @@ impl Process {
         signal(&self.process, Signal::CONT).unwrap();
     }
 
-    /// Closes its standard input, which makes a peer release the lock that it holds.
+    /// Closes the standard input of the process, which makes a peer release the lock that it holds.
     pub fn end_input(&mut self) {
         self.input = None;
     }
@@ -102,7 +102,8 @@ impl Process {
         self.process.kill().await.unwrap();
     }
 
-    /// Closes its input. Returns the remaining lines and the exit code.
+    /// Closes the standard input and waits until the process has ended. Returns the remaining lines and the exit
+    /// code.
     ///
     /// # Panics
     /// When the process does not end.
@@ -126,7 +127,7 @@ pub fn end_at_panics() {
     }));
 }
 
-/// Sends a signal to a process that has not been waited for, so that its id is still valid.
+/// Sends a signal to a process that has not been waited for and whose id is therefore still valid.
 ///
 /// # Errors
 /// When the process has been waited for, or the signal cannot be sent.

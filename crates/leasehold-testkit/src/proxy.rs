@@ -99,9 +99,9 @@ impl Proxy {
         Self::before(vec![server.into()]).await
     }
 
-    /// Starts a proxy that forwards requests to `servers` in turn, as a load balancer does. If one refuses the connection,
-    /// the request goes to the next one. If the client closes its connection, so does the proxy, except for requests that it
-    /// delays.
+    /// Starts a proxy that forwards requests to `servers` in turn, like a load balancer. If a server refuses the
+    /// connection, the request goes to the next one. With several servers, the proxy closes its connection to the
+    /// server when the client closes its connection, except for requests that it delays.
     ///
     /// # Panics
     /// When no loopback port is free.
@@ -119,7 +119,7 @@ impl Proxy {
         Self { address, shared, listener }
     }
 
-    /// The address that clients connect to.
+    /// Returns the address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -129,23 +129,23 @@ impl Proxy {
         self.shared.script().next.push_back((method.into(), harm));
     }
 
-    /// Sets what happens to every request that has no scripted harm, from now on. [`Harm::None`] ends it.
+    /// Sets what happens to all further requests that have no scripted harm. [`Harm::None`] ends this.
     pub fn every(&self, harm: Harm) {
         self.shared.script().every = Some(harm);
     }
 
-    /// The requests received since the start or the last [`reset`](Self::reset), in order.
+    /// Returns the requests received since the start or the last [`reset`](Self::reset), in order.
     pub fn log(&self) -> Vec<Seen> {
         self.shared.script().log.clone()
     }
 
-    /// How many requests with `method` there were for paths that end with `suffix`.
+    /// Returns how many requests with `method` there were for paths that end with `suffix`.
     pub fn count(&self, method: &str, suffix: &str) -> usize {
         let script = self.shared.script();
         script.log.iter().filter(|seen| seen.method == method && seen.path.ends_with(suffix)).count()
     }
 
-    /// The methods of the requests for paths that end with `suffix`, in order.
+    /// Returns the methods of the requests for paths that end with `suffix`, in order.
     pub fn methods(&self, suffix: &str) -> Vec<String> {
         let script = self.shared.script();
         script.log.iter().filter(|seen| seen.path.ends_with(suffix)).map(|seen| seen.method.clone()).collect()
@@ -218,7 +218,8 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Sends `request` twice, and returns both responses. Several servers have it at the same time.
+    /// Sends `request` twice and returns both responses. With several servers, sends it to two of them at the same
+    /// time.
     async fn forward_twice(&self, request: &Request) -> io::Result<(Vec<u8>, Vec<u8>)> {
         if self.servers.len() > 1 {
             return tokio::try_join!(self.forward(request), self.forward(request));
@@ -226,7 +227,7 @@ impl Shared {
         Ok((self.forward(request).await?, self.forward(request).await?))
     }
 
-    /// The response to return, if any.
+    /// Carries out `harm` and returns the response for the client, if any.
     async fn answer(&self, request: &Request, harm: Harm) -> io::Result<Option<Vec<u8>>> {
         match harm {
             Harm::None => self.forward(request).await.map(Some),
@@ -255,12 +256,12 @@ impl Shared {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((connection, _)) = listener.accept().await {
         let shared = shared.clone();
-        // Client or server may disconnect at any time, so errors are ignored.
+        // The client or the server may disconnect at any time, so errors are ignored.
         tokio::spawn(async move { serve(connection, &shared).await.ok() });
     }
 }
 
-/// Each connection carries one request: the responses have `connection: close`.
+/// Serves one connection. It carries one request, because the responses have `connection: close`.
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     let Some(request) = Request::read(&mut connection).await? else { return Ok(()) };
@@ -302,7 +303,7 @@ mod tests {
 
     const CREATE: &str = "if-none-match: *\r\n";
 
-    /// The response to a create with that harm, and whether the create was applied.
+    /// Returns the status of the response to a create with `harm`, and whether the create was applied.
     async fn create_with(harm: Harm) -> (Option<String>, bool) {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let proxy = Proxy::start(server.address().to_string()).await;
@@ -357,7 +358,7 @@ mod tests {
         let refused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let addresses = [servers[0].address(), servers[1].address(), refused];
         let proxy = Proxy::before(addresses.iter().map(ToString::to_string).collect()).await;
-        // The third one refuses the connection, so the first one gets its request.
+        // The third server refuses the connection, so the first one gets its request.
         for (status, have) in [("200", [1, 0]), ("200", [1, 1]), ("412", [1, 1]), ("412", [1, 1])] {
             assert_eq!(send(&proxy, "PUT", CREATE).await.as_deref(), Some(status));
             assert_eq!(servers.each_ref().map(|server| server.paths().len()), have);

@@ -5,7 +5,7 @@ use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold::url::StoreUrl;
 
-/// A server that `./test` starts. An environment variable has its store URL, which includes its address and a bucket
+/// A server that `./test` starts. An environment variable holds its store URL, which names the address and a bucket
 /// or table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
@@ -13,12 +13,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// The environment variable that holds its store URL.
+    /// Returns the environment variable that holds the store URL.
     pub const fn variable(self) -> &'static str {
         self.variable
     }
 
-    /// The store URL that `./test` set.
+    /// Returns the store URL that `./test` has set.
     ///
     /// # Panics
     /// When `./test` has not set it. Tests are never skipped silently.
@@ -26,7 +26,7 @@ impl Server {
         set_by_test(self.variable, "server")
     }
 
-    /// Its store URL with a unique prefix.
+    /// Returns the store URL with a unique prefix.
     ///
     /// # Panics
     /// As [`url`](Self::url).
@@ -34,7 +34,7 @@ impl Server {
         below(&self.url(), &unique())
     }
 
-    /// The `host:port` that it listens on.
+    /// Returns the `host:port` that the server listens on.
     ///
     /// # Panics
     /// As [`url`](Self::url), and when the URL names no host.
@@ -47,12 +47,13 @@ impl Server {
     }
 }
 
-/// A unique name.
+/// Returns a unique name.
 pub(crate) fn unique() -> String {
     Id::random(&Random::from_os()).to_string()
 }
 
-/// The value that `./test` set in the environment variable `variable` for a `thing`.
+/// Returns the value that `./test` has set in the environment variable `variable`. `thing` names its purpose in the
+/// panic message.
 ///
 /// # Panics
 /// When the variable is not set.
@@ -65,7 +66,7 @@ pub(crate) fn set_by_test(variable: &str, thing: &str) -> String {
     })
 }
 
-/// The parsed store URL.
+/// Parses a store URL.
 ///
 /// # Panics
 /// When the URL is invalid.
@@ -73,19 +74,19 @@ pub fn parsed(url: &str) -> StoreUrl {
     StoreUrl::parse(url).expect("a store URL")
 }
 
-/// `url` with another path segment, inserted before its options.
+/// Appends a path segment to the path of `url`, before its options.
 pub fn below(url: &str, segment: &str) -> String {
     let (place, options) = url.split_once('?').unwrap_or((url, ""));
     format!("{}/{segment}?{options}", place.trim_end_matches('/')).trim_end_matches('?').to_owned()
 }
 
-/// `url` with another option.
+/// Appends an option to `url`.
 pub fn with_option(url: &str, option: &str) -> String {
     format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' })
 }
 
-/// `url` with its `endpoint` replaced by `http://address`, to go through a [`Proxy`](crate::proxy::Proxy). Without that
-/// option, the host is replaced.
+/// Replaces the `endpoint` of `url` with `http://address`, so that requests go through a
+/// [`Proxy`](crate::proxy::Proxy). Without that option, replaces the host.
 ///
 /// # Panics
 /// If the URL has neither.
@@ -102,7 +103,7 @@ pub fn through(url: &str, address: impl std::fmt::Display) -> String {
     format!("{place}?{}", options.join("&"))
 }
 
-/// The `endpoint` option of a store URL.
+/// Returns the `endpoint` option of a store URL.
 pub(crate) fn endpoint(address: impl std::fmt::Display) -> String {
     format!("endpoint=http%3A%2F%2F{address}")
 }

@@ -1,44 +1,46 @@
 //! Simulation: the real locks, renewal and protocol on paused time, over simulated stores behind bad networks.
 //!
-//! One seed is one history: machines whose clocks have different rates (within the bound), and everything that
-//! [`Fault`] names. The checker asserts the following in true time and in the order in which the store commits. No
-//! process in the history can see either.
+//! One seed is one history: machines whose clocks have different rates (within the bound), and the faults that
+//! [`Fault`] names. The checker asserts the following invariants in true time and in the order in which the store
+//! commits. No process in the history can see either.
 //!
-//! - **I1** Once a check of a token has passed, no check of a lower one passes: holds never overlap. Exempt are holders
-//!   that an operator has evicted or whose record was deleted by hand, but not holders that were granted the lock after
-//!   that. When a task is given a guard, the previous guard of the same process is invalid; this has no exemption. Also
-//!   exempt is a holder that stood still together with all its clocks, until a renewal that it sent afterwards is
-//!   committed.
-//! - **I2** Tokens are unique and rise in the order in which the store commits grants, also across deletions by hand.
+//! - **I1** Once a check of a token has passed, no check of a lower one passes, so holds never overlap. Holders that
+//!   an operator has evicted or whose record was deleted by hand are exempt, but holders that were granted the lock
+//!   after that are not. A holder that stood still together with all its clocks is also exempt, until the store
+//!   commits a renewal that it sent afterwards. When a task is given a guard, the previous guard of the same process
+//!   is invalid, without exemption.
+//! - **I2** Tokens are unique and rise in the order in which the store commits grants, even across deletions by hand.
 //!   A token whose check passes belongs to a grant: it is higher than all tokens committed before that grant, at most
 //!   the grant's own token, and held by the holder that the record names. No two guards have the same token.
 //! - **I3** A resource that holders write to with [fenced writes](leasehold::fence) never accepts a lower token than
 //!   before, even after a pause or a loss.
-//! - **I4** No write takes effect twice: no nonce of a lock's record is committed twice, and no content of the
+//! - **I4** No write takes effect twice: no nonce of a lock's record is committed twice, nor is any content of the
 //!   resource.
-//! - **I5** No check passes after the deadline: in true time, the latest that the slowest clock within the bound can
-//!   show it if the latest write of the grant was committed in the instant in which it was sent.
-//! - **I6** Once a holder has noticed that its lock is lost, it sends nothing that prolongs it, and no other task is
-//!   given it.
-//! - **I7** After all processes have died, a lock is free again within ttl (1 + rho) + delta, a poll, and the waits
-//!   for the store's clock. This counts from the last moment at which a renewal of the dead holder can have arrived.
-//! - **I8** Nothing is granted to or prolonged for a cancelled acquisition once its store timeout is over. An
-//!   acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in I7.
+//! - **I5** No check passes after the deadline in true time. The deadline assumes the slowest clock within the bound,
+//!   and that the latest write of the grant was committed in the instant in which it was sent.
+//! - **I6** Once a holder has noticed that its lock is lost, it sends nothing that prolongs the lock, and no other
+//!   task is given the lock.
+//! - **I7** After all processes have died, a lock is free again within ttl (1 + rho) + delta, plus a poll, plus the
+//!   waits for the store's clock. This counts from the last moment at which a renewal of the dead holder can have
+//!   arrived.
+//! - **I8** Once the store timeout of a cancelled acquisition is over, nothing is granted to it or prolonged for it.
+//!   An acquisition that is given up on a bad network leaves a lock that is free again within the same bound as in
+//!   I7.
 //! - **I9** In a history without faults and without contention, the requests stay within their budget.
 //! - **I10** If a process is copied while it holds a lock, only one of the copies keeps renewing it.
 //! - **F1** In a history without faults, no process waits for longer than nine cohort periods of another process. A
 //!   cohort period is the time for which the tasks of one process pass the lock on among themselves.
 //! - **E1** An observer of an election sees no term that is lower than an earlier one and none that was not granted.
-//!   With each term it sees what that leader advertises. At the end of the history it sees the last leader.
-//! - **S1** At most as many checks of permits of one semaphore pass at once as it has permits.
+//!   With each term it sees the value that the leader advertises. At the end of the history it sees the last leader.
+//! - **S1** A semaphore with n permits never has more than n guards whose checks pass at the same time.
 //! - **S2** No check of an exclusive hold passes at the same time as one of a shared hold or of another exclusive one.
-//! - **O1** A job that runs once per period: once the store has recorded that the job ran, no process starts it again
-//!   before the period since its grant is over, as far as the store's front ends agree on the time.
-//! - **O2** After the period the job can run again, also on a process that has just started.
+//! - **O1** Once the store has recorded that a job ran, no process starts the job again before the end of its period,
+//!   which began with the grant. This is only as exact as the store's front ends agree on the time.
+//! - **O2** After the period the job can run again, even on a process that has just started.
 //! - **P1** Nothing panics, on no task and no thread of the history.
 //!
 //! A violation is printed with the line that replays it: `LEASEHOLD_SEED` and `LEASEHOLD_PLAN`, which the tests of
-//! `crates/leasehold/tests/simulation.rs` read. [`shrink`] makes its plan smaller first.
+//! `crates/leasehold/tests/simulation.rs` read. Before that, [`shrink`] makes its plan smaller.
 //!
 //! ```
 //! use leasehold_testkit::simulation::{Plan, run};
@@ -118,7 +120,7 @@ pub struct History {
     pub told: usize,
     /// The most simultaneous holders.
     pub most: usize,
-    /// Guards that were given out without a request, under a grant that another task of the process already had.
+    /// Guards that were given out without a request, because another task of the process already had the grant.
     pub handed: usize,
     /// How many of those guards were lost.
     pub handed_lost: usize,
@@ -188,7 +190,7 @@ fn examine<F: Future<Output = ()>>(
     history: impl FnOnce(Arc<Checker>) -> F,
 ) -> Result<History, Box<Violation>> {
     let (checker, panics) = (Arc::new(Checker::default()), Panics::default());
-    // A single thread for blocking calls, so that they are served in order.
+    // A single thread for blocking calls serves them in order.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).max_blocking_threads(1);
     let of_blocking = panics.clone();
@@ -196,7 +198,7 @@ fn examine<F: Future<Output = ()>>(
     let runtime = runtime.unwrap_or_else(|error| unreachable!("no runtime: {error}"));
     panics.listen();
     runtime.block_on(history(checker.clone()));
-    // Drops all tasks and joins the blocking thread. Before that, they may panic.
+    // Drops all tasks and joins the blocking thread. Until then, they may panic.
     drop(runtime);
     let panicked = panics.conclude().map(|what| ("P1", what));
     let mut checked = checker.lock();
@@ -248,7 +250,8 @@ async fn give_up_in_between(world: &Arc<World>) {
     let mut hasty = Client::new(world, world.plan.seed ^ 0xa5);
     let limit = world.plan.ttl.mul_f64(hasty.random.f64());
     let _ = timeout(world.clock(), limit, hasty.acquire()).await.map(|outcome| outcome.map(drop));
-    // Waits for its store timeout, counted from its start. After that its grant is no longer prolonged.
+    // Waits for the store timeout of the acquisition, counted from its start. After that its grant is no longer
+    // prolonged.
     world.clock_sleep(world.plan.longest_ttl() + Duration::from_secs(3)).await;
     hasty.link.heal();
     hasty.link.deliver_all().await;

@@ -7,8 +7,7 @@
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;
 //! - `http`: in addition, requests are counted, lost and delayed by a [`Proxy`](crate::proxy::Proxy);
-//! - `serial`: like `http`, but without tests with crowds of processes, since the server handles one request at a
-//!   time.
+//! - `serial`: like `http`, but without tests with many processes, because the server handles one request at a time.
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;
@@ -89,12 +88,12 @@ stores! {
     memory::Memory { memory: alone, memory_existence: alone }
 }
 
-/// The store named `name`.
+/// Returns the store named `name`.
 pub fn named(name: &str) -> Option<&'static dyn TestStore> {
     STORES.iter().find(|store| store.name() == name).copied()
 }
 
-/// The storage named `name`, and its store.
+/// Returns the storage named `name`, and its store.
 ///
 /// # Panics
 /// When there is no such storage.
@@ -104,7 +103,7 @@ pub fn storage(name: &str) -> (&'static dyn TestStore, &'static Storage) {
     found.next().unwrap_or_else(|| panic!("there is no storage {name}"))
 }
 
-/// Empty storage of the storage named `name`.
+/// Creates empty storage on the storage named `name`.
 ///
 /// # Panics
 /// When there is no such storage, or `./test` has not started its server.
@@ -113,7 +112,7 @@ pub fn fresh(name: &str) -> Fresh {
     Fresh::on(store, storage)
 }
 
-/// The same, as the harness of a conformance case.
+/// Like [`fresh`], but returns the harness of a conformance case.
 ///
 /// # Panics
 /// As [`fresh`].
@@ -122,7 +121,8 @@ pub fn harness(name: &str) -> Box<dyn Harness> {
     store.harness(storage)
 }
 
-/// Every chaos scenario: first the stores, then the broken locks, whose flaws must be detected.
+/// Returns all chaos scenarios: first those of the stores, then those of the broken locks, whose flaws must be
+/// detected.
 #[cfg(feature = "chaos")]
 pub fn scenarios() -> Vec<&'static Scenario> {
     let mut all: Vec<_> = STORES.iter().flat_map(|store| store.scenarios()).collect();
@@ -130,7 +130,8 @@ pub fn scenarios() -> Vec<&'static Scenario> {
     all
 }
 
-/// Empty storage on each server of at least that kind. With `one_each`, only the first server of each store.
+/// Creates empty storage on each server of at least `kind`. With `one_each`, uses only the first server of each
+/// store.
 ///
 /// # Panics
 /// When `./test` has not started the servers.
@@ -145,20 +146,20 @@ pub fn fresh_on(kind: Kind, one_each: bool) -> Vec<Fresh> {
     all
 }
 
-/// The key of the object of `name` in the bucket of `url`.
+/// Returns the key of the object of `name` in the bucket of `url`.
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 fn object(url: &str, name: &LockName) -> String {
     crate::harness::object(name, is_by_existence(url))
 }
 
-/// Whether `url` selects the existence protocol of simple clients.
+/// Returns whether `url` selects the existence protocol of simple clients.
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 fn is_by_existence(url: &str) -> bool {
     url.contains("protocol=existence")
 }
 
-/// Writes the markers of an examination that the server passed. A real examination makes hundreds of requests, and
-/// each case has its own prefix.
+/// Writes the markers of an examination that the server has passed. Each case has its own prefix, and a real
+/// examination of each prefix would make hundreds of requests.
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs"))]
 async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str) {
     let keys = [".leasehold-probe", ".leasehold-probe-delete"];
@@ -169,7 +170,7 @@ async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str
     }
 }
 
-/// The record of an examination that the server at `place` has just passed.
+/// Returns the record of an examination that the server at `place` has just passed.
 #[cfg(any(feature = "azure", feature = "s3", feature = "gcs", feature = "dynamodb"))]
 fn marker(place: &str, outdated: &str) -> String {
     let now = SystemClock.now().wall_us();

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 #[cfg(feature = "chaos")]
 use crate::chaos::plan::Kind;
 
-/// A proxy to a server that can delay and lose responses.
+/// A proxy in front of a server, which can delay and lose responses.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -28,14 +28,14 @@ pub enum Answers {
     Arrive,
     /// They arrive this much later.
     ArriveAfter(Duration),
-    /// They are lost until responses pass again; then their connections are closed.
+    /// They are lost until this setting changes; then their connections are closed.
     AreLost,
-    /// Connections are closed, and new ones too, until responses pass again. Requests do not pass either.
+    /// Existing and new connections are closed until this setting changes. Requests do not pass either.
     Cut,
 }
 
 impl Wire {
-    /// Forwards connections to `member`.
+    /// Starts a proxy that forwards connections to `member`.
     ///
     /// # Panics
     /// When no loopback port is free.
@@ -57,12 +57,12 @@ impl Wire {
         Self { address, member, answers, task }
     }
 
-    /// The address to connect to.
+    /// Returns the address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Forwards new connections to `member`.
+    /// Forwards new connections to `member` from now on.
     pub fn lead_to(&self, member: &str) {
         self.member.send_replace(member.to_owned());
     }
@@ -79,7 +79,7 @@ impl Drop for Wire {
     }
 }
 
-/// What a proxy does to responses during a fault of `kind`. Late responses are late by the length of the fault.
+/// Returns what a proxy does to responses during a fault of `kind`. A delay is as long as the fault.
 #[cfg(feature = "chaos")]
 pub(crate) fn harmed(kind: Kind, duration: Duration) -> Answers {
     match kind {

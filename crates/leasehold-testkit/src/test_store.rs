@@ -1,5 +1,4 @@
-//! [`TestStore`]: what the suites, chaos and the benchmark need to know about a store. The [stores](crate::stores)
-//! implement it.
+//! [`TestStore`] describes a store to the suites, chaos and the benchmark. The [stores](crate::stores) implement it.
 
 use std::fmt;
 use std::path::Path;
@@ -16,16 +15,16 @@ use crate::launch::StartMeasured;
 use crate::proxy::Seen;
 use crate::servers::{Server, with_option};
 
-/// What tests and the benchmark know about a store.
+/// A store, as the tests and the benchmark see it.
 #[async_trait]
 pub trait TestStore: fmt::Debug + Send + Sync {
-    /// The name of its feature, also used by the benchmark.
+    /// Returns the name of the store's feature, which the benchmark also uses.
     fn name(&self) -> &'static str;
 
-    /// The storages that the suites run on. Where one is enough, the first one is used.
+    /// Returns the storages that the suites run on. Tests that need only one use the first one.
     fn storages(&self) -> &'static [Storage];
 
-    /// The URL of empty storage. A store that uses files keeps them in `folder`.
+    /// Returns the URL of empty storage. A store that uses files keeps them in `folder`.
     ///
     /// # Panics
     /// When `./test` has not started the server.
@@ -34,78 +33,78 @@ pub trait TestStore: fmt::Debug + Send + Sync {
         if storage.options.is_empty() { url } else { with_option(&url, storage.options) }
     }
 
-    /// Empty storage for a conformance case.
+    /// Returns empty storage for a conformance case.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness>;
 
     /// Deletes the record of `name` at `url`, as an operator would with the store's own tools.
     async fn delete_record(&self, url: &str, name: &LockName);
 
-    /// Records at `url` that its server passed the examination, which would take seconds in each test. Other tests do
-    /// examine servers: `refused.rs`, and those of the doctor.
+    /// Records at `url` that its server has passed the examination, which would take seconds in each test. The tests
+    /// in `refused.rs` and those of the doctor do examine servers.
     async fn vouch_for(&self, _url: &str) {}
 
-    /// What ends the lease of a holder that died.
+    /// Returns what ends the lease of a holder that died.
     fn reaper(&self) -> Reaper {
         Reaper::Contenders
     }
 
-    /// The requests of each step of a lock, if a proxy can count them.
+    /// Returns the requests that each step of a lock costs, if a proxy can count them.
     fn budget(&self) -> Option<Budget> {
         None
     }
 
-    /// Its chaos scenarios.
+    /// Returns the chaos scenarios of the store.
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
         &[]
     }
 
-    /// Its benchmark.
+    /// Returns how the benchmark measures the store.
     fn bench(&self) -> Bench;
 }
 
 /// Storage that the suites run on: a server, and options of the store URL.
 #[derive(Clone, Copy, Debug)]
 pub struct Storage {
-    /// The name of its tests.
+    /// The name of the storage, which is also the name of its tests.
     pub name: &'static str,
     /// The server; `None` for files and memory.
     pub server: Option<Server>,
     /// Options of its store URL.
     pub options: &'static str,
-    /// The suites that it supports.
+    /// The suites that run on it.
     pub kind: Kind,
     /// The ttl of leases that must lapse or be renewed in a test.
     pub ttl: Duration,
-    /// The longest ttl that it has.
+    /// The longest ttl that it supports.
     pub longest_ttl: Duration,
 }
 
 impl Storage {
-    /// The storage of `server`, without options.
+    /// Describes storage on `server`, without options.
     pub const fn at(name: &'static str, server: Server, kind: Kind) -> Self {
         Self { server: Some(server), ..Self::local(name, kind) }
     }
 
-    /// A file or the memory of this process.
+    /// Describes storage in a file or in the memory of this process.
     pub const fn local(name: &'static str, kind: Kind) -> Self {
         Self { name, server: None, options: "", kind, ttl: Duration::from_secs(2), longest_ttl: Ttl::MAX }
     }
 
-    /// The same with another ttl: the shortest one that it has, or a longer one for a slow server, whose response must
-    /// arrive while the lease is valid.
+    /// Sets the ttl: the shortest one that the storage supports, or a longer one for a slow server, whose response
+    /// must arrive while the lease is valid.
     #[must_use]
     pub const fn with_ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
-    /// The same without longer ttls.
+    /// Sets the longest ttl that the storage supports.
     #[must_use]
     pub const fn with_longest_ttl(self, longest_ttl: Duration) -> Self {
         Self { longest_ttl, ..self }
     }
 
-    /// The same with the `options` of its store URL.
+    /// Sets the options of the store URL.
     #[must_use]
     pub const fn with(self, options: &'static str) -> Self {
         Self { options, ..self }
@@ -115,12 +114,12 @@ impl Storage {
 /// Which suites run on a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The conformance suite. The storage belongs to one process or has no tokens.
+    /// Only the conformance suite, for example because the storage belongs to one process or has no tokens.
     Alone,
     /// Also the suites with several processes.
     Shared,
-    /// Also those that count and harm its requests, which are HTTP. Not those with crowds of processes, since the server
-    /// handles one request at a time.
+    /// Also the suites that count HTTP requests and harm them, but not the tests with many processes, because the
+    /// server handles one request at a time.
     Serial,
     /// All suites.
     Http,
@@ -142,10 +141,10 @@ pub enum Reaper {
 /// The requests to the lock's record that each step costs.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// The kind of a request, if it concerns the record of the lock named `lock`.
+    /// Returns the kind of a request if it concerns the record of the lock named `lock`.
     pub request: fn(&Seen) -> Option<String>,
-    /// Whether each client acquires another lock first, because its examination of the server could not be
-    /// distinguished from what is counted.
+    /// Whether each client must acquire another lock first. Otherwise, the requests of its examination of the server
+    /// would be counted too.
     pub examines_first: bool,
     /// The first acquisition ever.
     pub first: &'static [&'static str],
@@ -155,7 +154,7 @@ pub struct Budget {
     pub refusal: &'static [&'static str],
     /// A waiter's read.
     pub read: &'static str,
-    /// Each of these: an acquisition by a client that knows the record, a renewal, a release.
+    /// An acquisition by a client that knows the record, a renewal, or a release.
     pub write: &'static str,
     /// How many such writes a waiter sends to join the line.
     pub joins: usize,
@@ -170,6 +169,6 @@ pub struct Bench {
     pub title: &'static str,
     /// The letters of the benchmark scenarios that run by default.
     pub scenarios: &'static str,
-    /// Starts its server; `None` if there is none and [`TestStore::fresh_url`] gives its location.
+    /// Starts the server. `None` if there is no server; the location then comes from [`TestStore::fresh_url`].
     pub server: Option<StartMeasured>,
 }

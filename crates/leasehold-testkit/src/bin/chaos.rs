@@ -1,5 +1,5 @@
-//! Runs chaos on real servers. `./chaos` starts this program; see `./chaos --help`. It starts the servers, and itself
-//! again as each worker.
+//! Runs chaos on real servers. `./chaos` starts this program; see `./chaos --help`. The program starts the servers,
+//! and starts itself again for each worker.
 
 // A worker fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -34,7 +34,8 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Runs until everything is done or the user interrupts it. Dropping what was started kills it.
+/// Runs the scenarios until they are done or the user interrupts them. Dropping the scenarios kills the processes
+/// that they started.
 async fn run(options: &Options) -> ExitCode {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());

@@ -11,11 +11,16 @@
 //! leasehold-testkit-worker add --object URL --times N
 //! ```
 //!
-//! `increment` adds one to the number in a plain file, N times, each time under the lock; with `--order barge` it
-//! does not wait in line. `hold` holds the lock until it is killed. `answer` does so too, and for each line of its
-//! input prints whether it still does. `leave` acquires the lock, detaches the grant and exits without a release.
-//! `try` exits with 1 if the lock is held. With `--permits` they use one of N permits. `permit` holds a permit, N
-//! times. `add` adds one to the number `n` in a JSON object, N times, without a lock.
+//! - `increment` adds one to the number in a plain file, N times, each time under the lock. With `--order barge` it
+//!   does not wait in line.
+//! - `hold` holds the lock until it is killed or has lost the lock.
+//! - `answer` holds the lock, and prints for each line of its input whether it still holds it.
+//! - `leave` acquires the lock, detaches the grant and exits without a release.
+//! - `try` exits with 1 if the lock is held.
+//! - `permit` holds a permit, N times.
+//! - `add` adds one to the number `n` in a JSON object, N times, without a lock.
+//!
+//! With `--permits N`, `hold` and `try` use one of N permits.
 
 // A worker fails by panicking.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -79,7 +84,7 @@ impl Options {
         self.text(name).parse().unwrap_or_else(|_| panic!("--{name} is not a number"))
     }
 
-    /// The semaphore that `--permits` asks for, if given.
+    /// Returns the semaphore that `--permits` asks for, if that option is given.
     fn semaphore(&self, locker: &Locker) -> Option<Semaphore> {
         self.0
             .contains_key("permits")
@@ -91,15 +96,15 @@ impl Options {
     }
 }
 
-/// Prints `line` and flushes, also into a pipe.
+/// Prints `line` and flushes it, even into a pipe.
 fn say(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
 }
 
-/// Prints, for each addition, the token (0 without one) and the interval in which the lock was held, in nanoseconds on
-/// the machine's clock.
+/// Adds one to the number in the file, each time under the lock. Prints, for each addition, the token (0 without one)
+/// and the interval in which the lock was held, in nanoseconds on the machine's clock.
 async fn increment(locker: &Locker, options: &Options) {
     let file = std::path::Path::new(options.text("file"));
     let lock = locker.lock(options.text("lock"));
@@ -108,7 +113,7 @@ async fn increment(locker: &Locker, options: &Options) {
         let guard = lock.acquire().await.unwrap();
         let from = SystemClock.now().since_boot().as_nanos();
         let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
-        // Neither atomic nor locked: two processes at once lose an addition or read half a number.
+        // This is neither atomic nor locked. Two processes that do it at once lose an addition or read half a number.
         std::fs::write(file, (number + 1).to_string()).unwrap();
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
@@ -117,7 +122,7 @@ async fn increment(locker: &Locker, options: &Options) {
     }
 }
 
-/// For each hold prints the permit's number, then what `increment` prints.
+/// Holds a permit, each time for a while. Prints, for each hold, the permit's number, then what `increment` prints.
 async fn permit(locker: &Locker, options: &Options) {
     let semaphore = options.semaphore(locker).unwrap();
     for _ in 0..options.number("times") {
@@ -140,7 +145,7 @@ async fn release(guard: Guard) {
     }
 }
 
-/// The token; 0 if the store has none.
+/// Returns the token, or 0 if the store has none.
 fn token(guard: &Guard) -> u64 {
     guard.token().map_or(0, Token::get)
 }
@@ -155,7 +160,7 @@ async fn hold(locker: &Locker, options: &Options) {
     say(format_args!("lost {loss}"));
 }
 
-/// Checks the guard only after each question, so that a response is never from before a pause.
+/// Checks the guard only after it has read a question, so that no answer is from before a pause.
 async fn answer(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
     say(format_args!("granted {}", token(&guard)));
@@ -173,7 +178,7 @@ async fn leave(locker: &Locker, options: &Options) {
     say(format_args!("granted {}", ticket.token()));
 }
 
-/// Prints how many attempts each addition took.
+/// Adds one to the number in the object, each time without a lock. Prints how many attempts each addition took.
 async fn add(options: &Options) {
     let object = Object::open(options.text("object")).await.unwrap().attempts(10_000);
     let object = object.within(Duration::from_secs(250));

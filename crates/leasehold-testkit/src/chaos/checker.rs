@@ -1,16 +1,16 @@
 //! Judges a merged history, and reads nothing else. It shares no code with leasehold, does not know how locks are
 //! implemented, and uses only the times in the history.
 //!
-//! A grant is *believed in* at a moment when its worker asked whether it holds the lock and the answer was yes. Each
-//! moment is known only as an interval. The checker orders two moments only if their intervals do not overlap, so wide
-//! intervals can hide a violation but never invent one.
+//! A grant is *believed in* at a moment when its worker checked whether it holds the lock and the check passed. Each
+//! moment is known only as an interval. The checker orders two moments only if their intervals do not overlap, so
+//! wide intervals can hide a violation but never invent one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::Value;
 
-/// What must hold.
+/// A rule that a history must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// While one grant is believed in, no other is.
@@ -30,7 +30,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: &[Self] = &[
         Self::OneHolder,
         Self::TokensRise,
@@ -41,7 +41,7 @@ impl Rule {
         Self::Readable,
     ];
 
-    /// The name of the rule in a history.
+    /// Returns the name of the rule in a history.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneHolder => "one holder",
@@ -70,7 +70,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a history contains.
+/// Counts of the events in a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Grants.
@@ -87,7 +87,7 @@ pub struct Counts {
     pub checks: u64,
     /// Writes that the counter accepted.
     pub writes: u64,
-    /// Reads and writes that it refused.
+    /// Reads and writes that the counter refused.
     pub refused: u64,
     /// Acquisitions that failed.
     pub failures: u64,
@@ -104,7 +104,7 @@ pub struct Verdict {
     pub broken: Vec<Finding>,
     /// Violations of rules that were not promised.
     pub observed: Vec<Finding>,
-    /// What the history contains.
+    /// Counts of the events in the history.
     pub counts: Counts,
 }
 
@@ -117,7 +117,7 @@ pub fn judge(history: &str) -> Verdict {
     case.verdict()
 }
 
-/// A moment at which a grant was believed in. It lies between these times.
+/// A moment at which a grant was believed in. It lies between `from` and `until`.
 #[derive(Clone, Copy, Debug)]
 struct Belief {
     grant: usize,
@@ -139,8 +139,8 @@ struct Grant {
 }
 
 impl Grant {
-    /// The grant was certainly believed in throughout this interval: from its earliest upper bound to its latest lower
-    /// bound.
+    /// Returns the interval throughout which the grant was certainly believed in: from the earliest upper bound of
+    /// its moments to the latest lower bound.
     fn span(&self) -> Option<(u64, u64)> {
         let first = self.beliefs.iter().map(|belief| belief.until).min()?;
         let last = self.beliefs.iter().map(|belief| belief.from).max()?;
@@ -159,7 +159,7 @@ struct Access {
 
 #[derive(Debug, Default)]
 struct Case {
-    /// `None` until a `run` event has been read.
+    /// The promised rules; `None` until a `run` event has been read.
     promises: Option<BTreeSet<&'static str>>,
     grants: Vec<Grant>,
     by_name: BTreeMap<String, usize>,
@@ -279,7 +279,7 @@ impl Case {
             let Some((first, last)) = grant.span() else { continue };
             let later = beliefs.partition_point(|belief| belief.from <= first);
             let within = beliefs[later..].iter().take_while(|belief| belief.from < last);
-            // One finding per grant is enough: there may be thousands.
+            // One finding per grant is enough, because there may be thousands.
             let other = within.copied().find(|belief| belief.grant != number && belief.until < last);
             if let Some(other) = other {
                 findings.push(format!(
@@ -294,7 +294,7 @@ impl Case {
         findings.into_iter().for_each(|text| self.find(Rule::OneHolder, text));
     }
 
-    /// Whatever was granted or believed in has a higher token than everything that certainly came before.
+    /// Checks that no grant or belief has a lower token than one that certainly came before it.
     fn tokens_rise(&mut self, lock: &str) {
         let granted = self.on(lock).map(|(number, grant)| {
             let Grant { token, from, until, .. } = *grant;

@@ -29,16 +29,16 @@ pub enum End {
 /// A lock implementation.
 #[async_trait]
 pub trait Contender: Send + Sync {
-    /// Tries to acquire the lock; `None` if it is held.
+    /// Tries to acquire the lock. Returns `None` if the lock is held or the attempt was abandoned.
     async fn acquire(&self, attempt: Attempt) -> Result<Option<Box<dyn Hold>>, String>;
 }
 
 /// A held lock.
 #[async_trait]
 pub trait Hold: Send + Sync {
-    /// The fencing token; 0 if there is none.
+    /// Returns the fencing token, or 0 if there is none.
     fn token(&self) -> u64;
-    /// Whether the holder believes that it still holds the lock.
+    /// Returns whether the holder believes that it still holds the lock.
     fn check(&self) -> bool;
     /// Completes when the holder learns that it has lost the lock. Cancel safe.
     async fn lost(&self);
@@ -51,7 +51,8 @@ pub trait Hold: Send + Sync {
 pub struct Leasehold {
     /// The lock.
     pub lock: Lock,
-    /// Whether the worker checks its guard and passes its token on. A worker that does neither misuses a correct lock.
+    /// Whether the worker checks its guard and passes on its token. A worker that does neither misuses a correct
+    /// lock.
     pub checked: bool,
 }
 
@@ -74,7 +75,7 @@ impl Contender for Leasehold {
     }
 }
 
-/// The error's kind, and its message with all causes.
+/// Returns the error's kind, and its message with all causes.
 fn in_full(error: &Error) -> String {
     format!("{:?}: {error:#}", error.kind())
 }
@@ -87,7 +88,7 @@ struct HolderInfo {
 #[async_trait]
 impl Hold for HolderInfo {
     fn token(&self) -> u64 {
-        // A worker that does not check its guard does not pass its token on either.
+        // A worker that does not check its guard does not pass on its token either.
         if self.checked { self.guard.token().map_or(0, Token::get) } else { 0 }
     }
 

@@ -22,7 +22,8 @@ pub struct Environment {
     harms: Vec<Harms>,
 }
 
-/// The faults on one worker's connection. The newest applies; when it ends, the newest of the remaining ones.
+/// The faults on one worker's connection. The newest fault applies. When it ends, the newest of the remaining ones
+/// applies.
 #[derive(Debug, Default)]
 struct Harms(Mutex<Vec<(u64, Kind, Duration)>>);
 
@@ -59,13 +60,13 @@ impl Environment {
         Ok(Self { servers, faults, options: scenario.options, harms })
     }
 
-    /// The store URL for worker `n`.
+    /// Returns the store URL for worker `n`.
     pub fn url(&self, n: usize) -> String {
         let url = self.servers.url(n);
         if self.options.is_empty() { url } else { with_option(&url, self.options) }
     }
 
-    /// The faults that can be applied to the servers and to the connections to them.
+    /// Returns the faults that can be applied to the servers and to the connections to them.
     pub fn faults(&self) -> &[Kind] {
         &self.faults
     }
@@ -80,7 +81,7 @@ impl Environment {
         self.servers.harm(n, harms.newest());
     }
 
-    /// Stops the server, or the cluster's leader, for `duration`. Only one call at a time.
+    /// Stops the server, or the cluster's leader, for `duration`. Concurrent calls run one after another.
     ///
     /// # Errors
     /// When the server has no process.
@@ -88,11 +89,11 @@ impl Environment {
         self.servers.stop(duration).await
     }
 
-    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Only one call
-    /// at a time.
+    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Concurrent
+    /// calls run one after another.
     ///
     /// # Errors
-    /// When it does not start again.
+    /// When the server does not start again.
     pub async fn kill(&self, duration: Duration) -> io::Result<()> {
         self.servers.kill(duration).await
     }

@@ -1,4 +1,4 @@
-//! Carries out planned faults. The nemesis uses it.
+//! Carries out planned faults for the nemesis.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use super::history::History;
 use super::plan::{Fault, Kind};
 use super::resource::Resource;
 
-/// How long a fault meant for a holder waits for one: longer than a dead holder's lease. After that it hits any
-/// worker.
+/// How long a fault for a holder waits until a worker holds the lock. After that, it hits any worker. Longer than a
+/// dead holder's lease.
 const WAIT_FOR_HOLDER: Duration = Duration::from_secs(5);
 
 /// How long the successor keeps holding the lock after the old holder has resumed.
@@ -52,7 +52,7 @@ impl Stepper {
         Ok(stepper)
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -62,7 +62,8 @@ impl Stepper {
     /// # Errors
     /// When the file cannot be written.
     pub fn set(&self, seconds: i64) -> io::Result<()> {
-        // Written by rename: faketime may read the file at any time and must not see half of it.
+        // Replaces the file by renaming a new one, because faketime may read it at any time and must not see half of
+        // it.
         let new = self.path.with_extension("new");
         std::fs::write(&new, format!("{seconds:+}s\n"))?;
         std::fs::rename(new, &self.path)
@@ -81,7 +82,7 @@ impl World {
             Kind::StopHolder | Kind::StopAgent | Kind::KillHolder | Kind::CutHolder => self.holder().await,
             _ => None,
         };
-        // Recorded as the kind of fault that it turned out to be.
+        // The history records the kind of fault that actually occurred.
         let kind = if holder.is_some() { fault.kind } else { fault.kind.without_a_holder() };
         let victim = holder.unwrap_or_else(|| match kind {
             Kind::KillWaiter => self.waiter(fault),
@@ -110,7 +111,7 @@ impl World {
             Kind::StepWall => self.step(fault)?,
             kind => self.environment.harm(victim, kind, fault.lasts).await,
         }
-        // Wait while the old holder, now resumed, and its successor are both at work.
+        // Waits while the old holder, which has resumed, and its successor are both at work.
         if linger.is_some() {
             SystemClock.sleep(AFTERMATH).await;
         }
@@ -121,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// The worker that holds the lock and has just been asked to keep it, if any.
+    /// Returns the worker that holds the lock and has just been asked to keep it, if any.
     async fn holder(&self) -> Option<usize> {
         let mut seen = self.resource.seen();
         let reads = seen.borrow().reads;
@@ -137,7 +138,7 @@ impl World {
         (fault.pick % self.berths.len() as u64) as usize
     }
 
-    /// Any worker but the one that used the lock last.
+    /// Returns any worker except the one that used the lock last.
     fn waiter(&self, fault: &Fault) -> usize {
         let user = self.resource.seen().borrow().holder.clone();
         let anybody = self.anybody(fault);

@@ -1,4 +1,4 @@
-//! The worker processes: started, stopped, killed, and replaced.
+//! Starts, stops, kills and replaces the worker processes.
 
 use std::ffi::OsString;
 use std::fs::DirEntry;
@@ -30,7 +30,7 @@ enum Order {
     Kill,
 }
 
-/// How a worker is started.
+/// How to start a worker.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// The program.
@@ -43,7 +43,7 @@ pub struct Recipe {
     pub variables: Vec<(OsString, OsString)>,
 }
 
-/// Runs one worker process at a time and replaces it when it dies. Dropping it ends everything.
+/// Runs one worker process at a time and replaces it when it dies. Dropping this ends the worker process.
 #[derive(Debug)]
 pub struct Berth {
     number: String,
@@ -61,12 +61,12 @@ impl Berth {
         Self { number, orders, finish, task: tokio::spawn(tend(recipe, received, finishing)) }
     }
 
-    /// Whether the worker that calls itself `who` runs here.
+    /// Returns whether the worker that calls itself `who` runs here.
     pub fn is_home_of(&self, who: &str) -> bool {
         who.split('.').next() == Some(&self.number)
     }
 
-    /// The name that all workers here share, without the run count.
+    /// Returns the name that all workers here share, without the run count.
     pub fn name(&self) -> &str {
         &self.number
     }
@@ -77,7 +77,7 @@ impl Berth {
         let _ = self.orders.send(Order::Stop(duration));
     }
 
-    /// Stops the agents of the running process for `duration`, and not the process itself.
+    /// Stops the agents of the running process for `duration`, but not the process itself.
     pub fn stop_agent(&self, duration: Duration) {
         let _ = self.orders.send(Order::StopAgent(duration));
     }
@@ -108,12 +108,12 @@ async fn tend(
         recipe.orders.who = format!("{number}.{incarnation}");
         recipe.orders.seed = recipe.orders.seed.wrapping_add(incarnation);
         let mut child = start(&recipe)?;
-        // Held open until the end, because `Child::wait` would close it.
+        // Keeps the input open until the end, because `Child::wait` would close it.
         let input = child.stdin.take();
         let mut killed = false;
         let (death, over) = tokio::select! {
             death = attend(&mut child, &mut orders, &mut killed) => (death?, false),
-            // Also when the sender is gone.
+            // This branch is also taken when the sender is gone.
             () = finished(&mut finishing) => (None, true),
         };
         let death = if over { say_goodbye(child, input, killed).await? } else { death };
@@ -141,8 +141,8 @@ fn start(recipe: &Recipe) -> io::Result<Child> {
         .spawn()
 }
 
-/// Carries out orders until the worker dies. Returns how it died, unless that was ordered. `killed` is set even if
-/// this future is dropped while the worker dies.
+/// Carries out orders until the worker dies. Returns how it died, unless it was killed by an order or crashed on
+/// purpose. `killed` is set even if this future is dropped while the worker dies.
 async fn attend(
     child: &mut Child,
     orders: &mut mpsc::UnboundedReceiver<Order>,
@@ -162,7 +162,7 @@ async fn attend(
                 }
                 Order::Stop(duration) => {
                     signal(child, Signal::STOP)?;
-                    // As a frozen machine stops both.
+                    // A machine that freezes would stop the worker and its agents.
                     let _stopped = StoppedAgents::of(child);
                     SystemClock.sleep(duration).await;
                     signal(child, Signal::CONT)?;
@@ -177,7 +177,7 @@ async fn attend(
 }
 
 /// The agents of a worker, which are stopped until this is dropped, even if the worker has died. A worker in Rust has
-/// none.
+/// no agent.
 struct StoppedAgents(Vec<Pid>);
 
 impl StoppedAgents {
@@ -194,7 +194,7 @@ impl StoppedAgents {
 
     fn signal(&self, signal: Signal) {
         for agent in &self.0 {
-            // It may have ended meanwhile.
+            // The agent may have ended in the meantime.
             let _ = kill_process(*agent, signal);
         }
     }
@@ -206,7 +206,7 @@ impl Drop for StoppedAgents {
     }
 }
 
-/// Asks a worker to exit. Returns how it exited if that was not as expected.
+/// Asks a worker to exit. Returns how it exited if it did not exit as expected.
 async fn say_goodbye(
     mut child: Child,
     input: Option<ChildStdin>,

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `run` | the nemesis, first | `store`, `promises`: the rules that must hold |
 //! | `granted` | a worker, when it was granted the lock | `lock`, `grant`, `token` (0: none) |
-//! | `checked` | a worker whose check passed: it still holds the lock | the same |
+//! | `checked` | a worker whose check showed that it still holds the lock | the same |
 //! | `lost` | a worker that found out that it has lost the lock | the same |
 //! | `over` | a worker that gave the lock up | the same, `how` |
 //! | `read`, `write` | the counter that the lock protects | `lock`, `token`, `accepted`, `value`, `number` |
@@ -12,7 +12,7 @@
 //! | `fault` | the nemesis | `kind`, `target` |
 //! | `healed` | the nemesis, when the last fault is over | |
 //!
-//! All events have `who`, and `from` and `until`: milliseconds of true time between which the event lies.
+//! All events have `who`, `from` and `until`. An event lies between `from` and `until`, in milliseconds of true time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -42,7 +42,7 @@ impl History {
         Ok(Self { file: Mutex::new(file), who: who.to_owned(), time: TrueTime::open()? })
     }
 
-    /// A lower bound of the current time. Read it before the event that is to be recorded.
+    /// Returns a lower bound of the current time. Call this before the event that is to be recorded.
     pub fn now(&self) -> u64 {
         self.time.at_least_ms()
     }
@@ -50,7 +50,7 @@ impl History {
     /// Records that `what` happened between `from` and now.
     ///
     /// # Panics
-    /// When the file cannot be written: a history with holes proves nothing.
+    /// When the file cannot be written, because a history with holes proves nothing.
     pub fn tell(&self, what: &str, from: u64, mut more: Value) {
         let until = self.time.at_most_ms();
         let fields = more.as_object_mut().expect("the further fields are an object");
@@ -59,16 +59,16 @@ impl History {
         {
             fields.insert(name.to_owned(), value);
         }
-        // A single write: a process that is killed leaves whole lines, and at most one partial line at the end.
+        // A single write, so that a killed process leaves whole lines, and at most one partial line at the end.
         let line = format!("{more}\n");
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(line.as_bytes()).expect("the history is writable");
     }
 }
 
-/// The events in all files of `folder`, sorted by the latest time at which they can have ended.
+/// Returns the events in all files of `folder`, sorted by the latest time at which they can have ended.
 ///
-/// A last line that its writer's death cut off is left out.
+/// Leaves out a partial last line, whose writer was killed.
 ///
 /// # Errors
 /// When the files cannot be read.

@@ -19,7 +19,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 const SIGNED: &str = "authorization: AWS4-HMAC-SHA256 Credential=leasehold/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=none\r\n";
 
-/// Milliseconds on this machine's wall clock, which none of these locks should rely on.
+/// Returns the milliseconds on this machine's wall clock. A correct lock would not rely on them.
 fn wall_ms() -> i64 {
     i64::try_from(SystemClock.now().wall_us() / 1_000).unwrap_or(i64::MAX)
 }
@@ -56,7 +56,7 @@ pub struct PlainObject {
 }
 
 impl PlainObject {
-    /// The lock `lock` in the bucket of the store URL `url`.
+    /// Creates the lock `lock` in the bucket of the store URL `url`.
     ///
     /// # Panics
     /// When the URL names no bucket or no endpoint.
@@ -123,7 +123,7 @@ impl Hold for HeldObject {
     }
 }
 
-/// A database row with an expiry time. It counts tokens, and the owner stops when the time has come, but each client
+/// A database row with an expiry time and a counter of tokens. The owner stops at the expiry time, but each client
 /// uses its own clock.
 #[derive(Clone, Debug)]
 pub struct ExpiryColumn {
@@ -133,7 +133,7 @@ pub struct ExpiryColumn {
 }
 
 impl ExpiryColumn {
-    /// The lock `lock` in the SQLite database of the store URL `url`.
+    /// Creates the lock `lock` in the SQLite database of the store URL `url`.
     ///
     /// # Panics
     /// When the URL is invalid.

@@ -28,15 +28,15 @@ const WORKERS: usize = 8;
 /// Faults start after this many grants.
 const GRANTS_BEFORE: u64 = 2;
 
-/// After the last fault, the run waits for this many grants, and at most this long: long enough for any lease to end
-/// and for any client that has backed off.
+/// After the last fault, the run waits for this many grants, but not longer than `RECOVERY`. That is enough for any
+/// lease to end and for any client that has backed off to try again.
 const GRANTS_AFTERWARDS: u64 = 3;
 const RECOVERY: Duration = Duration::from_secs(60);
 
-/// An incorrect lock must be found out within this time.
+/// The checker must find the flaw of an incorrect lock within this time.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
-/// How often the checker looks at a lock that must be found out.
+/// How often the checker judges the history of an incorrect lock.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Settings of a chaos run.
@@ -61,7 +61,7 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// Everything that is wrong, including broken promises; empty on success.
     pub wrong: Vec<String>,
-    /// Where the histories are kept: if something is wrong, or on request.
+    /// Where the histories are kept, if something is wrong or on request.
     pub kept: Option<PathBuf>,
     /// How long the run took.
     pub took: Duration,
@@ -86,7 +86,7 @@ pub async fn run(scenario: &Scenario, settings: &Settings) -> io::Result<Outcome
     }
 }
 
-/// The logs and histories. Also kept if this program panics.
+/// The folder of the logs and histories. It is also kept if this program panics.
 struct Folder(TempDir);
 
 impl Folder {
@@ -125,7 +125,8 @@ async fn make_and_judge(
 }
 
 fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
-    // A rule that must be broken is observed, not promised. It is an error only if the checker does not find it.
+    // A rule that must be broken is not promised, so its violations are only observed. It is an error if there are
+    // none.
     let mut wrong: Vec<String> = verdict.broken.iter().map(ToString::to_string).collect();
     wrong.extend(odd_deaths);
     if let Some(rule) = scenario.must_break
@@ -166,7 +167,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
         world.berths.push(Berth::occupy(workers::recipe(language, orders, variables)?));
     }
     world.granted(GRANTS_BEFORE).await;
-    // A lock that must be found out is run until it is, but not much longer than that takes.
+    // With an incorrect lock, faults occur until the checker has found the flaw, but not longer than `LONG_ENOUGH`.
     let duration = if scenario.must_break.is_some() { LONG_ENOUGH } else { settings.duration };
     let faults = plan(settings.seed, &world.kinds(scenario.language), duration, scenario.ttl);
     if scenario.must_break.is_some() {
@@ -195,11 +196,11 @@ async fn found_out(scenario: &Scenario, histories: &Path) -> io::Result<()> {
 }
 
 impl World {
-    /// The kinds of fault that apply to this scenario.
+    /// Returns the kinds of fault that apply to this scenario.
     fn kinds(&self, language: Language) -> Vec<Kind> {
         let mut kinds = Kind::TO_WORKERS.to_vec();
         if language != Language::Rust {
-            // Twice: of the holders that it finds, one in four uses the library and has no agent.
+            // Twice, because one in four of the holders that it finds uses the library and has no agent.
             kinds.extend([Kind::StopAgent; 2]);
         }
         kinds.extend(self.environment.faults());
@@ -209,7 +210,7 @@ impl World {
         kinds
     }
 
-    /// The environment variables that give worker `n` its own faked clocks.
+    /// Returns the environment variables that fake the clocks of worker `n`.
     fn clock_of(
         &mut self,
         n: usize,
@@ -229,7 +230,7 @@ impl World {
         };
         let spec = match n {
             1 | 2 if clocks != Clocks::TwiceTooFast => {
-                // A clock that is stepped while it runs: only the wall clock can be.
+                // This clock is stepped while the worker runs. Only the wall clock can be stepped.
                 let stepper = Stepper::new(folder, n)?;
                 variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
                 variables.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
@@ -276,7 +277,7 @@ impl World {
         self.granted(GRANTS_AFTERWARDS).await;
     }
 
-    /// Waits for `times` more grants. Gives up after a long time; the checker then reports that.
+    /// Waits for `times` more grants. Gives up after a long time; the checker reports the missing grants.
     async fn granted(&self, times: u64) {
         let mut seen = self.resource.seen();
         let so_far = seen.borrow().grants;

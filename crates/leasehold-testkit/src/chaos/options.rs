@@ -9,7 +9,7 @@ use super::scenario::Scenario;
 pub struct Options {
     /// The scenarios to run.
     pub scenarios: Vec<&'static Scenario>,
-    /// Whether these are all scenarios.
+    /// Whether `scenarios` contains all scenarios.
     pub everything: bool,
     /// The seed of the plans of faults.
     pub seed: u64,
@@ -22,7 +22,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the arguments. `all` are the existing scenarios.
+    /// Reads the arguments. `all` contains the existing scenarios.
     ///
     /// # Errors
     /// A description of what is wrong with the arguments.
@@ -72,7 +72,7 @@ fn number(option: &str, value: Option<&String>) -> Result<u64, String> {
     value.parse().map_err(|_| format!("`{value}` for `{option}` is not a number"))
 }
 
-/// The scenario named `name`, or those whose names begin with `name` and a dash.
+/// Returns the scenario named `name` and those whose names begin with `name` and a dash.
 fn called(name: &str, all: &[&'static Scenario]) -> Result<Vec<&'static Scenario>, String> {
     let begin = format!("{name}-");
     let known: Vec<&str> = all.iter().map(|scenario| scenario.name).collect();

@@ -1,4 +1,4 @@
-//! Which faults happen when: drawn from a seed before the run starts.
+//! The schedule of faults, which is drawn from a seed before the run starts.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use fastrand::Rng;
 pub enum Kind {
     /// The holder is stopped for longer than its lease, then resumed.
     StopHolder,
-    /// The agent of the holder is stopped for longer than the lease, then resumed. The holder runs on.
+    /// The agent of the holder is stopped for longer than the lease, then resumed. The holder keeps running.
     StopAgent,
     /// Any worker is stopped, for any duration.
     StopWorker,
@@ -19,13 +19,13 @@ pub enum Kind {
     KillWaiter,
     /// The holder cannot reach the store for longer than its lease.
     CutHolder,
-    /// Workers' requests are applied, and the responses are lost.
+    /// Workers' requests are applied, but the responses are lost.
     LoseAnswers,
-    /// Connections break, and requests with them.
+    /// Connections break, and their requests are lost.
     CutConnections,
     /// Requests arrive late.
     DelayRequests,
-    /// Answers arrive late.
+    /// Responses arrive late.
     DelayAnswers,
     /// Requests arrive twice.
     DoubleRequests,
@@ -46,7 +46,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[
         Self::StopHolder,
         Self::StopAgent,
@@ -83,7 +83,7 @@ impl Kind {
     /// Faults that a proxy for other protocols can cause.
     pub const TO_CONNECTIONS: &[Self] = &[Self::CutHolder, Self::LoseAnswers, Self::DelayAnswers];
 
-    /// The name of the fault in a history.
+    /// Returns the name of the fault in a history.
     pub const fn name(self) -> &'static str {
         match self {
             Self::StopHolder => "holder stopped",
@@ -107,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// Whether a worker must hold the lock throughout the fault.
+    /// Returns whether a worker must hold the lock throughout the fault.
     pub fn is_for_a_holder(self) -> bool {
         matches!(
             self,
@@ -115,7 +115,7 @@ impl Kind {
         )
     }
 
-    /// The kind of fault that remains when no worker holds the lock: it then hits any worker.
+    /// Returns the kind that this fault becomes if no worker holds the lock. It then hits any worker.
     pub(super) fn without_a_holder(self) -> Self {
         match self {
             Self::StopHolder => Self::StopWorker,
@@ -125,11 +125,11 @@ impl Kind {
         }
     }
 
-    /// The duration, as a fraction of the ttl.
+    /// Returns the duration, as a multiple of the ttl.
     fn lasts(self, random: &mut Rng) -> f64 {
         let mut between = |least: f64, most: f64| least + (most - least) * random.f64();
         match self {
-            // Longer than the lease, so that another worker is granted the lock meanwhile.
+            // Longer than the lease, so that another worker is granted the lock in the meantime.
             Self::StopHolder | Self::StopAgent | Self::CutHolder => between(1.3, 2.2),
             Self::StopServer | Self::KillServer | Self::StopLeader | Self::KillLeader => between(0.1, 1.2),
             Self::StopWorker | Self::DelayRequests | Self::DelayAnswers => between(0.1, 1.6),
@@ -141,17 +141,17 @@ impl Kind {
 /// One fault of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// What goes wrong.
+    /// The kind of fault.
     pub kind: Kind,
     /// The delay since the previous fault began.
     pub after: Duration,
     /// How long it lasts.
     pub lasts: Duration,
-    /// Selects the target where the kind of fault does not.
+    /// Selects the target, unless the kind of fault determines it.
     pub pick: u64,
 }
 
-/// Faults of `kinds` for `duration`, on leases of `ttl`. Each kind occurs once before any occurs again.
+/// Draws faults of `kinds` for `duration`, with leases of `ttl`. Each kind occurs once before any kind occurs again.
 pub fn plan(seed: u64, kinds: &[Kind], duration: Duration, ttl: Duration) -> Vec<Fault> {
     let mut random = Rng::with_seed(seed);
     let mut faults = Vec::new();

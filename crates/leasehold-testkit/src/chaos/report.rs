@@ -46,7 +46,7 @@ pub async fn run_and_tell(options: &Options) -> bool {
     fine && missing.is_empty()
 }
 
-/// Columns are as wide as their headings.
+/// The headings of the columns. Each column is as wide as its heading.
 const COLUMNS: &[&str] = &[
     "grants",
     "takeovers",
@@ -77,7 +77,7 @@ fn told(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
     }
 }
 
-/// A line about one scenario, followed by what is wrong with it.
+/// Returns a line about one scenario, followed by what is wrong with it.
 fn line(outcome: &Outcome) -> String {
     let counts = &outcome.verdict.counts;
     let verdict = if outcome.wrong.is_empty() { "ok" } else { "WRONG" };
@@ -110,7 +110,7 @@ fn line(outcome: &Outcome) -> String {
     text
 }
 
-/// How often each rule that was not promised was broken.
+/// Returns how often each rule that was not promised was broken.
 fn by_rule(outcome: &Outcome) -> BTreeMap<&'static str, usize> {
     let mut rules = BTreeMap::new();
     for finding in &outcome.verdict.observed {
@@ -119,7 +119,7 @@ fn by_rule(outcome: &Outcome) -> BTreeMap<&'static str, usize> {
     rules
 }
 
-/// How often each fault occurred, in all scenarios together.
+/// Returns how often each fault occurred, in all scenarios together.
 fn faults(outcomes: &[Outcome]) -> String {
     let mut all = BTreeMap::<&str, u64>::new();
     for (kind, count) in outcomes.iter().flat_map(|outcome| &outcome.verdict.counts.faults) {
@@ -129,7 +129,7 @@ fn faults(outcomes: &[Outcome]) -> String {
     format!("faults: {}", all.join(", "))
 }
 
-/// Kinds of fault that never occurred, and effects that never occurred with correct locks.
+/// Returns the kinds of fault that never occurred, and the effects that never occurred with correct locks.
 fn missing(outcomes: &[Outcome]) -> Vec<&'static str> {
     let came: BTreeSet<&str> = outcomes
         .iter()

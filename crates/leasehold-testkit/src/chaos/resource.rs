@@ -1,8 +1,8 @@
 //! The resource that the locks protect: a counter for each lock, in the nemesis's memory, behind a socket.
 //!
-//! It refuses every read and write with a token lower than the highest it has seen. It has no other protection: a
-//! worker that adds one reads the number and writes the next one a little later. Token 0 means that there is none; it
-//! is never refused.
+//! It refuses every read and write with a token lower than the highest it has seen. It has no other protection. A
+//! worker that adds one reads the number and writes the next one a little later. Token 0 means that the worker has no
+//! token; such a request is never refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -70,25 +70,25 @@ impl Resource {
         Ok(Self { address, shared, task })
     }
 
-    /// The address that workers connect to.
+    /// Returns the address that workers connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A receiver of what the resource observes.
+    /// Returns a receiver of what the resource observes.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.shared.seen.subscribe()
     }
 
-    /// Until the result is dropped, every worker that reads is asked to keep the lock. This way a fault that is meant
-    /// for a holder finds one, and its successor still holds the lock when the old holder resumes.
+    /// Asks every worker that reads to keep the lock, until the result is dropped. A fault that is meant for a holder
+    /// thus finds one, and the successor still holds the lock when the old holder resumes.
     pub fn linger(&self) -> Linger {
         self.shared.lingering.fetch_add(1, Ordering::Relaxed);
         Linger(self.shared.clone())
     }
 }
 
-/// Workers are asked to keep the lock while this exists.
+/// The resource asks workers to keep the lock while this exists.
 #[derive(Debug)]
 pub struct Linger(Arc<Shared>);
 
@@ -127,13 +127,13 @@ async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
 }
 
 impl Shared {
-    /// `read LOCK TOKEN WHO`, `write LOCK TOKEN WHO VALUE`, `over LOCK TOKEN WHO`.
+    /// Handles a request: `read LOCK TOKEN WHO`, `write LOCK TOKEN WHO VALUE` or `over LOCK TOKEN WHO`.
     fn answer(&self, request: &[&str]) -> Option<String> {
         let (verb, lock, token, who) = (request.first()?, request.get(1)?, request.get(2)?, request.get(3)?);
         let token: u64 = token.parse().ok()?;
         match *verb {
             "read" => {
-                // Recorded before `seen` changes, because others act on that.
+                // Records the read before `seen` changes, because other tasks react to that change.
                 let answer = self.counted("read", lock, token, None);
                 self.seen.send_modify(|seen| {
                     seen.grants += u64::from(seen.holder.as_deref() != Some(*who));
@@ -155,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// One read or write. A mutex is held throughout, so that the history has the order of the operations.
+    /// Performs one read or write. Holds a mutex throughout, so that the history has the order of the operations.
     fn counted(&self, what: &str, lock: &str, token: u64, written: Option<u64>) -> String {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let counter = counters.entry(lock.to_owned()).or_default();
@@ -194,12 +194,12 @@ impl Client {
         Ok(Self { connection, who: who.to_owned(), stay: false })
     }
 
-    /// Whether the last answer asked the worker to keep the lock.
+    /// Returns whether the last response asked the worker to keep the lock.
     pub fn asks_to_stay(&self) -> bool {
         self.stay
     }
 
-    /// Reads the counter; `None` if the token is too low.
+    /// Reads the counter. Returns `None` if the token is too low.
     ///
     /// # Errors
     /// When the resource is gone.
@@ -208,7 +208,7 @@ impl Client {
         self.ask(&request).await
     }
 
-    /// Sets the counter; `None` if the token is too low.
+    /// Sets the counter. Returns `None` if the token is too low.
     ///
     /// # Errors
     /// When the resource is gone.

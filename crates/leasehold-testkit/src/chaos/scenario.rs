@@ -1,5 +1,5 @@
-//! The scenarios: each store on each of its servers, and the locks that the checker must find out. They are defined in
-//! the files of the [stores](crate::stores).
+//! The scenarios: each store on each of its servers, and the incorrect locks whose flaws the checker must find. The
+//! files of the [stores](crate::stores) define them.
 
 use std::time::Duration;
 
@@ -13,17 +13,18 @@ use super::worker::Kind;
 pub enum Clocks {
     /// Rates within the bound; wall clocks that are an hour off and are stepped.
     WithinBounds,
-    /// Wall clocks that are an hour off and are stepped: for a store whose processes share one machine, and so its
+    /// Wall clocks that are an hour off and are stepped. For a store whose processes share one machine, and so its
     /// boot clock.
     WallOnly,
-    /// Half of them run at half the true rate, the others at twice that: far beyond the bound.
+    /// Half of the clocks run at half the true rate, the others at twice the true rate. Both are far beyond the
+    /// bound.
     TwiceTooFast,
 }
 
 /// The language of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// The library.
+    /// Rust, with the library.
     Rust,
     /// The Python client, with asyncio.
     Python,
@@ -44,7 +45,7 @@ pub struct Scenario {
     pub options: &'static str,
     /// The kind of lock that workers acquire.
     pub kind: Kind,
-    /// The language of three of four workers. The others are in Rust.
+    /// The language of three in four workers. The others are in Rust.
     pub language: Language,
     /// The leases' time to live.
     pub ttl: Duration,
@@ -54,7 +55,7 @@ pub struct Scenario {
     pub promises: &'static [Rule],
     /// The rule that the checker must find broken, because the lock is incorrect or the clocks exceed the bound.
     pub must_break: Option<Rule>,
-    /// With fewer grants than this, even in a short run, nothing was tested.
+    /// With fewer grants than this, even in a short run, the run has tested nothing.
     pub least_grants: u64,
 }
 
@@ -69,7 +70,7 @@ pub const FENCE_ONLY: &[Rule] =
 const NOTHING: &[Rule] = &[Rule::Readable];
 
 impl Scenario {
-    /// A store of leasehold's, with everything that it promises if it has tokens.
+    /// Defines a scenario for a store of leasehold, which promises everything that a store with tokens promises.
     pub const fn store(name: &'static str, start: Start, server_faults: &'static [Fault]) -> Self {
         Self {
             name,
@@ -86,7 +87,7 @@ impl Scenario {
         }
     }
 
-    /// An incorrect lock.
+    /// Defines a scenario for an incorrect lock.
     pub const fn naive(
         name: &'static str,
         kind: Kind,

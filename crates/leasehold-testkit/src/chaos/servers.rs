@@ -21,10 +21,10 @@ pub type Start = for<'a> fn(&'a Path, usize) -> BoxFuture<'a, io::Result<Box<dyn
 /// Servers, with a proxy for each worker.
 #[async_trait]
 pub trait Servers: fmt::Debug + Send + Sync {
-    /// The store URL through the proxy of worker `n`.
+    /// Returns the store URL through the proxy of worker `n`.
     fn url(&self, n: usize) -> String;
 
-    /// The faults that the proxies can inject.
+    /// Returns the faults that the proxies can inject.
     fn ways(&self) -> &'static [Kind] {
         &[]
     }
@@ -32,19 +32,19 @@ pub trait Servers: fmt::Debug + Send + Sync {
     /// Sets the fault that the proxy of worker `n` injects from now on; `None` stops it.
     fn harm(&self, _n: usize, _harm: Option<(Kind, Duration)>) {}
 
-    /// Stops the server, or the cluster's leader, for `duration`. Only one call at a time.
+    /// Stops the server, or the cluster's leader, for `duration`. Concurrent calls run one after another.
     async fn stop(&self, _duration: Duration) -> io::Result<()> {
         Ok(())
     }
 
-    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Only one call
-    /// at a time.
+    /// Kills the server, or the cluster's leader, with `kill -9`, and starts it again after `duration`. Concurrent
+    /// calls run one after another.
     async fn kill(&self, _duration: Duration) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A server that speaks HTTP, or several of one store, and a proxy for each worker.
+/// One or more HTTP servers of one store, and a proxy for each worker.
 #[derive(Debug)]
 pub struct Http {
     servers: tokio::sync::Mutex<InTurn>,
@@ -78,8 +78,8 @@ impl Http {
         Self::start_replicas(launch, 1, folder, workers)
     }
 
-    /// Starts `replicas` servers with the same data below `folder`. Each proxy sends the requests of its worker to them in
-    /// turn. The faults of servers concern one of them at a time, in turn.
+    /// Starts `replicas` servers with the same data below `folder`. Each proxy forwards the requests of its worker to
+    /// these servers in turn. Server faults hit one server at a time, in turn.
     pub fn start_replicas<'a>(
         launch: &'static dyn Launch,
         replicas: usize,
@@ -126,7 +126,8 @@ impl Servers for Http {
     }
 }
 
-/// What the proxy does to each request. A delay lasts as long as the fault, so some requests arrive after the lease.
+/// Returns what the proxy does to each request. A delay is as long as the fault, so some requests arrive after the
+/// lease has ended.
 fn harm_of(kind: Kind, duration: Duration) -> Harm {
     match kind {
         Kind::LoseAnswers => Harm::AnswerLost,

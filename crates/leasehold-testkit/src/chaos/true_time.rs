@@ -19,12 +19,12 @@ impl TrueTime {
     /// Opens `/proc/uptime`.
     ///
     /// # Errors
-    /// When there is none: the system is not Linux.
+    /// When the file does not exist, because the system is not Linux.
     pub fn open() -> io::Result<Self> {
         File::open("/proc/uptime").map(Self)
     }
 
-    /// A lower bound of the current time. Read it before an event.
+    /// Returns a lower bound of the current time. Call this before an event.
     ///
     /// # Panics
     /// When `/proc/uptime` cannot be read.
@@ -35,7 +35,7 @@ impl TrueTime {
         in_ms(text).unwrap_or_else(|| panic!("/proc/uptime says {text:?}"))
     }
 
-    /// An upper bound of the current time. Read it after an event.
+    /// Returns an upper bound of the current time. Call this after an event.
     ///
     /// # Panics
     /// When `/proc/uptime` cannot be read.
@@ -44,7 +44,7 @@ impl TrueTime {
     }
 }
 
-/// `35923.34 25410.17`: the uptime in seconds with two decimals, and the idle time.
+/// Parses a text such as `35923.34 25410.17`: the uptime in seconds with two decimals, and the idle time.
 fn in_ms(text: &str) -> Option<u64> {
     let (seconds, hundredths) = text.split_whitespace().next()?.split_once('.')?;
     let (seconds, hundredths): (u64, u64) = (seconds.parse().ok()?, hundredths.parse().ok()?);

@@ -1,6 +1,6 @@
 //! A worker process: it acquires the lock, uses it, and records what it believes.
 //!
-//! It ends when its standard input does. It does not judge what happened; the checker does.
+//! It ends when its standard input ends. It does not judge what happened; the checker does.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,10 +37,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[Self::Leasehold, Self::Unchecked, Self::PlainObject, Self::ExpiryColumn];
 
-    /// The name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Leasehold => "leasehold",
@@ -54,11 +54,11 @@ impl Kind {
 /// The arguments of a worker.
 #[derive(Clone, Debug)]
 pub struct Orders {
-    /// Its name: its number, and how many workers have had that number.
+    /// The worker's name: its number, and how many workers have had that number.
     pub who: String,
     /// The kind of lock.
     pub kind: Kind,
-    /// The store URL; for an incorrect lock, where it is stored.
+    /// The store URL. For an incorrect lock, the place where the lock is stored.
     pub store: String,
     /// The lock's name.
     pub lock: String,
@@ -73,7 +73,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// The orders as arguments.
+    /// Returns the orders as arguments.
     pub fn arguments(&self) -> Vec<String> {
         vec![
             "worker".to_owned(),
@@ -88,7 +88,7 @@ impl Orders {
         ]
     }
 
-    /// Reads the arguments after `worker`; `None` if they are not [`arguments`](Self::arguments).
+    /// Reads the arguments after `worker`. Returns `None` if they were not made by [`arguments`](Self::arguments).
     pub fn read(arguments: &[String]) -> Option<Self> {
         let [who, kind, store, lock, ttl, folder, resource, seed] = arguments else { return None };
         Some(Self {
@@ -127,7 +127,7 @@ struct Worker {
     grants: u64,
 }
 
-/// A grant, as histories name it.
+/// A grant, with its name in histories.
 struct Grant {
     name: String,
     lock: String,
@@ -157,7 +157,7 @@ impl Worker {
                     let grant = self.granted(from, hold);
                     let used = self.hold(&grant).await;
                     if used == Use::Finished && self.random.u8(..100) < 4 {
-                        // Exits without running destructors: what the worker holds stays held.
+                        // Exits without running destructors, so the lock stays held.
                         std::process::exit(i32::from(CRASHED));
                     }
                     self.end(grant, used).await;
@@ -260,7 +260,7 @@ impl Worker {
         self.resource.write(&grant.lock, token, value + 1).await.expect("the resource answers").is_some()
     }
 
-    /// Records that the lock was lost. Then writes anyway, which a lock cannot prevent.
+    /// Records that the lock was lost. Then writes anyway, because a lock cannot prevent that.
     async fn lost(&mut self, grant: &Grant) -> Use {
         // If this process was stopped for long, the resource may have refused it before the guard notices.
         if !grant.hold.check() {
@@ -293,7 +293,7 @@ impl Worker {
         self.history.tell(what, from, event);
     }
 
-    /// A short pause. Returns `false` if the lock is lost meanwhile.
+    /// Pauses for a short time. Returns `false` if the lock is lost in the meantime.
     async fn pause_unless_lost(&mut self, grant: &Grant) -> bool {
         tokio::select! {
             () = self.pause(5, 60) => true,

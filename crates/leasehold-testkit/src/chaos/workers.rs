@@ -1,4 +1,4 @@
-//! The programs of the workers: this one, and one for each client of the agent.
+//! The programs that workers run: this one, and one for each client of the agent.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,12 +12,13 @@ use super::worker::Orders;
 use crate::launch::leasehold;
 use crate::peers::Program;
 
-/// Whether worker `n` uses a client if the scenario is for one: three of four, so that short runs have grants of theirs.
+/// Returns whether worker `n` uses a client if the scenario is for a client. Three in four workers do, so that
+/// clients are granted the lock even in short runs.
 pub const fn uses_client(n: usize) -> bool {
     n % 4 != 3
 }
 
-/// Whether a worker that uses a client was granted the lock. Workers are called `w3.1`, for example.
+/// Returns whether a worker that uses a client was granted the lock. Workers have names such as `w3.1`.
 pub fn clients_were_granted(history: &str) -> bool {
     let events = history.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut granted = events.filter(|event| event["what"] == "granted");
@@ -27,10 +28,10 @@ pub fn clients_were_granted(history: &str) -> bool {
     })
 }
 
-/// How a worker in `language` is started.
+/// Returns how to start a worker in `language`.
 ///
 /// # Errors
-/// When this program's path is unknown.
+/// When the path of this program is unknown.
 ///
 /// # Panics
 /// When `./test` or `./chaos` has not prepared the client.

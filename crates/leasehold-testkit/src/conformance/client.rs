@@ -10,7 +10,7 @@ use leasehold::{ErrorKind, Guard, Holder, HolderInfo, LockName, Loss, LossReason
 
 use super::Harness;
 
-/// A ttl for cases in which no lease lapses. No longer than the longest of any store.
+/// A ttl for cases in which no lease lapses. Every store supports it.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A client of the storage under test. Its methods fail the case if the store does not respond as expected.
@@ -42,7 +42,7 @@ impl Client {
         &self.who
     }
 
-    /// A new claim of this client.
+    /// Creates a new claim of this client.
     pub(super) fn claim(&self, name: &LockName, ttl: Duration) -> Claim {
         let mut claim = Claim::new(self.env(), name.clone(), Ttl::new(ttl).unwrap(), self.who.clone());
         // On a busy machine a server may be slow. That is not a fault of the store's client.
@@ -98,7 +98,7 @@ impl Client {
             match self.store.try_acquire(&claim).await.unwrap() {
                 AcquireOutcome::Granted(grant) => return grant,
                 AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
-                // A slow server may have granted the lock without our seeing the response in time.
+                // A slow server may have granted the lock without the response arriving in time.
                 AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
@@ -158,7 +158,7 @@ impl Client {
         assert!(rises, "token {later} after {earlier}");
     }
 
-    /// The guard's token; `None` if the store reports that it has none.
+    /// Returns the guard's token, or `None` if the store reports that it has none.
     pub(super) fn token(&self, guard: &Guard) -> Option<Token> {
         if self.store.capabilities().tokens {
             return Some(guard.token().unwrap());

@@ -9,7 +9,7 @@ use leasehold::{Election, Leader, Leadership, Locker, Result};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// The election on a new client.
+/// Returns the election on a new client, and the client.
 async fn election(harness: &dyn Harness, who: &str) -> (Client, Election) {
     let client = Client::open(harness, who).await;
     let election = Locker::new(client.store.clone()).election("lock");
@@ -32,7 +32,7 @@ fn assert_is(leader: Option<&Leader>, who: &str) {
     assert_eq!(leader.holder.as_ref().map(|holder| holder.name.as_str()), Some(who));
 }
 
-/// Asserts that the stream reports `leadership` of the candidate `who`; `first` is its next item.
+/// Asserts that the stream reports `leadership` of the candidate `who`. `first` is the next item of the stream.
 ///
 /// It may report a lower term first: a store may write a grant twice, with a higher token, before it reports the grant
 /// to its holder. It may also report an unknown leader first: a store may record the holder after the grant.
@@ -100,7 +100,7 @@ pub async fn an_observer_sees_each_leader_and_each_vacancy(harness: &dyn Harness
     assert_eq!(next(&three, &mut changes).await, None);
 }
 
-/// An observer sees the next leader even if it misses the moment between the two.
+/// An observer sees the next leader even if it misses the vacancy between the two leaders.
 pub async fn an_observer_sees_a_leader_that_follows_at_once(harness: &dyn Harness) {
     let (one, first) = election(harness, "one").await;
     let (two, second) = election(harness, "two").await;

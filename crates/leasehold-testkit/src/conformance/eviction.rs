@@ -6,7 +6,7 @@ use leasehold::lease::{Evicted, Released};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// An evicted grant ends at once, whatever its ttl. The holder's release then finds nothing to release.
+/// An evicted grant ends at once, regardless of its ttl. The holder's release then finds nothing to release.
 pub async fn eviction_frees_at_once(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

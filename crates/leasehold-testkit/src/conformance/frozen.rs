@@ -11,8 +11,8 @@ use super::locks::locker;
 /// How many futures of each kind are kept.
 const MANY: usize = 12;
 
-/// Acquisitions, releases and queries that are polled once and kept do not delay another lock of the process: it is
-/// granted, renewed and released.
+/// Acquisitions, releases and queries that are polled once and kept do not delay another lock of the process. That
+/// lock is granted, renewed and released.
 pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
     let (two, there) = locker(harness, "two").await;
     let held = two.within("acquire", there.lock("held").ttl(LONG).acquire()).await.unwrap();
@@ -26,7 +26,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
     for n in 0..MANY {
         for lock in [here.lock("held").ttl(LONG), here.lock(format!("frozen-{n}")).ttl(LONG)] {
             let mut acquire = Box::pin(async move { lock.acquire().await });
-            // A store in memory may grant before the first poll.
+            // A store in memory may grant the lock on the first poll.
             match acquire.as_mut().now_or_never() {
                 Some(granted) => granted_at_once.push(granted.unwrap()),
                 None => acquisitions.push(acquire),
@@ -35,7 +35,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
         let released = here.lock(format!("released-{n}")).ttl(LONG);
         let guard = one.within("acquire", released.acquire()).await.unwrap();
         let mut release = Box::pin(guard.release());
-        // A store may complete on the first poll.
+        // A store may complete the release on the first poll.
         let _ = release.as_mut().now_or_never();
         releases.push(release);
         let (asks, name) = (here.clone(), LockName::new("held").unwrap());
@@ -43,7 +43,7 @@ pub async fn frozen_futures_delay_no_other_lock(harness: &dyn Harness) {
         assert!(question.as_mut().now_or_never().is_none());
         questions.push(question);
     }
-    // Long enough for several renewals.
+    // Sleeps long enough for several renewals.
     let again = one.within("acquire", here.lock("again").ttl(LONG).acquire()).await.unwrap();
     one.env().sleep(harness.ttl() * 5).await;
     other.check().unwrap();

@@ -1,4 +1,4 @@
-//! Who is granted a lock, and what other claimants see.
+//! Grants of locks, and what they show to other claimants.
 
 use leasehold::HolderInfo;
 use leasehold::lease::Released;

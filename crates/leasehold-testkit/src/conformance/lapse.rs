@@ -1,4 +1,4 @@
-//! When a lease lapses, and which ttl decides.
+//! Lapsed leases: when other claimants may take over, and which ttl decides.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub async fn a_lapsed_lease_is_taken_over_and_not_before(harness: &dyn Harness) 
     assert!(!second.deadline.passed(two.env().now()));
 }
 
-/// The record's ttl decides: a contender with a shorter ttl does not take over earlier.
+/// The record's ttl decides, so a contender with a shorter ttl does not take over earlier.
 pub async fn a_contender_with_a_shorter_ttl_waits_for_that_of_the_record(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -26,7 +26,7 @@ pub async fn a_contender_with_a_shorter_ttl_waits_for_that_of_the_record(harness
     two.assert_passed(first.deadline);
 }
 
-/// The record's ttl decides: a contender with a ttl of hours does not wait for hours.
+/// The record's ttl decides, so a contender with a ttl of hours does not wait for hours.
 pub async fn a_contender_with_a_longer_ttl_waits_no_longer_for_it(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -35,7 +35,8 @@ pub async fn a_contender_with_a_longer_ttl_waits_no_longer_for_it(harness: &dyn 
     two.assert_passed(first.deadline);
 }
 
-/// A lock delay, for resources that check no token: contenders wait for it after a lapse, but not after a release.
+/// Contenders wait for a lock delay after a lapse, but not after a release. Lock delays are for resources that check
+/// no token.
 pub async fn a_lock_delay_lengthens_a_lapse_and_not_a_release(harness: &dyn Harness) {
     const DELAY: Duration = Duration::from_secs(3);
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);

@@ -56,8 +56,8 @@ pub async fn names_with_odd_characters_are_listed_as_they_are(harness: &dyn Harn
     assert_eq!(listed(&two, "").await, set(&names));
 }
 
-/// Names that a store might confuse are different locks: other case, other composition, encoded or not, one within the
-/// other.
+/// Names that a store might confuse are different locks. They differ in case, composition or encoding, or one is
+/// within the other.
 pub async fn names_that_look_alike_are_different_locks(harness: &dyn Harness) {
     const ALIKE: &[&str] =
         &["a", "A", "a.lock", "a/b", "a%2Fb", "a%252Fb", "a b", "a+b", "a%20b", "é", "e\u{301}", "a ", "a."];
@@ -88,11 +88,11 @@ pub async fn listing_goes_by_prefix(harness: &dyn Harness) {
     assert_eq!(listed(&client, "c").await, set(&[]));
 }
 
-/// Stores return pages of at most a thousand names. A listing includes the pages after the first.
+/// A listing includes all pages. Stores return at most a thousand names per page.
 pub async fn listing_goes_beyond_a_thousand_locks(harness: &dyn Harness) {
     const LOCKS: usize = 1_050;
-    // Many, because a store whose clock shows only seconds lets each of the first grants wait for about one. Not all,
-    // because tests beside this one may use the same server.
+    // Many at once, because a store whose clock shows only seconds delays each of the first grants by about a second.
+    // Not all at once, because other tests may use the same server at the same time.
     const AT_ONCE: usize = 16;
     let client = Client::open(harness, "one").await;
     let names: BTreeSet<String> = (0..LOCKS).map(|n| format!("many/{n:04}")).collect();

@@ -11,7 +11,7 @@ use leasehold::{ErrorKind, Guard, Lock, Locker};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A locker on a new client, and the client, to inspect the store directly.
+/// Returns a locker on a new client, and the client, which can inspect the store directly.
 pub(super) async fn locker(harness: &dyn Harness, who: &str) -> (Client, Locker) {
     let client = Client::open(harness, who).await;
     (client.clone(), Locker::new(client.store))
@@ -66,7 +66,8 @@ pub async fn an_acquisition_given_up_leaves_nothing_behind(harness: &dyn Harness
     loop {
         let lock = here.lock("lock").ttl(LONG);
         let given_up = {
-            // Polled once, twice, and so on: dropped before the request, during it, and after its response.
+            // Polls it once, then twice, and so on, to drop it before the request, during the request, and after the
+            // response.
             let mut acquire = pin!(lock.acquire());
             let mut granted = None;
             for _ in 0..=polls {
@@ -152,8 +153,8 @@ pub async fn a_ticket_hands_a_lock_on(harness: &dyn Harness) {
     one.granted(&name("lock"), LONG).await;
 }
 
-/// A guard made from a ticket can give a ticket for the same grant again. At every step the lock is held under one
-/// token, and the first ticket stays valid too.
+/// A guard made from a ticket can be turned into a ticket for the same grant again. At every step the lock is held
+/// under one token, and the first ticket stays valid.
 pub async fn a_ticket_is_taken_up_and_handed_on_again(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let guard = acquired(&one, &here.lock("lock").ttl(LONG).for_ticket()).await;

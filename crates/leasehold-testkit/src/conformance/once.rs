@@ -10,19 +10,19 @@ use leasehold::{ErrorKind, Locker, Once, OncePer};
 use super::Harness;
 use super::client::{Client, name};
 
-/// Longer than any case may take: a client that waits for such a cooldown to end fails the case.
+/// Longer than any case may take, so that a client that waits for such a cooldown to end fails the case.
 const LONG: Duration = Duration::from_secs(3_600);
 
 type Ran = Once<usize, &'static str>;
 
-/// Another client, and the job that all of them share.
+/// Opens another client. Returns the client and the job that all clients share.
 async fn job(harness: &dyn Harness, who: &str, period: Duration) -> (Client, OncePer) {
     let client = Client::open(harness, who).await;
     let lock = Locker::new(client.store.clone()).lock("job").ttl(harness.ttl()).owner(who);
     (client, lock.once_per(period))
 }
 
-/// A store without cooldowns refuses a job before it runs. Returns whether this store does.
+/// Returns whether the store has no cooldowns. Such a store must refuse a job before it runs.
 async fn is_refused(harness: &dyn Harness) -> bool {
     let (client, once) = job(harness, "one", LONG).await;
     if client.store.capabilities().cooldowns {
@@ -92,7 +92,7 @@ pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harnes
     }
     let dead = Client::open(harness, "dead").await;
     let (client, once) = job(harness, "two", LONG).await;
-    // Never renewed, as if the machine had died.
+    // This grant is never renewed, as if the machine had died.
     let grant = dead.granted(&name("job"), harness.ttl()).await;
     let tried = once.try_run(async |_| -> Result<(), ()> { panic!("it must not run yet") }).await;
     assert_eq!(tried.unwrap_err().kind(), ErrorKind::Held);
@@ -112,7 +112,7 @@ pub async fn a_job_runs_again_after_its_period_and_not_before(harness: &dyn Harn
     let (one, once) = job(harness, "one", period).await;
     let first = once.run(async |_| {
         let granted = one.env().now();
-        // A part of the period, which counts from the grant.
+        // The job takes a part of the period, which counts from the grant.
         one.env().sleep(period / 3).await;
         Ok::<_, &str>(granted)
     });

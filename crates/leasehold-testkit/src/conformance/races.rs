@@ -17,7 +17,7 @@ async fn clients(harness: &dyn Harness) -> Vec<Client> {
     join_all((0..CLIENTS).map(async |n| Client::open(harness, &format!("client {n}")).await)).await
 }
 
-/// Makes 16 claims at once, each in its own task. Returns the grants.
+/// Makes 16 claims at once, each in a separate task. Returns the grants.
 async fn race(clients: &[Client], lock: &LockName) -> Vec<Grant> {
     let tasks = (0..TASKS).map(|n| {
         let client = clients[n % CLIENTS].clone();
@@ -61,7 +61,7 @@ pub async fn one_of_many_racing_takeovers_succeeds(harness: &dyn Harness) {
     let winner = clients[0].within("a takeover", winners.recv()).await.unwrap();
     clients[0].assert_passed(first.deadline);
     clients[0].assert_rises(first.token, winner.token);
-    // By the time another client has asked twice, a second claim that the same lapse let through would have arrived.
+    // By the time all clients have been refused, a second takeover after the same lapse would have arrived.
     for client in &clients {
         assert_eq!(client.refused(&lock).await.token, Some(winner.token));
     }
@@ -100,7 +100,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Reads, yields to other tasks, then writes: two simultaneous holders would lose an addition.
+    /// Reads, yields to other tasks, then writes, so that two simultaneous holders would lose an addition.
     async fn add_one_carelessly(&self, client: &Client, grant: &Grant) {
         let value = self.value.load(Ordering::Relaxed);
         for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! What a release frees, and what it must not free.
+//! Releases: they end the holder's grant, and no other.
 
 use leasehold::ErrorKind;
 use leasehold::clock::RATE_ERROR;
@@ -7,7 +7,7 @@ use leasehold::lease::{AcquireOutcome, Released, State};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// After a release, another client is granted the lock at the first try, whatever the ttl was.
+/// After a release, another client is granted the lock at the first try, regardless of the ttl.
 pub async fn release_frees_at_once(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -19,7 +19,7 @@ pub async fn release_frees_at_once(harness: &dyn Harness) {
     two.granted(&lock, LONG).await;
 }
 
-/// Repeating a release, as after a lost response, does not free another client's grant.
+/// A repeated release, for example after a lost response, does not free another client's grant.
 pub async fn a_second_release_changes_nothing(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

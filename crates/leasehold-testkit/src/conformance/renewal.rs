@@ -1,4 +1,4 @@
-//! What a renewal prolongs, and what it must not restore.
+//! Renewals: they prolong a live grant, and do not restore a lost one.
 
 use leasehold::LossReason;
 use leasehold::lease::Evicted;
@@ -26,7 +26,7 @@ pub async fn renewal_keeps_a_lease_beyond_its_first_deadline(harness: &dyn Harne
     two.assert_passed(renewed);
 }
 
-/// A renewal does not take back what another client was granted.
+/// A renewal does not take back a lock that another client was granted.
 pub async fn renewal_after_a_takeover_is_lost(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -58,7 +58,7 @@ pub async fn renewal_after_an_eviction_is_lost(harness: &dyn Harness) {
     two.renewed(&mut second).await;
 }
 
-/// A holder does not restore a deleted record: another client may have been granted the lock since.
+/// A holder does not restore a deleted record, because another client may have been granted the lock since.
 pub async fn renewal_after_the_record_was_deleted_is_lost(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

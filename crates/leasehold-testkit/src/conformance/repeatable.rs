@@ -1,5 +1,4 @@
-//! Acquisitions that are repeated under the id of their caller:
-//! [`Lock::acquire_ticket`](leasehold::Lock::acquire_ticket).
+//! Acquisitions that a caller repeats with the same id: [`Lock::acquire_ticket`](leasehold::Lock::acquire_ticket).
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ async fn acquired(client: &Client, locker: &Locker, id: Id) -> leasehold::Result
     client.within("acquire_ticket", locker.lock("lock").ttl(LONG).acquire_ticket(id, Duration::ZERO)).await
 }
 
-/// Whether the store supports ids of callers. If not, it must refuse them.
+/// Returns whether the store refuses callers' ids. It must refuse them if it does not support them.
 async fn is_refused(client: &Client, locker: &Locker) -> bool {
     if client.store.capabilities().history {
         return false;
@@ -30,7 +29,7 @@ async fn is_refused(client: &Client, locker: &Locker) -> bool {
     true
 }
 
-/// A repeated acquisition, at another client too, has the hold of the first one, and ends it.
+/// A repeated acquisition, even at another client, gets the hold of the first one, and can release it.
 pub async fn a_repeated_acquisition_has_the_same_hold(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -50,7 +49,7 @@ pub async fn a_repeated_acquisition_has_the_same_hold(harness: &dyn Harness) {
     one.assert_free(&name("lock")).await;
 }
 
-/// Contenders wait for the longest ttl of all repetitions, also after a renewal.
+/// Contenders wait for the longest ttl of all repetitions, even after a renewal.
 pub async fn a_repetition_with_a_shorter_ttl_shortens_no_lease(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -70,7 +69,7 @@ pub async fn a_repetition_with_a_shorter_ttl_shortens_no_lease(harness: &dyn Har
 }
 
 /// A repetition renews its hold while another task of the process waits for the lock. Contenders go by the ttl of the
-/// record, also if the repetition asks for a longer one.
+/// record, even if the repetition asks for a longer one.
 pub async fn a_renewal_is_valid_no_longer_than_the_record_shows(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, _) = locker(harness, "two").await;
@@ -128,7 +127,7 @@ pub async fn a_spent_id_is_refused(harness: &dyn Harness) {
     one.granted(&name("lock"), LONG).await;
 }
 
-/// A client that waited and gave up frees nothing, although another client has the lock by the same id.
+/// A client that gives up waiting does not free the lock that another client has acquired with the same id.
 pub async fn a_wait_given_up_frees_no_repetition(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;

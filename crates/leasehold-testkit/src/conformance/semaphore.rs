@@ -27,7 +27,7 @@ pub async fn no_more_permits_are_held_at_once_than_exist(harness: &dyn Harness) 
     second.release().await.unwrap();
 }
 
-/// A released permit goes to a client that waits for any of them, with a higher token.
+/// A released permit goes to a client that waits for any permit, with a higher token.
 pub async fn a_released_permit_goes_to_a_waiter(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -101,8 +101,8 @@ pub async fn waiters_are_granted_permits_in_order(harness: &dyn Harness) {
     one.within("the waiters", join_all(waiters)).await;
 }
 
-/// How many processes wait for a permit of `s`: those that hold the lock of the queue or wait for it, or, on stores
-/// without such a queue, those in the line of each permit.
+/// Returns how many processes wait for a permit of `s`. They hold the lock of the queue or wait for it. On stores
+/// without such a queue, they are in the line of each permit.
 async fn in_line(client: &Client) -> usize {
     let queue = client.store.inspect(&name("s/permit-queue")).await.unwrap();
     let queued = usize::from(matches!(queue.state, State::Held(_))) + queue.waiters.len();

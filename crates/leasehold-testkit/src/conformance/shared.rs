@@ -49,7 +49,7 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
         there.rw_lock("x").ttl(LONG).on_wait(move |_| has_heard.notify_one())
     };
     let come = async {
-        // The writer holds the gate: before that it would not wait for a permit.
+        // The writer holds the gate, because it waits for a permit only after it has acquired the gate.
         two.within("the wait for the shared holder", has_heard.notified()).await;
         assert_eq!(here.try_shared().await.unwrap_err().kind(), ErrorKind::Held);
         reader.release().await.unwrap();
@@ -61,7 +61,7 @@ pub async fn shared_holders_do_not_starve_an_exclusive_one(harness: &dyn Harness
     one.within("the shared hold", here.shared()).await.unwrap().release().await.unwrap();
 }
 
-/// Losing any of its locks loses an exclusive hold, and the other locks are freed.
+/// An exclusive hold that loses one of its locks is lost, and the other locks are freed.
 pub async fn the_loss_of_one_part_is_the_loss_of_an_exclusive_hold(harness: &dyn Harness) {
     let (one, here) = locker(harness, "one").await;
     let (two, there) = locker(harness, "two").await;
@@ -75,7 +75,7 @@ pub async fn the_loss_of_one_part_is_the_loss_of_an_exclusive_hold(harness: &dyn
     one.assert_ended(&loss);
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     one.within("the cancellation", guard.cancellation().cancelled()).await;
-    // Although the guard has not been dropped.
+    // The locks are free although the guard has not been dropped.
     let next = two.within("the next hold", there.rw_lock("x").ttl(LONG).exclusive()).await.unwrap();
     next.release().await.unwrap();
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);

@@ -1,11 +1,12 @@
-//! What inspection shows about a lock.
+//! Inspection of locks.
 
 use leasehold::lease::{End, State};
 
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// A lock that was never granted, is held, and is free again: holder, token, and past grants.
+/// Inspection shows the holder, the token and the past grants of a lock that was never granted, is held, or is free
+/// again.
 pub async fn inspection_shows_free_held_and_history(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -52,7 +53,7 @@ pub async fn inspection_shows_a_lapsed_lease_and_not_too_early(harness: &dyn Har
     assert_eq!((held.holder.as_ref(), held.token), (Some(one.who()), Some(grant.token)));
 }
 
-/// The latest past grants, newest first, with how each of them ended.
+/// The history shows the latest past grants, newest first, and how each of them ended.
 pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -13,8 +13,8 @@ use super::client::{Client, LONG, name};
 /// The pause between two checks of whether the store's clock has advanced.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The record of a lock that has been free for long is deleted. Those of a held lock and of one that was just released
-/// are kept. The next token is higher. A store that cannot sweep refuses.
+/// A sweep deletes the record of a lock that has been free for long. It keeps the records of a held lock and of a
+/// lock that was just released. The next token is higher. A store that cannot sweep refuses.
 pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harness) {
     const LATE: Duration = Duration::from_secs(1);
     const NEVER: Duration = Duration::from_secs(3_600);
@@ -62,7 +62,7 @@ pub async fn a_sweep_deletes_only_what_has_been_free_for_long(harness: &dyn Harn
                 two.env().sleep(PAUSE).await;
             }
         };
-        // Refused before the first delete.
+        // The store refuses before the first delete.
         if is_refused(&two.within("until it is swept", deleted).await) {
             return two.assert_free(&old).await;
         }

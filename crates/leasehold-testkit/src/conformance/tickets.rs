@@ -5,7 +5,7 @@ use leasehold::lease::{Grant, Released};
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// `grant` as it is in a process that has only a ticket.
+/// Returns `grant` as it is in a process that has only a ticket.
 fn told(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
@@ -18,8 +18,8 @@ fn told(grant: &Grant) -> Grant {
     }
 }
 
-/// A grant that came from another process, without what the store remembers about it, can be renewed and released.
-/// Once it has ended, its ticket has ended too.
+/// A process that has only the ticket of a grant, without what the store remembers about the grant, can renew and
+/// release it. Once the grant has ended, the ticket is invalid.
 pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -38,7 +38,7 @@ pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     one.renewed(&mut next).await;
 }
 
-/// A detached claim is exclusive, lapses, and is renewed and released like any other.
+/// A detached grant is exclusive, lapses, and is renewed and released like any other.
 pub async fn a_detached_grant_is_a_grant_like_any_other(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");

@@ -6,19 +6,19 @@ use leasehold::lease::Evicted;
 use super::Harness;
 use super::client::{Client, LONG, name};
 
-/// If a store has no tokens, the number of a grant only identifies it.
+/// Asserts that `tokens` rise. If the store has no tokens, the number of a grant only identifies it.
 fn assert_rising(client: &Client, tokens: &[Token]) {
     let rise = tokens.is_sorted_by(|one, next| one < next);
     assert!(rise || !client.store.capabilities().tokens, "tokens do not rise: {tokens:?}");
 }
 
-/// Across releases, by one client and by several.
+/// Tokens rise across releases, by one client and by several.
 pub async fn tokens_rise_from_grant_to_grant(harness: &dyn Harness) {
     let clients = [Client::open(harness, "one").await, Client::open(harness, "two").await];
     let lock = name("lock");
     let mut tokens = Vec::new();
     for n in 0..6 {
-        // Also twice in a row by the same client: with a remembered version, it may take another path.
+        // Each client acquires twice in a row. With a remembered version, it may take another path.
         let client = &clients[n / 2 % 2];
         let mut grant = client.granted(&lock, LONG).await;
         tokens.push(grant.token);
@@ -27,7 +27,7 @@ pub async fn tokens_rise_from_grant_to_grant(harness: &dyn Harness) {
     assert_rising(&clients[0], &tokens);
 }
 
-/// Across lapses.
+/// Tokens rise across lapses.
 pub async fn tokens_rise_when_a_lease_lapses(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -37,7 +37,7 @@ pub async fn tokens_rise_when_a_lease_lapses(harness: &dyn Harness) {
     assert_rising(&one, &tokens);
 }
 
-/// Across evictions.
+/// Tokens rise across evictions.
 pub async fn tokens_rise_when_a_grant_is_evicted(harness: &dyn Harness) {
     let (one, two) = (Client::open(harness, "one").await, Client::open(harness, "two").await);
     let lock = name("lock");
@@ -49,8 +49,8 @@ pub async fn tokens_rise_when_a_grant_is_evicted(harness: &dyn Harness) {
     assert_rising(&one, &tokens);
 }
 
-/// Across deletion of the record, while held and while free, for clients that saw it before and for those that did
-/// not.
+/// Tokens rise across deletions of the record, both while the lock is held and while it is free. They rise for
+/// clients that saw the record before and for those that did not.
 pub async fn tokens_rise_when_the_record_is_deleted_by_hand(harness: &dyn Harness) {
     let one = Client::open(harness, "one").await;
     let lock = name("lock");

@@ -18,7 +18,7 @@ pub async fn a_waiter_is_woken_by_a_release(harness: &dyn Harness) {
         two.wait(&lock, harness.ttl()).await
     };
     let released = async {
-        // Lets the waiter start waiting: it is polled first, and its first request is under way.
+        // Lets the waiter start to wait. It is polled first, and its first request is under way.
         one.env().sleep(harness.ttl() / 4).await;
         one.release(&mut grant).await
     };
@@ -52,8 +52,8 @@ pub async fn a_waiter_is_woken_by_an_eviction(harness: &dyn Harness) {
     two.assert_rises(grant.token, next.token);
 }
 
-/// Waiters of different processes are granted the lock in the order in which they joined the line, without those that
-/// gave up, and each learns who is directly before it. Applies to stores that keep a line
+/// Waiters of different processes are granted the lock in the order in which they joined the line. Those that gave up
+/// are left out. Each waiter learns who is directly before it. Applies to stores that keep a line
 /// ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     const WAITERS: usize = 8;
@@ -67,7 +67,7 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     let mut waiters = Vec::new();
     for n in 0..WAITERS {
         let (client, claim, told) = joined(harness, &format!("waiter-{n}"), LONG).await;
-        // A store that does not count the waiters leaves out how many are before this one.
+        // A store that does not count the waiters does not report how many are before this one.
         let ahead = told.ahead.or(Some(n).filter(|n| *n > 0 && client.store.capabilities().watches));
         let before = waiters.last().map(|(before, _): &(Client, Claim)| before.who());
         assert_eq!((ahead, told.behind.as_ref()), (Some(n), before), "waiter {n}");
@@ -95,15 +95,15 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     before.release(&mut grant).await;
 }
 
-/// A waiter that stops without leaving the line is passed over by the next, which comes before the one after it.
-/// Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
+/// A waiter that dies without leaving the line is passed over. The next waiter is granted the lock before the one
+/// after it. Applies to stores that keep a line ([`fifo`](leasehold::lease::Capabilities::fifo)).
 pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     let holder = Client::open(harness, "holder").await;
     if !holder.store.capabilities().fifo() {
         return;
     }
     let mut grant = holder.granted(&name("lock"), LONG).await;
-    // It never asks again. A waiter with a short ttl asks often while it is alive, so it is soon passed over.
+    // This waiter never asks again. A live waiter with a short ttl asks often, so this one is soon passed over.
     joined(harness, "dead", harness.ttl()).await;
     let (next, next_claim, _) = joined(harness, "next", LONG).await;
     let (last, last_claim, told) = joined(harness, "last", LONG).await;
@@ -126,7 +126,8 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     last.release(&mut latest).await;
 }
 
-/// A client, and its claim for the lock, which is held. The claim has been given a place in the line.
+/// Opens a client and puts its claim into the line of the held lock. Returns both, and what the client learned about
+/// the holder.
 async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Claim, HolderInfo) {
     let client = Client::open(harness, who).await;
     let mut claim = client.claim(&name("lock"), ttl);

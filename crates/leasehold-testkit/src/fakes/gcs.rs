@@ -24,14 +24,14 @@ pub struct FakeGcs {
     listener: JoinHandle<()>,
 }
 
-/// How many writes and deletes of locks' objects had which result. Lines of waiters do not count.
+/// How many writes and deletes of lock objects there were, by result. Writes of waiters' lines do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
     /// Applied.
     pub done: usize,
     /// 412: the object had another generation.
     pub conflicts: usize,
-    /// 429: too many.
+    /// 429: too many writes.
     pub throttled: usize,
 }
 
@@ -63,23 +63,23 @@ impl FakeGcs {
         Self { address, objects, listener }
     }
 
-    /// A store URL on this server, which accepts any bucket.
+    /// Returns a store URL on this server, which accepts any bucket.
     pub fn url(&self) -> String {
         format!("gs://bucket/locks?endpoint=http%3A%2F%2F{}&credentials=anonymous", self.address)
     }
 
-    /// The address that it listens on. It is also a token server and a metadata server, which give every client the
-    /// token `fake`.
+    /// Returns the address that the server listens on. The server is also a token server and a metadata server, and
+    /// gives every client the token `fake`.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The `Authorization` headers of requests for objects; `None` for requests without one.
+    /// Returns the `Authorization` headers of the requests for objects, and `None` for requests without one.
     pub fn callers(&self) -> BTreeSet<Option<String>> {
         lock(&self.objects).callers.clone()
     }
 
-    /// The results of the writes so far.
+    /// Returns the results of the writes so far.
     pub fn writes(&self) -> Writes {
         lock(&self.objects).writes
     }
@@ -139,7 +139,8 @@ impl Objects {
     fn change(&mut self, request: &Request, name: String, value: Option<Vec<u8>>) -> Vec<u8> {
         let now = SystemClock.now();
         let last = self.last_write.get(&name);
-        // Objects that the examination of the server writes are not throttled: it would take minutes.
+        // Objects that the examination of the server writes are not throttled, because it would take minutes
+        // otherwise.
         let throttled = !name.contains(".leasehold-probe");
         let counts = throttled && !name.ends_with(".line");
         if throttled && last.is_some_and(|last| now.shortest_since(*last) < BETWEEN_WRITES) {
@@ -168,12 +169,13 @@ impl Objects {
     }
 }
 
-/// The object that the path names. Tests of this server use no names in which more than slashes must be encoded.
+/// Returns the object that the path names. The tests of this server use only names in which nothing but slashes must
+/// be encoded.
 fn named(request: &Request) -> String {
     request.path().rsplit('/').next().unwrap_or_default().replace("%2F", "/")
 }
 
-/// The name and content in a multipart upload.
+/// Returns the name and the content in a multipart upload.
 fn uploaded(body: &[u8]) -> (String, Vec<u8>) {
     let text = String::from_utf8_lossy(body);
     let mut parts = text.split("\r\n\r\n").skip(1).filter_map(|part| part.split("\r\n--").next());

@@ -1,5 +1,5 @@
-//! An in-memory server with just enough of S3 for a lock. It either honours preconditions or ignores them, as servers
-//! from before November 2024 do.
+//! An in-memory server with just enough of S3 for a lock. It either honours preconditions or ignores them, like
+//! servers from before November 2024.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -49,17 +49,17 @@ impl FakeS3 {
         Self { address, objects, listener }
     }
 
-    /// The address that it listens on.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A store URL on this server, which accepts any bucket and any credentials.
+    /// Returns a store URL on this server, which accepts any bucket and any credentials.
     pub fn url(&self) -> String {
         format!("s3://bucket/locks?endpoint=http%3A%2F%2F{}&region=us-east-1", self.address)
     }
 
-    /// The paths of its objects, bucket first.
+    /// Returns the paths of the objects, bucket first.
     pub fn paths(&self) -> Vec<String> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner).by_path.keys().cloned().collect()
     }
@@ -170,7 +170,7 @@ impl Objects {
     }
 }
 
-/// Why a write or a delete is refused, if its preconditions do not hold.
+/// Returns the response to a write or delete whose preconditions do not hold.
 fn refusal(request: &Request, found: Option<&str>) -> Option<Answer> {
     match (request.header("if-none-match"), request.header("if-match"), found) {
         (Some(_), _, Some(_)) => Some(Answer::error("412 Precondition Failed", "PreconditionFailed")),

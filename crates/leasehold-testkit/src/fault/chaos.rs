@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Outcome;
 
-/// The probability of each fault. They are tried in the order of the fields; otherwise the outcome is
+/// The probability of each fault. The faults are tried in the order of the fields. If none occurs, the outcome is
 /// [`Outcome::Fine`].
 ///
 /// ```
@@ -41,7 +41,7 @@ pub struct Chaos {
 }
 
 impl Chaos {
-    /// No faults yet. The same `seed` gives the same sequence of outcomes.
+    /// Creates a generator without faults. The same `seed` gives the same sequence of outcomes.
     pub fn seeded(seed: u64) -> Self {
         Self {
             applied_lost: 0.0,
@@ -59,7 +59,7 @@ impl Chaos {
         }
     }
 
-    /// Every fault with probability `each` (at most 1/10).
+    /// Creates a generator that draws every fault with probability `each`, which must be at most 1/10.
     pub fn all(seed: u64, each: f64) -> Self {
         Self {
             applied_lost: each,

@@ -6,7 +6,7 @@ use leasehold::register::Metadata;
 
 use super::*;
 
-/// The least register there is.
+/// A minimal register.
 #[derive(Debug)]
 struct MapRegister {
     cells: Mutex<BTreeMap<String, (u64, Bytes)>>,

@@ -36,7 +36,7 @@ pub(super) struct Calls {
     pub(super) script: Arc<Script>,
 }
 
-/// The fates of calls, and the calls that have not arrived yet.
+/// The outcomes of calls, and the calls that have not arrived yet.
 #[derive(Default)]
 pub(super) struct Script(Mutex<Fates>);
 
@@ -102,7 +102,7 @@ impl Network for Script {
 }
 
 impl Calls {
-    /// Makes `call` never, once or twice, now or later. A response comes within `limit` or not at all.
+    /// Performs `call` never, once or twice, now or later. A call that is stalled fails after `limit`.
     async fn carry<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -176,7 +176,7 @@ fn lost() -> StoreError {
     Fault::unavailable("injected: the response was lost").maybe_applied()
 }
 
-/// The same grant, for a call that may outlive its caller.
+/// Copies a grant, for a call that may outlive its caller.
 fn copy(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
@@ -185,12 +185,12 @@ fn copy(grant: &Grant) -> Grant {
         id: grant.id,
         ttl: grant.ttl,
         deadline: grant.deadline,
-        // These are calls of SQLite, which only check whether there is a memo.
+        // The store is SQLite, which only checks whether there is a memo.
         memo: grant.memo.as_ref().map(|_| Box::new(()) as Box<_>),
     }
 }
 
-/// Informs the checker of what the store has committed.
+/// Reports to the checker what the store has committed.
 fn committed(checker: &Checker, grant: &Grant, note: Option<&str>, now: Duration) {
     let (id, ttl_ms) = (grant.id.to_string(), grant.ttl.as_millis());
     let (token, unconfirmed, value) = (grant.token.get(), false, None);

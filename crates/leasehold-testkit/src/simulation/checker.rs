@@ -31,15 +31,15 @@ pub(super) struct Checked {
     pub(super) rests_until: Duration,
     /// Whether the history is over, so that no more faults occur.
     pub(super) concluded: bool,
-    /// What the holder of each granted token advertises.
+    /// The value that the holder of each granted token advertises.
     pub(super) values: HashMap<u64, String>,
-    /// Everything that is or was held, and how.
+    /// All guards that exist or existed, and how they are held.
     pub(super) held: Vec<(Held, Weak<Guard>)>,
     /// The nonces of all committed writes.
     nonces: HashSet<String>,
     /// When each write was first sent, by its nonce.
     sent: HashMap<String, Duration>,
-    /// When processes stood still with their clocks, by the beginning of the notes of their acquisitions.
+    /// When processes stood still with their clocks, by the first part of the notes of their acquisitions.
     stood_still: HashMap<String, Vec<(Duration, Duration)>>,
     /// When cancelled claims must have ended, by their notes.
     cancelled: HashMap<String, Duration>,
@@ -61,13 +61,13 @@ struct Lock {
     granted: Duration,
     /// Tokens up to this one come from records that were deleted by hand. They are exempt from mutual exclusion.
     deleted: u64,
-    /// The grants, by the tokens of their records. Creates that were applied too late to be used are left out: no
-    /// check of them may pass.
+    /// The grants, by the tokens of their records. Creates that were applied too late to be used are left out,
+    /// because no check of them may pass.
     grants: BTreeMap<u64, Granted>,
     /// The grants that an operator ended. Their holders notice it when they renew.
     evicted: HashSet<u64>,
-    /// The grants whose holders have noticed the loss, as token and acquisition: another acquisition may try the same
-    /// token.
+    /// The grants whose holders have noticed the loss, by token and acquisition, because another acquisition may try
+    /// the same token.
     lost: HashSet<(u64, String)>,
     /// The tokens of all guards.
     given: HashSet<u64>,
@@ -78,7 +78,7 @@ struct Lock {
 /// A grant of the store.
 #[derive(Clone, Debug)]
 struct Granted {
-    /// The highest token committed before. The tokens above it, up to the record's, belong to this grant.
+    /// The highest token committed before this grant. The tokens above it, up to the record's, belong to this grant.
     after: u64,
     /// The acquisition.
     id: String,
@@ -95,7 +95,7 @@ struct Granted {
 }
 
 impl Lock {
-    /// The grant that `token` belongs to, and the token of its record.
+    /// Returns the grant that `token` belongs to, and the token of its record.
     fn grant_of(&self, token: u64) -> Option<(u64, &Granted)> {
         let (top, grant) = self.grants.range(token..).next()?;
         (grant.after < token).then_some((*top, grant))
@@ -111,7 +111,7 @@ pub(super) struct Write<'a> {
     /// The write's nonce, if writes have one.
     pub(super) nonce: &'a str,
     pub(super) ttl_ms: u64,
-    /// Whether a create wrote it and it has not been renewed since.
+    /// Whether a create wrote the grant and it has not been renewed since.
     pub(super) unconfirmed: bool,
     pub(super) note: Option<&'a str>,
     pub(super) value: Option<&'a str>,
@@ -126,7 +126,7 @@ impl Checker {
         self.lock().violates(invariant, what);
     }
 
-    /// A check of the guard of `name` with `token`, acquired with `note`, passed at `now`, in true time.
+    /// Records that a check of the guard of `name` with `token`, acquired with `note`, passed at `now`, in true time.
     pub(super) fn believed(&self, name: &str, token: u64, note: &str, now: Duration) {
         let mut checked = self.lock();
         checked.history.checks += 1;
@@ -136,8 +136,8 @@ impl Checker {
         let grant = lock.grant_of(token).map(|(top, grant)| (top, grant.clone()));
         let evicted = grant.as_ref().is_some_and(|(top, _)| lock.evicted.contains(top));
         let deleted = token <= lock.deleted;
-        // What the holder's clocks have missed since it sent its latest renewal; and what they missed before that, as
-        // long as the holder may not have received the response to that renewal.
+        // The time that the holder's clocks have missed since it sent its latest renewal. Time that they missed
+        // earlier also counts, as long as the holder may not have received the response to that renewal.
         let missed = grant.as_ref().map_or(Duration::ZERO, |(_, grant)| checked.missed(grant, now));
         let excused = deleted || evicted || !missed.is_zero();
         if token < highest && !excused {
@@ -158,7 +158,7 @@ impl Checker {
         }
     }
 
-    /// A task that acquires with `note` is given a guard of `name` with `token`.
+    /// Records that a task that acquires with `note` is given a guard of `name` with `token`.
     pub(super) fn given(&self, name: &str, token: u64, note: &str) {
         let mut checked = self.lock();
         let lock = checked.of(name);
@@ -177,7 +177,7 @@ impl Checker {
         }
     }
 
-    /// A process has waited this long in a rush. The limit is `bound`.
+    /// Records that a process has waited this long in a rush. The limit is `bound`.
     pub(super) fn waited(&self, waited: Duration, bound: Option<Duration>) {
         let mut checked = self.lock();
         checked.history.waited = checked.history.waited.max(waited);
@@ -186,7 +186,7 @@ impl Checker {
         }
     }
 
-    /// The store committed `write`, a grant or renewal of `name`, at `now` in true time.
+    /// Records that the store committed `write`, a grant or renewal of `name`, at `now` in true time.
     pub(super) fn committed(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let until = now + longest_belief(write.ttl_ms);
@@ -194,7 +194,7 @@ impl Checker {
         let sent = checked.sent.get(write.nonce).copied().unwrap_or(now);
         let lock = checked.of(name);
         if grant == lock.grant && write.unconfirmed {
-            // A late copy of the create, after the record was deleted by hand. It prolongs nothing.
+            // A late copy of the create arrived after the record was deleted by hand. It prolongs nothing.
             return;
         }
         if grant == lock.grant {
@@ -228,7 +228,7 @@ impl Checker {
         }
     }
 
-    /// The store committed a write with `nonce` to `key`.
+    /// Records that the store committed a write with `nonce` to `key`.
     pub(super) fn applied(&self, key: &str, nonce: &str) {
         let mut checked = self.lock();
         if !checked.nonces.insert(format!("{key}/{nonce}")) {
@@ -236,7 +236,7 @@ impl Checker {
         }
     }
 
-    /// A process sends `write`, a grant or renewal of `name`, at `now`.
+    /// Records that a process sends `write`, a grant or renewal of `name`, at `now`.
     pub(super) fn sends(&self, name: &str, write: &Write<'_>, now: Duration) {
         let mut checked = self.lock();
         let token = write.token;
@@ -250,24 +250,24 @@ impl Checker {
         }
     }
 
-    /// Whether a write with `nonce` was sent.
+    /// Returns whether a write with `nonce` was sent.
     pub(super) fn was_sent(&self, nonce: &str) -> bool {
         self.lock().sent.contains_key(nonce)
     }
 
-    /// A copy of a process sends a write with `nonce` at `now`.
+    /// Records that a copy of a process sends a write with `nonce` at `now`.
     pub(super) fn sent_by_copy(&self, nonce: &str, now: Duration) {
         self.lock().sent.insert(nonce.to_owned(), now);
     }
 
-    /// The machine of the process with this seed stood still with its clocks.
+    /// Records that the machine of the process with this seed stood still with its clocks.
     pub(super) fn stood_still(&self, process: u64, from: Duration, to: Duration) {
         let mut checked = self.lock();
         checked.history.stood_still += 1;
         checked.stood_still.entry(format!("{process:x}")).or_default().push((from, to));
     }
 
-    /// A copy of the holder of `token` has renewed its grant.
+    /// Records that a copy of the holder of `token` has renewed its grant.
     pub(super) fn copy_renewed(&self, name: &str, token: u64, grant: &serde_json::Value) {
         let mut checked = self.lock();
         checked.history.copied += 1;
@@ -275,7 +275,7 @@ impl Checker {
         checked.of(name).copied.insert(copied);
     }
 
-    /// The holder of `token` noticed that it is lost.
+    /// Records that the holder of `token` noticed the loss.
     pub(super) fn lost(&self, name: &str, token: u64) {
         let mut checked = self.lock();
         let lock = checked.of(name);
@@ -287,7 +287,8 @@ impl Checker {
         checked.history.handed_lost += usize::from(news && handed);
     }
 
-    /// An acquisition was given up. If it has its own note, nothing with that note may be sent after `until`.
+    /// Records that an acquisition was given up. If it has a note that no other acquisition has, nothing with that
+    /// note may be sent after `until`.
     pub(super) fn cancelled(&self, note: Option<&str>, until: Duration) {
         let mut checked = self.lock();
         checked.history.cancelled += 1;
@@ -296,17 +297,17 @@ impl Checker {
         }
     }
 
-    /// An operator is about to evict the holder of the grant with `token` in its record.
+    /// Records that an operator is about to evict the holder of the grant with `token` in its record.
     pub(super) fn evicting(&self, name: &str, token: u64) {
         self.lock().of(name).evicted.insert(token);
     }
 
-    /// When `name` was granted last.
+    /// Returns when `name` was granted last.
     pub(super) fn granted_last(&self, name: &str) -> Duration {
         self.lock().of(name).granted
     }
 
-    /// An operator has deleted the record of `name` by hand.
+    /// Records that an operator has deleted the record of `name` by hand.
     pub(super) fn deleted(&self, name: &str) {
         let mut checked = self.lock();
         checked.history.deleted += 1;
@@ -314,7 +315,7 @@ impl Checker {
         lock.deleted = lock.committed;
     }
 
-    /// The resource has accepted a write of `content` with `token`.
+    /// Records that the resource has accepted a write of `content` with `token`.
     pub(super) fn accepted(&self, token: u64, content: &str) {
         let mut checked = self.lock();
         checked.history.accepted += 1;
@@ -328,7 +329,7 @@ impl Checker {
         }
     }
 
-    /// In a history without faults, `sent` requests were sent; `budget` are allowed.
+    /// Records that `sent` requests were sent in a history without faults. `budget` are allowed.
     pub(super) fn spent(&self, sent: usize, budget: usize) {
         if sent > budget {
             self.violated("I9", format!("{sent} requests were sent, and {budget} are enough"));
@@ -341,7 +342,7 @@ impl Checked {
         self.locks.entry(name.to_owned()).or_default()
     }
 
-    /// How much true time the clocks of the process with `grant` have missed without its knowledge at `now`.
+    /// Returns how much true time the clocks of the process with `grant` have missed without its knowledge at `now`.
     fn missed(&self, grant: &Granted, now: Duration) -> Duration {
         let process = grant.note.split('-').next().unwrap_or_default();
         let pauses = self.stood_still.get(process).map_or(&[][..], Vec::as_slice);
@@ -357,9 +358,9 @@ impl Checked {
     }
 }
 
-/// How long checks may pass of a grant that was committed in the instant in which it was sent, by the slowest
-/// clock within the bound: ttl (1 - rho) - delta, in true time. Computed from the documented numbers, not with the
-/// code under test.
+/// Returns how long, in true time, checks of a grant may pass if the grant was committed in the instant in which it
+/// was sent and its holder has the slowest clock within the bound. On that clock, this is ttl (1 - rho) - delta. It
+/// is computed from the documented numbers, not with the code under test.
 fn longest_belief(ttl_ms: u64) -> Duration {
     let ttl = Duration::from_millis(ttl_ms);
     let delta = (ttl / 100).max(Duration::from_millis(50));

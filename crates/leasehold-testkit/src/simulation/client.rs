@@ -1,4 +1,4 @@
-//! A simulated machine with a process: what the process does, and which faults occur.
+//! A simulated machine with a process: the work of the process, and the faults that occur.
 
 mod process;
 
@@ -17,8 +17,8 @@ use super::plan::{Fault, Store};
 use super::world::{Link, World};
 use super::{LOCK, Plan, RESOURCE, copy};
 
-/// How much later than its store timeout an abandoned acquisition may still send a request: some seconds of waiting
-/// for the store's clock, and the pauses of the process.
+/// How long after its store timeout an abandoned acquisition may still send a request. It may wait some seconds for
+/// the store's clock, and the process may pause.
 const AFTERMATH: Duration = Duration::from_secs(10);
 
 /// A machine and the process on it.
@@ -38,9 +38,9 @@ pub(super) struct Client {
     pub(super) note: String,
     /// The resource, as this machine reaches it.
     pub(super) resource: Arc<dyn Register>,
-    /// What it shares with the other tasks of its process.
+    /// The state that it shares with the other tasks of its process.
     pub(super) process: Arc<Shared>,
-    /// The seed of the process that replaces this one, which has died.
+    /// The seed of the process that replaces this one; set when this one has died.
     pub(super) successor: Option<u64>,
     /// By how much its clock has jumped in total. No true time passes during a jump.
     pub(super) suspended: Duration,
@@ -111,8 +111,8 @@ impl Client {
         }
     }
 
-    /// The lock, with a note that no other acquisition has, or one that only the tasks of this process share: then
-    /// they pass the lock on among themselves.
+    /// Returns the lock, with a note that no other acquisition has, or with one that only the tasks of this process
+    /// share. With a shared note, they pass the lock on among themselves.
     pub(super) fn lock(&mut self) -> Lock {
         self.acquisitions += 1;
         self.note = if self.has_company() && self.random.u8(..6) > 0 {
@@ -136,7 +136,7 @@ impl Client {
         match timeout(&*clock, limit, self.acquire()).await {
             Some(outcome) => outcome.ok(),
             None => {
-                // Its requests continue in the background until its store timeout is over.
+                // The requests of the acquisition continue in the background until its store timeout is over.
                 let until = self.world.now() + 4 * self.plan().longest_ttl() + AFTERMATH;
                 // A note without a task number is shared with other tasks, whose acquisitions may continue.
                 let note = Some(&*self.note).filter(|note| note.contains('-'));
@@ -158,10 +158,10 @@ impl Client {
             }
             self.accident().await;
             if self.random.u8(..8) == 0 {
-                // Without a check, like a program that was stopped after its check.
+                // Writes without a check, like a program that was stopped after its check.
                 self.write(guard).await;
             }
-            // Straight after a fault, like a program that was stopped between two instructions.
+            // Checks right after a fault, like a program that was stopped between two instructions.
             self.check(guard, how);
             self.rest(most_ms).await;
         }
@@ -177,7 +177,8 @@ impl Client {
         if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
         }
-        // For a single lock, the tokens show more. And if its record is deleted by hand, it may have two holders.
+        // For a single lock, the tokens show more, and the lock may have two holders if its record is deleted by
+        // hand.
         if held && !workload.is_one_lock() {
             checker.together(how);
         }
@@ -206,7 +207,7 @@ impl Client {
         }
     }
 
-    /// Whether the time of faults is over.
+    /// Returns whether the time of faults is over.
     fn faultless(&self) -> bool {
         self.world.now() > self.plan().faults_until
     }
@@ -223,8 +224,8 @@ impl Client {
             // A clock that jumps while no true time passes simulates a suspend only for the holder of a single lock.
             // The holder of one of several locks may at the same time be observing how long the others have not been
             // renewed.
-            // Its extrapolated store clock is then ahead, and so is the next token, which a deletion by hand would
-            // show.
+            // The jump also moves the extrapolated store clock ahead, and so the next token. A deletion by hand would
+            // reveal that.
             0 if has(Fault::Suspends) && !has(Fault::Deletions) && self.plan().workload.is_one_lock() => {
                 self.host.machine().suspend(length);
                 self.suspended += length;
@@ -234,7 +235,7 @@ impl Client {
             3 if has(Fault::Hangs) => self.link.stall(),
             4..8 => self.link.recover(self.plan().chaos(seed)),
             8 | 9 if has(Fault::Pauses) => self.pause(length).await,
-            // The wall clock reveals a restore, so histories with restores do not set it.
+            // The wall clock reveals a restore, so there are no restores in histories that step wall clocks.
             10 if has(Fault::Restores) && !has(Fault::WallSteps) && self.plan().store != Store::File => {
                 self.pause(length).await;
                 self.host.restored(length);
@@ -252,7 +253,7 @@ impl Client {
         }
     }
 
-    /// The process stands still while true time passes.
+    /// Stops the process while true time passes.
     async fn pause(&mut self, length: Duration) {
         self.host.stop();
         self.world.clock_sleep(length).await;
@@ -260,14 +261,15 @@ impl Client {
         self.paused += length;
     }
 
-    /// Whether a machine may be paused without noticing. Checks of its grants then pass for too long until the next
-    /// renewal, which the checker can exempt for a single lock only. It would also lengthen a cooldown.
+    /// Returns whether the machine may be paused without noticing. Checks of its grants then pass for too long until
+    /// the next renewal. The checker can exempt them only for a single lock. The pause would also lengthen a
+    /// cooldown.
     fn knows_nothing_of_time(&self) -> bool {
         let plan = self.plan();
         plan.workload.is_one_lock() && plan.once_per.is_none() && plan.store != Store::File
     }
 
-    /// The machine stands still, with its clocks, while true time passes.
+    /// Stops the machine together with its clocks while true time passes.
     async fn stand_still(&mut self, length: Duration) {
         let from = self.world.now();
         self.host.stand_still();
@@ -276,8 +278,8 @@ impl Client {
         self.world.checker.stood_still(self.seed, from, self.world.now());
     }
 
-    /// The process dies with everything that it holds and with all its tasks. It releases nothing, and what is in the
-    /// network may still arrive. Another process starts on the same machine.
+    /// Kills the process with all its tasks and everything that it holds. It releases nothing, and its requests in
+    /// the network may still arrive. Another process replaces it.
     pub(super) fn crash(&mut self, guard: impl Sized) {
         // Its tasks still run, but nothing that they send arrives.
         self.link.die();
@@ -291,7 +293,7 @@ impl Client {
     }
 }
 
-/// Writes like a program that does not use tokens.
+/// Overwrites the resource, like a program that does not use tokens.
 async fn overwrite(register: &dyn Register, content: String) -> leasehold::Result<()> {
     leasehold::update(register, RESOURCE, async |_| Ok::<_, leasehold::Error>(Some(content.clone().into())))
         .await

@@ -12,10 +12,11 @@ use super::plan::{Fault, Store};
 use super::world::World;
 use super::{LOCK, Plan};
 
-/// How long a create may be under way after the read that found nothing: a response that is a quarter of the longest
-/// ttl late, the wait for a `Date` that is exact to a second, and another second until its own response.
+/// How long a create may be under way after the read that found nothing. It covers a response that is a quarter of
+/// the longest ttl late, the wait for a `Date`, which is exact to a second, and another second until the create's own
+/// response.
 const BRAND_NEW: Duration = Duration::from_secs(4);
-/// How much longer a create may be under way while clocks stand still, without a `Date` that shows it.
+/// How much longer a create may be under way while clocks stand still and no `Date` shows that.
 const UNTOLD: Duration = Duration::from_secs(2);
 
 /// The source of the faults that affect all machines.
@@ -107,7 +108,7 @@ impl Fate {
             Store::Register | Store::File => format!("{LOCK}.lock"),
             Store::Objects => LOCK.to_owned(),
         };
-        // The record of a recent grant is not deleted, while another client's create may be under way: the
+        // The record of a recent grant is not deleted, because another client's create may be under way. The
         // documentation describes the effect on tokens.
         let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
         if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {

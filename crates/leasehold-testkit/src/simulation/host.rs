@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 /// The clock of one process, on a machine that it may share.
 ///
-/// In a process that is stopped no sleep ends and no response is received (see [`Machine`](crate::machine::Machine)).
-/// So nothing in it makes progress, while its clock runs.
+/// In a process that is stopped, no sleep ends and no response is received (see
+/// [`Machine`](crate::machine::Machine)). Nothing in it makes progress, but its clock runs.
 #[derive(Debug)]
 pub(super) struct Host {
     clock: Arc<TestClock>,
@@ -19,7 +19,7 @@ pub(super) struct Host {
     missed_ns: AtomicU64,
     /// How much time both clocks have missed.
     still: Mutex<Still>,
-    /// How many of its tasks have stopped it.
+    /// How many tasks of the process have stopped it.
     stopped: watch::Sender<u32>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Host {
 #[derive(Clone, Copy, Debug, Default)]
 struct Still {
     missed_ns: u64,
-    /// What the machine's boot clock would show, since when, and for how many tasks.
+    /// The moment that the stopped clocks show, and how many tasks have stopped them.
     since: Option<(Moment, u32)>,
 }
 
@@ -41,14 +41,14 @@ impl Host {
         self.still.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops its clocks.
+    /// Stops the clocks of the machine.
     pub(super) fn stand_still(&self) {
         let mut still = self.still();
         let (since, tasks) = still.since.unwrap_or((self.clock.now(), 0));
         still.since = Some((since, tasks + 1));
     }
 
-    /// Resumes its clocks, which have missed the time.
+    /// Resumes the clocks, which have missed the time in between.
     pub(super) fn resume(&self) {
         let mut still = self.still();
         still.since = match still.since {

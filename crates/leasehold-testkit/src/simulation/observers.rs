@@ -18,8 +18,8 @@ use super::{LOCK, Workload};
 /// How many observers each election has.
 const OBSERVERS: u64 = 2;
 
-/// How long an observer may take to report the leader after its network has healed: it may have just begun to back off,
-/// or have a request under way that never gets a response.
+/// How long an observer may take to report the leader after its network has healed. It may have just begun to back
+/// off, or it may have a request under way that never gets a response.
 const LEARNING: Duration = Duration::from_secs(60);
 
 /// The invariant that the observers check.
@@ -54,7 +54,8 @@ impl Observers {
         Self { checker: world.checker.clone(), tasks, watched }
     }
 
-    /// The history is over, and the last leader has `term`. All observers must see it once their networks have healed.
+    /// Ends the observation of a history whose last leader has `term`. All observers must see that leader once their
+    /// networks have healed.
     pub(super) async fn conclude(mut self, term: u64) {
         for Observed { client, latest } in &mut self.watched {
             client.world.checker.lock().concluded = true;
@@ -119,7 +120,7 @@ async fn have_accidents(client: Arc<Client>, seed: u64) {
                 client.host.machine().suspend(plan.ttl.mul_f64(3.0 * random.f64()));
             }
             3 if plan.has(Fault::WallSteps) => client.host.machine().step_wall(random.i64(-3_600..3_600)),
-            // Also after all processes have died: an observer has its own process.
+            // Heals the network even after all processes have died, because an observer has its own process.
             _ => {
                 client.link.revive();
                 client.link.recover(plan.chaos(random.u64(..)));
@@ -129,7 +130,7 @@ async fn have_accidents(client: Arc<Client>, seed: u64) {
 }
 
 impl Checker {
-    /// An observer that has seen terms up to `highest` sees `leader`.
+    /// Records that an observer that has seen terms up to `highest` sees `leader`.
     fn told(&self, leader: &Leader, highest: Option<u64>) {
         let mut checked = self.lock();
         checked.history.told += 1;

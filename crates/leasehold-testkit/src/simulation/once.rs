@@ -10,7 +10,7 @@ use super::client::Client;
 use super::plan::Fault;
 
 impl Client {
-    /// Runs the job if it is due. It succeeds, fails, or dies.
+    /// Runs the job if it is due. The job succeeds or fails, or its process dies.
     pub(super) async fn run_once(&mut self, period: Duration) {
         let once = self.lock().once_per(period);
         let due = if self.random.u8(..3) == 0 { once.try_acquire().await } else { once.acquire().await };
@@ -46,14 +46,15 @@ impl Client {
         self.begun(self.world.now());
     }
 
-    /// A cooldown ends by the store's clock, so its length is only as exact as the front ends agree on the time.
+    /// Records that the job starts at `now`. A cooldown ends by the store's clock, so its length is only as exact as
+    /// the front ends agree on the time.
     fn begun(&self, now: Duration) {
         self.world.checker.begun(now + 2 * self.plan().front_ends());
     }
 }
 
 impl Checker {
-    /// A process starts the job at `now`, in true time.
+    /// Records that a process starts the job at `now`, in true time.
     fn begun(&self, now: Duration) {
         let until = self.lock().rests_until;
         if now < until {
@@ -61,7 +62,7 @@ impl Checker {
         }
     }
 
-    /// The store has recorded that the job ran in the period that ends at `until`, in true time.
+    /// Records that the store has recorded a run of the job, in the period that ends at `until`, in true time.
     fn rests(&self, until: Duration) {
         let mut checked = self.lock();
         checked.history.runs += 1;

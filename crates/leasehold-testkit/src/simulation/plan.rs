@@ -22,12 +22,12 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Whether there is a single lock with one holder at a time, so that the tokens show everything.
+    /// Returns whether there is a single lock with one holder at a time, so that the tokens show everything.
     pub(super) fn is_one_lock(self) -> bool {
         matches!(self, Self::Lock | Self::Election)
     }
 
-    /// The workload with this printed name.
+    /// Returns the workload with this printed name.
     pub(super) fn named(name: &str) -> Option<Self> {
         match name {
             "lock" => Some(Self::Lock),
@@ -60,14 +60,14 @@ pub struct Plan {
     pub store: Store,
     /// How many machines contend.
     pub machines: usize,
-    /// How many tasks the process on each machine has. Several tasks pass a lock on among themselves. With `once_per`,
-    /// there is one.
+    /// How many tasks the process on each machine has. Several tasks pass a lock on among themselves. With
+    /// `once_per`, there is one task.
     pub tasks: usize,
     /// How long the history lasts, in true time.
     pub length: Duration,
     /// The leases' ttl.
     pub ttl: Duration,
-    /// How likely each fault of the network is for each request.
+    /// The probability of each network fault for each request.
     pub harm: f64,
     /// How far clock rates may be off. Above the bound of 0.005 the guarantees do not hold.
     pub rate_error: f64,
@@ -92,8 +92,8 @@ pub enum Store {
     /// In a SQLite file on one machine. The order of simultaneous calls depends on threads, so random choices can be
     /// replayed, but such races cannot.
     File,
-    /// In a register, as objects that exist while the lock is held, the protocol of simple clients. A release deletes
-    /// the object.
+    /// In a register, as objects that exist while the lock is held, which is the protocol of simple clients. A
+    /// release deletes the object.
     Objects,
 }
 
@@ -101,7 +101,7 @@ pub enum Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Requests are applied, and their responses are lost.
+    /// Requests are applied, but their responses are lost.
     LostAnswers,
     /// Requests are lost.
     LostRequests,
@@ -121,11 +121,11 @@ pub enum Fault {
     Suspends,
     /// A process is stopped for a while, then resumes.
     Pauses,
-    /// A virtual machine is restored from a snapshot: its boot clock has missed the time.
+    /// A virtual machine is restored from a snapshot, so its boot clock has missed the time since the snapshot.
     Restores,
     /// Wall clocks are stepped by up to an hour.
     WallSteps,
-    /// Clocks go too fast or too slow.
+    /// Clocks run too fast or too slow.
     Rates,
     /// A process dies with everything that it holds, and another starts.
     Crashes,
@@ -186,7 +186,7 @@ impl Faults {
     /// No faults.
     pub const NONE: Self = Self(0);
 
-    /// All faults.
+    /// Returns the set of all faults.
     pub fn all() -> Self {
         Fault::ALL.into_iter().fold(Self::NONE, |faults, (fault, _)| faults.with(fault))
     }
@@ -203,19 +203,19 @@ impl Faults {
         Self(self.0 & !(1 << fault as u32))
     }
 
-    /// Whether `fault` is in the set.
+    /// Returns whether `fault` is in the set.
     pub fn has(self, fault: Fault) -> bool {
         self.0 & 1 << fault as u32 != 0
     }
 
-    /// How many faults the set has.
+    /// Returns how many faults the set has.
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 }
 
 impl Plan {
-    /// The plan for `seed`: one lock in a register, and most kinds of fault.
+    /// Returns the plan for `seed`: one lock in a register, and most kinds of fault.
     pub fn from_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let length = Duration::from_secs(random.u64(30..60));
@@ -236,7 +236,7 @@ impl Plan {
             faults_until: length,
         };
         for (fault, _) in Fault::ALL {
-            // Not all faults in every history: some hide the effects of others.
+            // Not every history has all faults, because some faults hide the effects of others.
             let one_in = if fault == Fault::Deletions { 4 } else { 3 };
             if (random.u8(..one_in) == 0) == (fault == Fault::Deletions) {
                 plan.faults = plan.faults.with(fault);
@@ -245,7 +245,7 @@ impl Plan {
         plan
     }
 
-    /// The plan for `seed`, with a job that runs once per period.
+    /// Returns the plan for `seed`, with a job that runs once per period.
     pub fn once_from_seed(seed: u64) -> Self {
         let period_ms = fastrand::Rng::with_seed(seed ^ 0x0ce).u64(2_000..40_000);
         let mut plan = Self { once_per: Some(Duration::from_millis(period_ms)), ..Self::from_seed(seed) };
@@ -254,7 +254,7 @@ impl Plan {
         plan
     }
 
-    /// A history without faults.
+    /// Returns the plan of a history without faults.
     pub fn quiet_from_seed(seed: u64) -> Self {
         Self { harm: 0.0, machines: 1, ..Self::from_seed(seed) }.with_faults(Faults::NONE)
     }
@@ -309,7 +309,7 @@ impl Plan {
         self.faults.has(fault)
     }
 
-    /// The network's faults, drawn from `seed`.
+    /// Returns the network's faults, drawn from `seed`.
     pub(super) fn chaos(&self, seed: u64) -> Chaos {
         let harm = |fault| if self.has(fault) { self.harm } else { 0.0 };
         let mut chaos = Chaos::seeded(seed);
@@ -324,13 +324,13 @@ impl Plan {
         chaos
     }
 
-    /// How far clock rates are off.
+    /// Returns how far clock rates are off.
     pub(super) fn rates(&self) -> f64 {
         if self.has(Fault::Rates) { self.rate_error } else { 0.0 }
     }
 
-    /// How far front ends are off. After deletions by hand, tokens rise only as far as the front ends agree on the
-    /// time, as documented.
+    /// Returns how far the front ends' clocks are off. Returns zero if records are deleted by hand, because tokens
+    /// then rise only as far as the front ends agree on the time, as documented.
     pub(super) fn front_ends(&self) -> Duration {
         if !self.has(Fault::Skew) || self.has(Fault::Deletions) {
             Duration::ZERO
@@ -342,19 +342,19 @@ impl Plan {
         }
     }
 
-    /// The longest ttl of any claim.
+    /// Returns the longest ttl of any claim.
     pub(super) fn longest_ttl(&self) -> Duration {
         if self.has(Fault::Ttls) { 2 * self.ttl } else { self.ttl }
     }
 
-    /// Whether there are no faults and the tasks of each process want the lock all the time. Then no process may
-    /// starve.
+    /// Returns whether there are no faults and the tasks of each process want the lock all the time. Then no process
+    /// may starve.
     pub(super) fn is_rush(&self) -> bool {
         self.tasks > 1 && self.faults == Faults::NONE
     }
 
-    /// How long a process may wait in a rush with one other process. With more processes, any of them may find the
-    /// lock free.
+    /// Returns how long a process may wait in a rush with one other process. There is no limit with more processes,
+    /// because any of them may find the lock free.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         // A cohort period, and the hold that is in progress at its end.
         let period = LONGEST_POLL.min(self.ttl / 4) + Duration::from_millis(150);
@@ -370,7 +370,7 @@ impl Plan {
         (self.machines == 2).then_some(bound)
     }
 
-    /// Whether there is neither contention nor a fault.
+    /// Returns whether there is neither contention nor a fault.
     pub(super) fn is_quiet(&self) -> bool {
         self.machines == 1 && self.tasks == 1 && self.faults == Faults::NONE
     }
@@ -381,7 +381,7 @@ impl Store {
         [(Self::Register, "register"), (Self::File, "file"), (Self::Objects, "objects")];
 }
 
-/// One line, in the form that `LEASEHOLD_PLAN` takes.
+/// Prints one line, in the form that `LEASEHOLD_PLAN` takes.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, workload, machines, tasks, harm, rate_error, fenced, .. } = self;

@@ -28,7 +28,7 @@ pub(super) struct Recorder {
     pub(super) inner: MemoryRegister,
     pub(super) checker: Arc<Checker>,
     pub(super) requests: AtomicUsize,
-    /// Whether records may be deleted. A late copy of a create may then succeed, because it finds nothing.
+    /// Whether records may be deleted. A late copy of a create may then succeed, because it finds no record.
     deletes: bool,
 }
 
@@ -71,25 +71,25 @@ impl Record<'_> {
     }
 }
 
-/// A process sends `value` at `now`, in true time, to be written to `key`.
+/// Reports to the checker that a process sends `value` at `now`, in true time, to be written to `key`.
 pub(super) fn sends(checker: &Checker, key: &str, value: &[u8], now: Duration) {
     if let Some(name) = lock_name(key)
         && let Ok(record) = serde_json::from_slice::<Record<'_>>(value)
         && record.state == "held"
-        // A waiter sends the holder's record, with the mark that processes wait.
+        // A waiter sends the holder's record with the mark that processes wait.
         && !(record.awaited && checker.was_sent(record.nonce))
     {
         checker.sends(name, &record.write(record.token), now);
     }
 }
 
-/// The lock whose record has this key.
+/// Returns the lock whose record has this key.
 fn lock_name(key: &str) -> Option<&str> {
     let name = key.strip_suffix(".lock").unwrap_or(key);
     (name == LOCK || name.strip_prefix(LOCK).is_some_and(|part| part.starts_with('/'))).then_some(name)
 }
 
-/// A record without the mark that processes wait.
+/// Returns a record without the mark that processes wait.
 fn unmarked(bytes: &[u8]) -> serde_json::Value {
     let mut record: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
     if let Some(fields) = record.as_object_mut() {
@@ -185,7 +185,7 @@ impl Register for Recorder {
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
-        // Polls like a store behind a network: with the memory store's interval, a history would consist of polls.
+        // Polls like a store behind a network. With the memory store's interval, a history would consist of polls.
         let poll_interval = PollInterval { min: Duration::from_millis(50), max: LONGEST_POLL };
         RegisterCapabilities { poll_interval, ..self.inner.capabilities() }
     }

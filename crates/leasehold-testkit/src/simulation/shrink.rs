@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::plan::{Fault, Plan};
 use super::{Violation, run};
 
-/// How many seeds each smaller plan is tried with: leaving anything out changes all random choices.
+/// How many seeds each smaller plan is tried with, because leaving anything out changes all random choices.
 const SEEDS: u64 = 48;
 
-/// The limit of histories in total.
+/// The maximum number of histories in total.
 const HISTORIES: u32 = 8_000;
 
 /// Finds a smaller plan that violates the same invariant. Leaves out kinds of fault one by one, then machines, late
@@ -22,7 +22,8 @@ const HISTORIES: u32 = 8_000;
 /// ```
 pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
     let mut search = Search { smallest: violation, left: HISTORIES };
-    // First, while the history is long: in a short one, little happens without one fault or another.
+    // Leaves out faults first, while the history is long. In a short one, little happens without one fault or
+    // another.
     while search.leaves_a_fault_out() {}
     while search.makes_it_smaller() {}
     search.smallest
@@ -34,7 +35,7 @@ struct Search {
 }
 
 impl Search {
-    /// Whether a plan with one fault fewer violates the same invariant.
+    /// Tries to leave out each fault. Returns whether a smaller plan violates the same invariant.
     fn leaves_a_fault_out(&mut self) -> bool {
         let mut smaller = false;
         for (fault, _) in Fault::ALL {
@@ -46,7 +47,7 @@ impl Search {
         smaller
     }
 
-    /// Whether a smaller plan violates the same invariant.
+    /// Tries smaller plans. Returns whether one of them violates the same invariant.
     fn makes_it_smaller(&mut self) -> bool {
         let mut smaller = self.leaves_a_fault_out();
         let plan = self.smallest.plan.clone();
@@ -75,7 +76,7 @@ impl Search {
         smaller
     }
 
-    /// Tries its own seed first: its random choices may be the same up to the violation.
+    /// Tries the plan's own seed first, because its random choices may be the same up to the violation.
     fn try_plan(&mut self, plan: Plan) -> bool {
         for n in 0..SEEDS {
             if self.left == 0 {

@@ -1,4 +1,4 @@
-//! The workloads of the simulated machines, and who may hold what at once.
+//! The workloads of the simulated machines, and the rules about simultaneous holders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use super::checker::{Checker, Held};
 use super::client::Client;
 use super::plan::{Fault, LONGEST_POLL, Store, Workload};
 
-/// How long a contender may wait for the store's clock, whose responses are exact to a second: before it creates a
-/// record, and again when it finds a record that another has just created.
+/// How long a contender may wait for the store's clock, whose responses are exact to a second. It waits before it
+/// creates a record, and again when it finds a record that another contender has just created.
 const CLOCK_WAITS: Duration = Duration::from_millis(2_200);
 
 impl Client {
-    /// Acquires what the workload contends for. Returns how it is held.
+    /// Acquires the lock or permit that the workload contends for. Returns the guard and how it is held.
     pub(super) async fn acquire(&mut self) -> leasehold::Result<(Guard, Held)> {
         let tries = self.random.u8(..3) == 0 && !self.plan().is_rush();
         let lock = self.lock();
@@ -27,7 +27,7 @@ impl Client {
             Workload::Lock if tries => lock.try_acquire().await?,
             Workload::Lock => lock.acquire().await?,
             Workload::Election => {
-                // It advertises a value that no other acquisition has.
+                // The candidate advertises a value that no other acquisition has.
                 let candidate = lock.election().value(self.note.clone());
                 Guard::from(if tries {
                     candidate.try_campaign().await?
@@ -51,8 +51,8 @@ impl Client {
         Ok((guard, Held::Alone))
     }
 
-    /// How long until a lock is free again after its last renewal: ttl (1 + rho) + delta on the slowest clock, and a
-    /// poll.
+    /// Returns how long after its last renewal a lock is free again: ttl (1 + rho) + delta on the slowest clock, a
+    /// poll, the waits for the store's clock, and the time for which requests may be late.
     pub(super) fn bound(&self) -> Duration {
         let ttl = Ttl::new(self.plan().longest_ttl()).unwrap_or_default();
         // If a release deletes the object, a late create (up to a ttl late, see `Plan::chaos`) may succeed. In other
@@ -66,9 +66,9 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// For how long the dead waiters in the lines delay the next one, by what they wrote there. Each line delays from
-    /// the moment when its lock is free, so the longest delay counts. Those who wait for one of several permits are in
-    /// the line of their queue, and those who wait for a single one in its line.
+    /// Returns for how long the dead waiters in the lines delay the next one, according to the pauses that they wrote
+    /// there. Each line delays from the moment when its lock is free, so the longest delay counts. Waiters for one of
+    /// several permits are in the line of their queue. Waiters for a single permit are in the line of that permit.
     async fn dead_waiters(&self) -> Duration {
         let mut longest = self.dead_waiters_of(LOCK).await;
         for line in ["permit-1", "permit-queue", "shared-queue"] {
@@ -93,15 +93,16 @@ impl Client {
             .filter_map(|waiter| waiter["polls_ms"].as_u64())
             .map(Duration::from_millis)
             .collect();
-        // One more may still join by a late request, and pauses for as much longer than the last one.
+        // One more waiter may still join by a late request. Its pause exceeds the last one's by at most the longest
+        // poll.
         let late = self.plan().has(Fault::LateRequests);
         let one_more = late.then(|| pauses.last().copied().unwrap_or_default() + LONGEST_POLL);
         let pauses = || pauses.iter().chain(&one_more);
         2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }
 
-    /// I7: everything that a dead holder held can be acquired again within a lapse, a poll, and the time for which it
-    /// is kept for dead waiters.
+    /// Acquires everything that a dead holder held. This must succeed within a lapse, a poll, and the time for which
+    /// it is kept for dead waiters.
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound() + self.dead_waiters().await;
         let (all, bound) = match self.plan().workload {
@@ -132,7 +133,7 @@ impl Client {
 }
 
 impl Checker {
-    /// A client was granted `guard`.
+    /// Records that a client was granted `guard`.
     pub(super) fn granted(&self, guard: Guard, how: Held, workload: Workload) -> Arc<Guard> {
         let guard = Arc::new(guard);
         let mut checked = self.lock();
@@ -144,7 +145,7 @@ impl Checker {
         guard
     }
 
-    /// A check of something held as `how` has passed: checks all other guards in the same instant.
+    /// Records that a check of something held as `how` has passed. Checks all other guards in the same instant.
     pub(super) fn together(&self, how: Held) {
         let guards = self.lock().held.clone();
         let believed = guards

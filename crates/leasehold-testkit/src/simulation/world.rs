@@ -1,4 +1,4 @@
-//! What the machines of a history share: true time, the store, the resource, and the networks.
+//! The state that the machines of a history share: true time, the store, the resource, and the networks.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use super::recorder::{self, Recorder};
 use crate::fault::{Chaos, FaultyRegister, Kind};
 use crate::machine::Machine;
 
-/// What the machines of a history share.
+/// The state that the machines of a history share.
 pub(super) struct World {
     pub(super) plan: Plan,
     pub(super) checker: Arc<Checker>,
@@ -49,7 +49,7 @@ struct Spent {
 #[derive(Clone, Copy, Debug, Default)]
 struct Waiting {
     tasks: usize,
-    /// Since when one of them waits, or since the last one was served.
+    /// When the process began to wait, or when one of its tasks was last served.
     since: Duration,
 }
 
@@ -112,7 +112,7 @@ impl World {
         })
     }
 
-    /// True time, since the history began.
+    /// Returns the true time since the history began.
     pub(super) fn now(&self) -> Duration {
         self.clock.now().since_boot()
     }
@@ -147,7 +147,7 @@ impl World {
         let mut options = StoreOptions::default();
         options.env = env.clone();
         options.store_clock = store_clock;
-        // Only skewed front ends need a margin. A smaller margin shows other errors in the time bounds.
+        // Only skewed front ends need a margin. A smaller margin reveals other errors in the time bounds.
         if skew_us == 0 {
             options.margin = Duration::ZERO;
         }
@@ -184,7 +184,7 @@ impl World {
         }
     }
 
-    /// A network to the register. The checker sees what is sent.
+    /// Creates a network to the register. The checker observes what is sent.
     fn network(&self) -> FaultyRegister {
         let (checker, clock) = (self.checker.clone(), self.clock.clone());
         FaultyRegister::new(self.register.clone()).observed(move |sent| {
@@ -194,12 +194,12 @@ impl World {
         })
     }
 
-    /// The clock of a new process's machine; `None` if each process has its own machine.
+    /// Returns the clock of a new process's machine, or `None` if each process has its own machine.
     pub(super) fn machine_clock(&self) -> Option<Arc<TestClock>> {
         self.file.as_ref().map(|file| file.clock.clone())
     }
 
-    /// The operator's locker, on true time and on a good network.
+    /// Returns the operator's locker, on true time and on a good network.
     pub(super) fn operator(&self) -> Locker {
         let mut options = StoreOptions::default();
         options.env = Env::seeded(self.clock.clone(), self.plan.seed ^ 0x0e);
@@ -209,7 +209,7 @@ impl World {
         })
     }
 
-    /// The networks of all processes, including dead ones.
+    /// Returns the networks of all processes, including dead ones.
     pub(super) fn links(&self) -> Vec<Link> {
         self.all_links().clone()
     }
@@ -218,21 +218,21 @@ impl World {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process has acquired the lock.
+    /// Records that a process has acquired the lock.
     pub(super) fn acquired(&self) {
         let mut spent = self.spent();
         spent.acquisitions += 1;
         spent.held_since = Some(self.now());
     }
 
-    /// The process has released the lock.
+    /// Records that the process has released the lock.
     pub(super) fn released(&self) {
         let mut spent = self.spent();
         let since = spent.held_since.take().unwrap_or_default();
         spent.held += self.now() - since;
     }
 
-    /// A task of the process with this seed starts to wait for the lock.
+    /// Records that a task of the process with this seed starts to wait for the lock.
     pub(super) fn waits(&self, seed: u64) {
         let mut waiting = self.waiting();
         let process = waiting.entry(seed).or_default();
@@ -242,7 +242,7 @@ impl World {
         process.tasks += 1;
     }
 
-    /// The task has stopped waiting.
+    /// Records that the task has stopped waiting.
     pub(super) fn waits_no_more(&self, seed: u64) {
         let mut waiting = self.waiting();
         let Some(process) = waiting.get_mut(&seed) else { return };
@@ -272,8 +272,9 @@ impl World {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// I9: in a quiet history, each acquisition costs one request, the first of a process one more, each release one,
-    /// and each renewal one. Renewals come every third of the ttl, or up to a tenth of that earlier.
+    /// Checks I9: in a quiet history, each acquisition, release and renewal costs one request, and the first
+    /// acquisition of a process costs one more. Renewals come every third of the ttl, or up to a tenth of that
+    /// earlier.
     pub(super) fn check_budget(&self) {
         let Spent { acquisitions, held, held_since } = *self.spent();
         let held = held + held_since.map_or(Duration::ZERO, |since| self.now() - since);
@@ -297,7 +298,7 @@ impl Link {
         self.each().into_iter().for_each(<dyn Network>::stall);
     }
 
-    /// Disconnects from the network permanently: its process is dead.
+    /// Disconnects from the network permanently, because the process is dead.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.disconnect();

@@ -35,20 +35,20 @@ impl Program {
     pub const AZURE_PY: Self = Self::peer("LEASEHOLD_TEST_PEER_AZURE_PY", container);
 }
 
-/// The peer's name for the container of a store URL.
+/// Returns the peer's option that names the container of a store URL.
 fn container(url: &str) -> Vec<String> {
     let url = format!("http://{}/{ACCOUNT}/{}", Server::AZURITE.address(), location(url).0);
     options(&[("--container", &url)])
 }
 
-/// The container and the prefix in a store URL.
+/// Returns the container and the prefix in a store URL.
 fn location(url: &str) -> (String, String) {
     let url = parsed(url);
     let (container, prefix) = url.path().trim_start_matches('/').split_once('/').unwrap_or_default();
     (container.to_owned(), prefix.to_owned())
 }
 
-/// The name of the blob of a lock that is a lease, in its container.
+/// Returns the name, within its container, of the blob of a lock that is a lease.
 pub fn leased_blob(url: &str, name: &str) -> String {
     format!("{}/{name}", location(url).1)
 }
@@ -60,7 +60,7 @@ pub struct Azure;
 /// The account of every emulator.
 const ACCOUNT: &str = "devstoreaccount1";
 
-/// A shared access signature until 2099 by the key of that account, which is public.
+/// A shared access signature that is valid until 2099, made with the key of that account. The key is public.
 const SAS: &str = "sv=2023-11-03&ss=b&srt=sco&sp=rwdlc&se=2099-01-01T00%3A00%3A00Z&sig=thsOUTh%2Bdpz9aZUW1m5mG5k5vQy%2FtbbHlBFHN8kpSso%3D";
 
 fn register(url: &str) -> AzureRegister {
@@ -91,7 +91,7 @@ impl TestStore for Azure {
         if !is_by_lease(url) {
             return delete_record(&register(url), &object(url, name)).await;
         }
-        // Azure deletes no blob that is leased.
+        // Azure does not delete a blob that is leased, so break the lease first.
         let path = format!("/{ACCOUNT}{}/{name}?comp=lease&{SAS}", parsed(url).path());
         let break_now = "x-ms-lease-action: break\r\nx-ms-lease-break-period: 0\r\n";
         let broken = http::exchange(&Server::AZURITE.address(), "PUT", &path, break_now, b"").await.unwrap();
@@ -127,7 +127,7 @@ impl TestStore for Azure {
             |folder, workers| Http::start(&Azurite, folder, workers),
             &[Fault::StopServer],
         );
-        // Azure has no shorter leases.
+        // Azure has no leases shorter than 15 seconds.
         const LEASES: Scenario = Scenario {
             name: "azure-lease",
             options: "protocol=lease",
@@ -148,7 +148,7 @@ impl TestStore for Azure {
     }
 }
 
-/// Whether locks at `url` are leases of blobs.
+/// Returns whether locks at `url` are leases of blobs.
 fn is_by_lease(url: &str) -> bool {
     url.contains("protocol=lease")
 }
@@ -170,7 +170,7 @@ impl Launch for Azurite {
     async fn make_store(&self, address: &str) -> io::Result<String> {
         let path = format!("/{ACCOUNT}/{STORE}?restype=container&{SAS}");
         match http::exchange(address, "PUT", &path, "", b"").await? {
-            // 409: an earlier try created it, and its response was lost.
+            // 409: an earlier attempt created the container, but its response was lost.
             (201 | 409, _) => {
                 Ok(below(&format!("azblob://{ACCOUNT}/{STORE}?{}", endpoint(address)), "chaos"))
             }

@@ -20,20 +20,20 @@ use crate::servers::{Server, endpoint, parsed, unique, with_option};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
-    /// DynamoDB Local, Amazon's own.
+    /// DynamoDB Local, by Amazon.
     pub const DYNAMODB_LOCAL: Self = Self { variable: "LEASEHOLD_TEST_DYNAMODB_LOCAL" };
     /// moto's DynamoDB.
     pub const DYNAMODB_MOTO: Self = Self { variable: "LEASEHOLD_TEST_DYNAMODB_MOTO" };
     /// Unmodified moto, whose DynamoDB is not atomic: it checks conditions, then writes.
     pub const DYNAMODB_RACY: Self = Self { variable: "LEASEHOLD_TEST_BAD_DYNAMODB_RACY" };
-    /// Every DynamoDB on which locks work.
+    /// Every DynamoDB server on which locks work.
     pub const DYNAMODB: &[Self] = &[Self::DYNAMODB_LOCAL, Self::DYNAMODB_MOTO];
 }
 
 impl Program {
     /// A peer: AWS's lock client for DynamoDB, in Java.
     pub const DYNAMODB_JAVA: Self = Self::peer("LEASEHOLD_TEST_PEER_DYNAMODB_JAVA", peer_options);
-    /// A peer: dynamolock, its port to Go.
+    /// A peer: dynamolock, a port of that client to Go.
     pub const DYNAMODB_GO: Self = Self::peer("LEASEHOLD_TEST_PEER_DYNAMODB_GO", peer_options);
 }
 
@@ -64,7 +64,7 @@ impl TestStore for DynamoDb {
         const { &[Storage::at("dynamodb_local", Server::DYNAMODB_LOCAL, Kind::Http)] }
     }
 
-    /// Each case gets its own table instead of a prefix, because a listing reads the whole table.
+    /// Gives each case a separate table instead of a prefix, because a listing reads the whole table.
     fn harness(&'static self, storage: &'static Storage) -> Box<dyn Harness> {
         let url = storage.server.expect("a server").url();
         let table = parsed(&url).authority().unwrap().to_owned();
@@ -80,7 +80,7 @@ impl TestStore for DynamoDb {
         assert!(deleted.attributes.is_some(), "there is a record to delete");
     }
 
-    /// Only for the separate table of a case; `./test` does it for the shared table.
+    /// Handles only the separate table of a case. `./test` does the same for the shared table.
     async fn vouch_for(&self, url: &str) {
         if !url.contains(CREATE) {
             return;
@@ -129,14 +129,15 @@ impl TestStore for DynamoDb {
     }
 }
 
-/// The operation of `seen`, if it concerns an item whose key ends with `key`.
+/// Returns the operation of `seen` if it concerns an item whose key ends with `key`.
 pub fn operation(seen: &Seen, key: &str) -> Option<String> {
     let body: serde_json::Value = serde_json::from_slice(&seen.body).unwrap();
     let (_, operation) = seen.target.as_ref()?.rsplit_once('.')?;
     body["Key"]["key"]["S"].as_str()?.ends_with(key).then(|| operation.to_owned())
 }
 
-/// A plain client of the table that a store URL names, and the table's name, for operations outside leasehold.
+/// Returns a plain client of the table that a store URL names, and the table's name, for operations outside
+/// leasehold.
 ///
 /// # Panics
 /// When the URL has no endpoint or no region.

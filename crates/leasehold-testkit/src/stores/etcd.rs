@@ -152,7 +152,7 @@ async fn try_etcdctl(endpoint: &str, arguments: &[&str]) -> Result<String, Strin
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Waits until `count` keys begin with `prefix`: so many clients hold the lock or wait.
+/// Waits until `count` keys begin with `prefix`, which means that this many clients hold the lock or wait for it.
 pub async fn in_line(endpoint: &str, prefix: &str, count: usize) {
     let standing = async {
         loop {

@@ -121,7 +121,7 @@ impl Launch for FakeGcsServer {
         let header = "content-type: application/json\r\n";
         let made = http::exchange(address, "POST", "/storage/v1/b?project=p", header, body.as_bytes());
         match made.await? {
-            // 409: an earlier try created it, and its response was lost.
+            // 409: an earlier attempt created the bucket, but its response was lost.
             (200 | 409, _) => {
                 Ok(below(&format!("gs://{STORE}?{}&credentials=anonymous", endpoint(address)), "chaos"))
             }

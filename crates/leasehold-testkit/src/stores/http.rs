@@ -27,14 +27,14 @@ pub struct Http;
 /// The token with all rights.
 const TOKEN: &str = "a-token-for-tests";
 
-/// The file of its locks, and of the token, in a folder.
+/// The names of the files with the locks and with the token.
 const LOCKS: &str = "locks.db";
 const TOKEN_FILE: &str = "token";
 
-/// Starts a server on the locks in `folder`, in a thread that lasts as long as this process. Returns its store URL.
+/// Starts a server on the locks in `folder`, in a thread that runs as long as this process. Returns its store URL.
 ///
 /// # Panics
-/// When it does not start.
+/// When the server does not start.
 pub fn serve(folder: &Path) -> String {
     let (told, address) = mpsc::channel();
     let store = format!("sqlite:{}", folder.join(LOCKS).display());
@@ -58,7 +58,7 @@ pub fn serve(folder: &Path) -> String {
     format!("http://{address}?token_file={}", token.display())
 }
 
-/// The folder of the server at `url`.
+/// Returns the folder of the server at `url`.
 fn folder(url: &str) -> std::path::PathBuf {
     let token = parsed(url).take("token_file").expect("a URL of a server for tests");
     Path::new(&token).parent().unwrap().to_owned()

@@ -20,7 +20,8 @@ use crate::servers::{Server, endpoint, parsed, unique};
 use crate::test_store::{Bench, Budget, Kind, Storage, TestStore};
 
 impl Server {
-    /// kube-apiserver with its etcd. The URL goes through its forwarder of plain HTTP, as an administrator.
+    /// kube-apiserver with its etcd. The URL leads to a forwarder that accepts plain HTTP and acts as an
+    /// administrator.
     pub const KUBERNETES: Self = Self { variable: "LEASEHOLD_TEST_KUBERNETES" };
 }
 
@@ -53,7 +54,7 @@ impl TestStore for Kubernetes {
         Box::new(Fresh::on(self, storage))
     }
 
-    /// As `kubectl delete lease` does, for locks whose names Kubernetes accepts.
+    /// Does the same as `kubectl delete lease`. Works only for locks whose names Kubernetes accepts.
     async fn delete_record(&self, url: &str, name: &LockName) {
         let (status, answer) = lease(url, "DELETE", name.as_str(), None).await;
         assert_eq!(status, 200, "{answer}");
@@ -100,14 +101,14 @@ fn has(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-/// Creates a namespace on the server of `url`. Returns its store URL.
+/// Creates a namespace on the server of `url` and returns its store URL.
 ///
 /// # Panics
-/// When it cannot be created.
+/// When the namespace cannot be created.
 pub fn in_new_namespace(url: &str) -> String {
     let (name, address) = (format!("t-{}", unique()), address(url));
     let url = url.replacen(&format!("k8s://{}", namespace(url)), &format!("k8s://{name}"), 1);
-    // The caller may be inside of a runtime.
+    // A separate thread, because the caller may be inside a runtime.
     let made = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(make_namespace(&address, &name)).unwrap();
@@ -119,18 +120,18 @@ pub fn in_new_namespace(url: &str) -> String {
 async fn make_namespace(address: &str, name: &str) -> io::Result<()> {
     let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
     match ask(address, "POST", "/api/v1/namespaces", Some(&object)).await? {
-        // 409: an earlier try created it, and its response was lost.
+        // 409: an earlier attempt created the namespace, but its response was lost.
         (201 | 409, _) => Ok(()),
         (status, answer) => Err(io::Error::other(format!("no namespace: {status} {answer}"))),
     }
 }
 
-/// The namespace that `url` names.
+/// Returns the namespace that `url` names.
 pub fn namespace(url: &str) -> String {
     parsed(url).authority().expect("a namespace").to_owned()
 }
 
-/// The `host:port` of its forwarder of plain HTTP.
+/// Returns the `host:port` of the forwarder in `url`.
 pub fn address(url: &str) -> String {
     let endpoint = parsed(url).take("endpoint").expect("an endpoint");
     endpoint.trim_start_matches("http://").to_owned()
@@ -154,7 +155,7 @@ pub async fn ask(address: &str, method: &str, path: &str, body: Option<&Value>) 
     ask_with(address, method, path, "accept: application/json\r\n", body).await
 }
 
-/// The same with these headers, each of which ends in a line break.
+/// Like [`ask`], with these headers. Each of them must end with a line break.
 ///
 /// # Errors
 /// When there is no response.

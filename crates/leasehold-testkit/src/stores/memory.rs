@@ -18,7 +18,7 @@ use crate::test_store::{Bench, Kind, Storage, TestStore};
 #[derive(Debug)]
 pub struct Memory;
 
-/// Leases on a fresh [`MemoryRegister`] that runs on `env`.
+/// Creates leases on a new [`MemoryRegister`] that runs on `env`.
 pub fn on(env: Env) -> OnRegister {
     let mut options = StoreOptions::default();
     options.env = env.clone();

@@ -25,9 +25,9 @@ use crate::servers::{Server, parsed, unique, with_option};
 use crate::test_store::{Bench, Kind, Reaper, Storage, TestStore};
 
 impl Server {
-    /// PostgreSQL. Guides use it too, for what tokens protect.
+    /// PostgreSQL. The guides also use it as the resource that tokens protect.
     pub const POSTGRESQL: Self = Self { variable: "LEASEHOLD_TEST_POSTGRES" };
-    /// pgbouncer in front of it, with a pool of transactions.
+    /// pgbouncer in front of that server, with transaction pooling.
     pub const PGBOUNCER: Self = Self { variable: "LEASEHOLD_TEST_PGBOUNCER" };
 }
 
@@ -60,7 +60,7 @@ impl TestStore for Postgres {
         }
     }
 
-    /// With a separate table, as `leasehold init` creates it.
+    /// Creates a separate table, as `leasehold init` does, and returns its URL.
     fn fresh_url(&self, storage: &Storage, _folder: &Path) -> String {
         let server = storage.server.expect("storage on a server").url();
         let url = with_option(&server, &format!("table=locks_{}", unique()));
@@ -83,7 +83,7 @@ impl TestStore for Postgres {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        // The margin is for a server whose clock is set, and no test sets this one's.
+        // A margin is only needed if the server's clock is set, and no test sets this clock.
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
         const ALL: &[Scenario] = &[
             Scenario { options: "margin=0s", ..Scenario::store("postgres", chaos::alone, FAULTS) },
@@ -109,9 +109,9 @@ impl TestStore for Postgres {
 /// Creates the table that `url` names.
 ///
 /// # Panics
-/// When it cannot be made.
+/// When the table cannot be created.
 pub fn make_table(url: &str) {
-    // The caller may be inside of a runtime.
+    // A separate thread, because the caller may be inside a runtime.
     let url = url.to_owned();
     let made = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -120,15 +120,15 @@ pub fn make_table(url: &str) {
     made.join().expect("the table was not made");
 }
 
-/// The table that `url` names.
+/// Returns the table that `url` names.
 pub fn table(url: &str) -> String {
     parsed(url).take("table").expect("the store URL names a table")
 }
 
-/// Runs SQL with PostgreSQL's own tool, and returns its output.
+/// Runs SQL with `psql` and returns its output.
 ///
 /// # Panics
-/// When it fails.
+/// When `psql` fails.
 pub async fn psql(url: &str, sql: &str) -> String {
     let server = url.split('?').next().unwrap_or(url);
     let mut child = Command::new("psql")
@@ -147,7 +147,7 @@ pub async fn psql(url: &str, sql: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
-/// As a string in SQL.
+/// Quotes `text` as a string in SQL.
 pub fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

@@ -88,13 +88,13 @@ impl TestStore for Redis {
 
     #[cfg(feature = "chaos")]
     fn scenarios(&self) -> &'static [Scenario] {
-        // The margin is for a server whose clock is set, and no test sets this one's.
+        // A margin is only needed if the server's clock is set, and no test sets this clock.
         const FAULTS: &[Fault] = &[Fault::StopServer, Fault::KillServer];
         const REDIS: Scenario = Scenario {
             options: "margin=0s&failover_grace=0s",
             ..Scenario::store("redis", chaos::keeping, FAULTS)
         };
-        // A process and its agent have the boot clock of one machine.
+        // A process and its agent run on one machine, so they have the same boot clock.
         const CLIENTS: Scenario = Scenario { clocks: Clocks::WallOnly, ..REDIS };
         const ALL: &[Scenario] = &[
             REDIS,
@@ -104,7 +104,8 @@ impl TestStore for Redis {
                 options: "margin=0s&failover_grace=3s",
                 ..Scenario::store("redis-forgetting", chaos::forgetting, FAULTS)
             },
-            // Ten seconds of it are for a primary that was stopped, and renews leases until it notices.
+            // Ten seconds of the grace period are for a primary that was stopped. It renews leases until it notices
+            // that it was replaced.
             Scenario {
                 options: "margin=0s&failover_grace=13s",
                 ..Scenario::store("redis-sentinel", sentinel::start, FAULTS)
@@ -127,15 +128,15 @@ impl TestStore for Redis {
     }
 }
 
-/// The key of the lock `name` in the store at `url`.
+/// Returns the key of the lock `name` in the store at `url`.
 pub fn key(url: &str, name: &str) -> String {
     format!("{}{name}", parsed(url).take("prefix").unwrap_or_default())
 }
 
-/// Runs a command on the server of `url` with Redis's own tool, and returns its output.
+/// Runs a command on the server of `url` with `redis-cli` and returns its output.
 ///
 /// # Panics
-/// When it cannot be run.
+/// When `redis-cli` cannot be run.
 pub async fn redis_cli(url: &str, command: &[&str]) -> String {
     let server = parsed(url);
     let (host, port) = server.authority().and_then(|host| host.rsplit_once(':')).expect("a host and a port");
@@ -153,16 +154,17 @@ pub async fn redis_cli(url: &str, command: &[&str]) -> String {
 /// A server that a test starts itself.
 #[derive(Debug)]
 pub struct RedisServer {
-    /// When what it appends to its file is on the disk. `None`: it has no file, and loses its data when it is killed.
+    /// When writes to the append-only file reach the disk. `None` if there is no file; the server then loses its data
+    /// when it is killed.
     append: Option<&'static str>,
 }
 
 impl RedisServer {
-    /// It keeps its data.
+    /// A server that keeps its data when it is killed.
     pub const KEEPING: Self = Self { append: Some("always") };
-    /// It loses its data when it is killed.
+    /// A server that loses its data when it is killed.
     pub const FORGETTING: Self = Self { append: None };
-    /// It may respond before it has written, as by default.
+    /// A server that may respond before its data is on the disk, as servers do by default.
     pub const EVERY_SECOND: Self = Self { append: Some("everysec") };
 }
 

@@ -55,7 +55,7 @@ impl TestStore for S3 {
         const {
             &[
                 Storage::at("s3_minio", Server::MINIO, Kind::Http),
-                // Requests queue at a server that handles one at a time.
+                // This server handles one request at a time, so requests queue.
                 Storage::at("s3_moto", Server::MOTO, Kind::Serial).with_ttl(Duration::from_secs(5)),
                 // The existence protocol has no tokens.
                 Storage::at("s3_moto_existence", Server::MOTO, Kind::Alone)
@@ -70,7 +70,8 @@ impl TestStore for S3 {
     }
 
     async fn delete_record(&self, url: &str, name: &LockName) {
-        // Not through leasehold's register, which deletes only if the server has conditional deletes. MinIO does not.
+        // This does not go through leasehold's register, which deletes only if the server has conditional deletes.
+        // MinIO has none.
         let (client, parsed) = (client(url).await, parsed(url));
         let key = format!("{}/{}", parsed.path().trim_matches('/'), object(url, name));
         let bucket = parsed.authority().unwrap();
@@ -104,7 +105,7 @@ impl TestStore for S3 {
             |folder, workers| Http::start(&MinIo, folder, workers),
             &[Fault::StopServer, Fault::KillServer],
         );
-        // The workers' requests queue at a server that handles one at a time.
+        // This server handles one request at a time, so the workers' requests queue.
         const MOTO: Scenario = Scenario {
             ttl: Duration::from_secs(5),
             ..Scenario::store(
@@ -138,7 +139,7 @@ impl TestStore for S3 {
     }
 }
 
-/// A client of the server at `url`, for operations of an operator.
+/// Returns a client of the server at `url`, for operations that an operator would do.
 ///
 /// # Panics
 /// When the URL has no endpoint or no region.
@@ -197,7 +198,7 @@ impl Launch for Moto {
 async fn make_bucket(address: &str) -> io::Result<String> {
     let client = client_of(&format!("http://{address}"), "us-east-1".to_owned()).await;
     match client.create_bucket().bucket(STORE).send().await {
-        // An earlier try created it, and its response was lost.
+        // An earlier attempt created the bucket, but its response was lost.
         Err(error)
             if !error.as_service_error().is_some_and(|error| error.is_bucket_already_owned_by_you()) =>
         {

@@ -76,7 +76,7 @@ impl TestStore for Sqlite {
     }
 }
 
-/// A SQLite file. There is no network to harm.
+/// A SQLite file. It has no network that could fail.
 #[cfg(feature = "chaos")]
 #[derive(Debug)]
 struct File(PathBuf);

@@ -16,7 +16,7 @@ impl Told {
         self.event(what, span, &format!(",\"lock\":\"l\",\"grant\":\"{grant}\",\"token\":{token}"))
     }
 
-    /// A grant, checked twice.
+    /// Adds a grant that is checked twice.
     fn held(self, grant: &str, token: u64, first: u64, last: u64) -> Self {
         self.about("granted", grant, token, (first - 5, first))
             .about("checked", grant, token, (first, first + 10))
@@ -61,7 +61,7 @@ fn two_holders_whose_times_cross_are_found() {
 
 #[test]
 fn grants_that_may_be_sequential_are_no_violation() {
-    // The second holder's check may have come after both of the first holder's: the intervals overlap.
+    // The second holder's check may have come after both of the first holder's, because the intervals overlap.
     let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
         "checked",
         "b",
@@ -88,7 +88,7 @@ fn a_lower_token_that_is_valid_after_a_higher_one_is_found() {
 
 #[test]
 fn a_stale_holder_whose_check_passes_is_found() {
-    // The holder was stopped for long and does not know: its check passes after the successor's.
+    // The holder was stopped for long and does not know it. Its check passes after the successor's.
     let told =
         Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about("checked", "a", 1, (300, 310));
     assert_eq!(told.broken(), [Rule::OneHolder, Rule::TokensRise]);
@@ -127,7 +127,7 @@ fn a_lock_that_is_not_granted_again_is_found() {
 fn unreadable_lines_are_found() {
     let told = Told("{\"what\":\"granted\"}\nnonsense\n".to_owned());
     assert_eq!(told.broken(), [Rule::Readable, Rule::Readable]);
-    // A check of a grant that does not exist.
+    // This check is of a grant that does not exist.
     assert_eq!(Told::default().about("checked", "a", 1, (1, 2)).broken(), [Rule::Readable]);
 }
 

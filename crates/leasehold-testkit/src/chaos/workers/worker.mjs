@@ -18,13 +18,13 @@ const ttlMs = Number(ttl);
 
 process.stdin.resume().on("end", () => process.exit(0));
 
-/** True time: see chaos/true_time.rs. */
+/** Returns true time. See chaos/true_time.rs. */
 function uptimeMs() {
   const [seconds, hundredths] = readFileSync("/proc/uptime", "latin1").split(" ")[0].split(".");
   return Number(seconds) * 1_000 + Number(hundredths) * 10;
 }
 
-// A linear congruential generator: Math.random has no seed.
+// A linear congruential generator, because Math.random has no seed.
 let state = Number(BigInt(seed) % 2_147_483_647n) || 1;
 const random = () => (state = (state * 48_271) % 2_147_483_647) / 2_147_483_647;
 const between = (least, most) => least + Math.floor(random() * (most - least + 1));
@@ -49,7 +49,7 @@ async function ask(verb, token, ...more) {
   return verdict === "accepted" ? Number(value) : null;
 }
 
-/** A grant, as histories name it. */
+/** A grant, with its name in histories. */
 class Grant {
   constructor(guard, number) {
     this.guard = guard;
@@ -97,7 +97,7 @@ class Grant {
     return (await ask("write", this.token, value + 1)) !== null;
   }
 
-  /** Writes although the lock is lost, which a lock cannot prevent. */
+  /** Writes although the lock is lost. A lock cannot prevent that. */
   async writeLate() {
     if (!this.isHeld()) tell("lost", uptimeMs(), this.fields);
     await pause(0, 40);
@@ -137,7 +137,7 @@ async function acquire() {
   }
 }
 
-/** The agent: the only child of this process. */
+/** Returns the ids of this process's children. The agent is the only one. */
 const agents = () => readFileSync(`/proc/self/task/${process.pid}/children`, "latin1").split(" ").filter(Boolean);
 
 for (let grants = 0; ; ) {
@@ -160,7 +160,7 @@ for (let grants = 0; ; ) {
   let finished = await grant.use();
   if (finished && random() < 0.04) process.exit(CRASHED);
   if (finished && random() < 0.04) {
-    // What this process holds is lost with its agent, also for `check`.
+    // When its agent dies, this process loses what it holds, and `check` fails.
     for (const agent of agents()) process.kill(Number(agent), "SIGKILL");
     await guard.lost;
     finished = false;

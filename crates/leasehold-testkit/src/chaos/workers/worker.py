@@ -22,7 +22,7 @@ CRASHED = 77
 
 
 def uptime_ms() -> int:
-    """True time: see chaos/true_time.rs."""
+    """Returns true time. See chaos/true_time.rs."""
     with open("/proc/uptime") as file:
         seconds, hundredths = file.read().split()[0].split(".")
     return int(seconds) * 1_000 + int(hundredths) * 10
@@ -51,7 +51,7 @@ class Resource:
         self.asks_to_stay = False
 
     def ask(self, verb: str, token: int, value: int | None = None) -> int | None:
-        """The value of the counter; ``None`` if the token is too low."""
+        """Returns the value of the counter, or ``None`` if the token is too low."""
         words = [verb, self._lock, str(token), self._who, *([] if value is None else [str(value)])]
         self._connection.sendall((" ".join(words) + "\n").encode())
         verdict, number, stay = self._answers.readline().split()
@@ -89,7 +89,7 @@ class Worker:
             if finished and self.random.random() < 0.04:
                 os._exit(CRASHED)
             if finished and self.random.random() < 0.04:
-                # What this process holds is lost with its agent, also for `check`.
+                # When its agent dies, this process loses what it holds, and `check` fails.
                 os.kill(_shared.shared()._process.pid, signal.SIGKILL)
                 await grant.lost.wait()
                 finished = False
@@ -165,7 +165,7 @@ class Grant:
         return self.worker.resource.ask("write", self.token, value + 1) is not None
 
     async def write_late(self) -> None:
-        """Writes although the lock is lost, which a lock cannot prevent."""
+        """Writes although the lock is lost. A lock cannot prevent that."""
         if not self.is_held():
             self.tell("lost", uptime_ms())
         await self.worker.pause(0, 40)
@@ -182,7 +182,7 @@ class Grant:
                 how = "released" if await self.guard.release() else "lost before"
             except LeaseholdError as error:
                 how = f"release failed: {error}"
-        self.guard = None  # The guard releases what it still holds.
+        self.guard = None  # Dropping the guard releases the lock, if it is still held.
         self.tell("over", since, how=how)
 
     async def pause_unless_lost(self) -> bool:

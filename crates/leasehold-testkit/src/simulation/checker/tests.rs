@@ -4,12 +4,12 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A grant for 10 s.
+/// Returns a grant for 10 s.
 fn grant(token: u64, id: &str) -> Write<'_> {
     Write { token, grant: id, nonce: "", ttl_ms: 10_000, unconfirmed: false, note: Some(id), value: None }
 }
 
-/// A checker that has seen a grant with token 5, then one with token 7.
+/// Returns a checker that has seen a grant with token 5, then one with token 7.
 fn two_grants() -> Checker {
     let checker = Checker::default();
     checker.committed("x", &grant(5, "a"), Duration::ZERO);

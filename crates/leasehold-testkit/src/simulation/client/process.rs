@@ -1,5 +1,5 @@
-//! A simulated process with several tasks. They share its locker, machine and network, die together, and pass the lock
-//! on among themselves.
+//! A simulated process with several tasks. The tasks share the locker, the machine and the network, die together, and
+//! pass the lock on among themselves.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,14 +9,15 @@ use tokio::task::JoinSet;
 
 use super::Client;
 
-/// What the tasks of a process share besides their machine.
+/// The state that the tasks of a process share besides their machine.
 #[derive(Default)]
 pub(in crate::simulation) struct Shared {
-    /// Whether the guard that was given out last is invalid.
+    /// Returns whether the guard that was given out last is invalid.
     latest: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
 }
 
-/// Runs the process of `first` with its tasks, then each process that replaces the one before. Never ends.
+/// Runs the process of `first` with its tasks, then each process that replaces the previous one. Ends only if a task
+/// panics.
 pub(in crate::simulation) async fn run(mut first: Client) {
     loop {
         let world = first.world.clone();
@@ -25,7 +26,7 @@ pub(in crate::simulation) async fn run(mut first: Client) {
             tasks.spawn(first.another(task).work());
         }
         tasks.spawn(first.work());
-        // The first task to end has met the end of the process. Panics are detected elsewhere.
+        // A task ends only when its process dies. Panics are detected elsewhere.
         let Some(Ok(seed)) = tasks.join_next().await else { return };
         tasks.shutdown().await;
         first = Client::new(&world, seed);
@@ -33,7 +34,7 @@ pub(in crate::simulation) async fn run(mut first: Client) {
 }
 
 impl Client {
-    /// Another task of the same process.
+    /// Creates another task of the same process.
     fn another(&self, task: u64) -> Self {
         Self {
             seed: self.seed,
@@ -55,13 +56,13 @@ impl Client {
         }
     }
 
-    /// Whether its process has several tasks.
+    /// Returns whether the process has several tasks.
     pub(in crate::simulation) fn has_company(&self) -> bool {
         self.plan().tasks > 1
     }
 
-    /// How many steps a hold has, and the longest pause in milliseconds. With several tasks, mostly so short that
-    /// others get the lock under the same grant.
+    /// Returns how many steps a hold has, and the longest pause in milliseconds. With several tasks, holds are mostly
+    /// so short that other tasks get the lock under the same grant.
     pub(in crate::simulation) fn pace(&mut self) -> (u32, u64) {
         if self.has_company() && (self.plan().is_rush() || self.random.u8(..10) > 0) {
             (self.random.u32(1..4), 40)
@@ -79,7 +80,7 @@ impl Client {
         self.rest(if soon { 60 } else { 1_000 }).await;
     }
 
-    /// This task was given `guard`.
+    /// Records that this task was given `guard`. The previous guard of the process must be invalid.
     pub(in crate::simulation) fn given(&self, guard: &Guard) {
         if !self.plan().workload.is_one_lock() {
             return;

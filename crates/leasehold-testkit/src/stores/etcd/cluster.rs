@@ -21,11 +21,12 @@ use crate::process;
 const CALLS: &str = "grpc_server_started_total";
 const MESSAGES: &str = "grpc_server_msg_received_total";
 
-/// How often to retry an operation that takes time, and the pause in between: a minute in total at least.
+/// How often to retry an operation that takes time, and the pause between two tries. Together they last a minute at
+/// least.
 const TRIES: usize = 300;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The methods that are streams of requests.
+/// The gRPC methods that are streams of requests.
 const STREAMS: [&str; 2] = ["Watch", "LeaseKeepAlive"];
 
 /// A cluster on this machine with its data in a folder. Its processes are killed when it is dropped.
@@ -47,8 +48,8 @@ struct Member {
     process: Option<Child>,
 }
 
-/// A port for a member, which stays free while the member is down: it is outside the range that the system uses for
-/// outgoing connections.
+/// Binds a port for a member. The port stays free while the member is down, because it is outside the range that the
+/// system uses for outgoing connections.
 fn listener() -> TcpListener {
     loop {
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", fastrand::u16(10_240..32_768))) {
@@ -58,7 +59,8 @@ fn listener() -> TcpListener {
 }
 
 impl Cluster {
-    /// Starts `members` members and waits until they all serve. `options` are additional etcd options.
+    /// Starts a cluster of `members` members. Without TLS, waits until all of them serve. `options` are additional
+    /// etcd options.
     ///
     /// # Panics
     /// When they do not start.
@@ -68,7 +70,7 @@ impl Cluster {
         Self::start_in(folder, Some(temporary), members, options).await
     }
 
-    /// The same without options, with data and logs in `folder`, which is kept.
+    /// Like [`start`](Self::start) without options, but with data and logs in `folder`, which is kept.
     ///
     /// # Panics
     /// When they do not start.
@@ -77,7 +79,7 @@ impl Cluster {
     }
 
     async fn start_in(folder: PathBuf, temporary: Option<TempDir>, members: usize, options: &[&str]) -> Self {
-        // All are bound at once, so that no two get the same port.
+        // All ports are bound at once, so that no two of them are the same.
         let sockets: Vec<_> = (0..members * 2).map(|_| listener()).collect();
         let address = |n: usize| sockets[n].local_addr().unwrap().to_string();
         let members = (0..members)
@@ -90,7 +92,7 @@ impl Cluster {
         for n in 0..cluster.members.len() {
             cluster.run(n);
         }
-        // `etcdctl` can check members without TLS. With TLS, the first request of a test waits for them.
+        // Without TLS, `etcdctl` can check the members. With TLS, the first request of a test waits for them.
         if scheme == "http" {
             for n in 0..cluster.members.len() {
                 cluster.until_it_serves(n).await;
@@ -109,7 +111,7 @@ impl Cluster {
         let member = &mut self.members[n];
         let (clients, peers) =
             (format!("{}://{}", self.scheme, member.clients), format!("http://{}", member.peers));
-        // Appended on each start: the output from before a kill is kept.
+        // Each start appends to the log, so that it keeps the output from before a kill.
         let log = self.folder.join(format!("m{n}.log"));
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         let process = Command::new(Program::ETCD_SERVER.path())
@@ -129,25 +131,25 @@ impl Cluster {
         member.process = Some(process);
     }
 
-    /// The store URL of all members.
+    /// Returns the store URL of all members.
     pub fn url(&self) -> String {
         let members: Vec<_> = self.members.iter().map(|member| member.clients.as_str()).collect();
         format!("etcd://{}/tests/", members.join(","))
     }
 
-    /// The store URL with member `n` first.
+    /// Returns the store URL with member `n` first.
     pub fn url_from(&self, n: usize) -> String {
         let count = self.members.len();
         let members: Vec<_> = (n..n + count).map(|n| self.members[n % count].clients.as_str()).collect();
         format!("etcd://{}/tests/", members.join(","))
     }
 
-    /// The address that clients of member `n` connect to.
+    /// Returns the address that clients of member `n` connect to.
     pub fn address(&self, n: usize) -> &str {
         &self.members[n].clients
     }
 
-    /// The current leader, according to the members that respond. Waits until there is one.
+    /// Returns the current leader, according to the members that respond. Waits until there is one.
     ///
     /// # Panics
     /// When there is no leader for a minute.
@@ -179,7 +181,8 @@ impl Cluster {
         panic!("member {n} of the cluster does not serve");
     }
 
-    /// Whether member `n` is the leader, by its own account; `None` if it has no leader or does not respond.
+    /// Returns whether member `n` is the leader, by its own account, or `None` if it has no leader or does not
+    /// respond.
     async fn leader_by(&self, n: usize) -> Option<bool> {
         let asked = try_etcdctl(
             &self.members[n].clients,
@@ -191,7 +194,7 @@ impl Cluster {
         Some(Some(leader) == status["header"]["member_id"].as_u64())
     }
 
-    /// `kill -9` of a member.
+    /// Kills a member with `kill -9`.
     pub async fn kill(&mut self, n: usize) {
         self.members[n].process.take().unwrap().kill().await.unwrap();
     }
@@ -201,7 +204,7 @@ impl Cluster {
         self.run(n);
     }
 
-    /// Stops a member: it keeps its connections but responds to no requests.
+    /// Stops a member (SIGSTOP). It keeps its connections but does not respond to requests.
     pub fn stop(&self, n: usize) {
         self.signal(n, Signal::STOP);
     }
@@ -215,24 +218,24 @@ impl Cluster {
         process::signal(self.members[n].process.as_ref().unwrap(), signal).unwrap();
     }
 
-    /// How many requests of each kind member `n` has received, by its own count: `Txn`, `Watch`, and so on. On
-    /// streams, of watches and keep-alives, each message counts as one.
+    /// Returns how many requests of each kind member `n` has received, by its own count: `Txn`, `Watch`, and so on.
+    /// Each message on a watch or keep-alive stream counts as one request.
     pub async fn requests(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |method| if STREAMS.contains(&method) { MESSAGES } else { CALLS }).await
     }
 
-    /// How many messages of each kind member `n` has received, by its own count: a call is one, and a stream counts
-    /// all its messages.
+    /// Returns how many messages of each kind member `n` has received, by its own count. A call counts as one
+    /// message, a stream as all of its messages.
     pub async fn messages(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |_| MESSAGES).await
     }
 
-    /// How many calls of each kind member `n` has received, by its own count: a stream is one.
+    /// Returns how many calls of each kind member `n` has received, by its own count. A stream counts as one call.
     pub async fn calls(&self, n: usize) -> BTreeMap<String, u64> {
         self.counted(n, |_| CALLS).await
     }
 
-    /// The value, by method, of the counter that `of` names.
+    /// Returns the value, by method, of the counter that `of` names.
     async fn counted(&self, n: usize, of: impl Fn(&str) -> &str) -> BTreeMap<String, u64> {
         let metrics = self.metrics(n).await;
         let mut counted = BTreeMap::new();

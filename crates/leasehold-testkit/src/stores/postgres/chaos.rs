@@ -1,4 +1,4 @@
-//! The servers that chaos is made on, and a wire to the primary for each worker.
+//! The PostgreSQL servers of the chaos scenarios, and a wire to the primary for each worker.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ const LAG: Duration = Duration::from_millis(2_500);
 #[derive(Debug)]
 struct Wired {
     server: Mutex<PostgresServer>,
-    /// What replaces the server when it is killed: an asynchronous standby, and where the next one has its data.
+    /// The asynchronous standby that replaces the server when it is killed, and the folder below which its data is.
     standby: Option<Mutex<(PostgresServer, PathBuf)>>,
-    /// The store URLs of the workers, by their wires.
+    /// The store URLs of the workers, through their wires.
     urls: Vec<String>,
     wires: Vec<Wire>,
 }
 
-/// One server, which is started again on its data.
+/// Starts one server, which restarts on its data when it is killed.
 pub(super) fn alone(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     Box::pin(async move {
         let server = PostgresServer::start_below(folder).await?;
@@ -35,7 +35,8 @@ pub(super) fn alone(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<B
     })
 }
 
-/// A primary with an asynchronous standby, which is promoted when the primary is killed, and lacks its latest commits.
+/// Starts a primary with an asynchronous standby. When the primary is killed, the standby is promoted, without the
+/// latest commits of the primary.
 pub(super) fn with_standby(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     Box::pin(async move {
         let server = PostgresServer::start_below(folder).await?;
@@ -89,11 +90,13 @@ impl Servers for Wired {
         };
         let (standby, next) = &mut *standby.lock().await;
         standby.stop_copying().await?;
-        // What is granted and renewed meanwhile is lost. On the standby, any lease has lapsed.
+        // The standby misses everything that is granted or renewed during this pause. By its end, all leases that the
+        // standby knows have lapsed.
         SystemClock.sleep(LAG + duration).await;
         server.kill().await?;
         standby.promote().await?;
-        // Half of the workers notice it later: a holder among them cannot notice its loss by a renewal.
+        // Half of the workers connect to the new primary later. Until then, a holder among them cannot notice its
+        // loss by a renewal.
         let lead = |from: usize| {
             self.wires.iter().skip(from).step_by(2).for_each(|wire| wire.lead_to(standby.address()))
         };

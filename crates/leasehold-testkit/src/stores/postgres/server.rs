@@ -1,4 +1,4 @@
-//! A server that a test starts itself, kills and stops.
+//! A PostgreSQL server that a test starts, stops and kills.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -17,11 +17,11 @@ use super::psql;
 use crate::launch::{Measured, Protocol, free_port};
 use crate::servers::set_by_test;
 
-/// A server that takes longer to start does not start.
+/// How long a server may take to start.
 const START: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A server with an empty table of locks. Killed when dropped.
+/// A server with an empty table of locks, which is killed on drop.
 #[derive(Debug)]
 pub struct PostgresServer {
     folder: PathBuf,
@@ -30,21 +30,21 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts it, with its data below `folder`.
+    /// Starts a server with its data below `folder`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     ///
     /// # Panics
-    /// When `./test` has not set where its programs are.
+    /// When `./test` has not set where PostgreSQL's programs are.
     pub async fn start_below(folder: &Path) -> io::Result<Self> {
         Self::start_with(folder, &[]).await
     }
 
-    /// The same, with further settings, like `synchronous_commit=off`.
+    /// Starts a server with additional settings, such as `synchronous_commit=off`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub async fn start_with(folder: &Path, settings: &[&str]) -> io::Result<Self> {
         open_to_others(folder);
         let data = folder.join("postgres");
@@ -64,7 +64,8 @@ impl PostgresServer {
             "unix_socket_directories=",
             "fsync=off",
             "max_connections=200",
-            // In its folder: a server that was killed would leave segments of shared memory.
+            // Keeps shared memory in the data folder. Otherwise, a killed server would leave shared memory segments
+            // behind.
             "dynamic_shared_memory_type=mmap",
         ];
         let address = format!("127.0.0.1:{}", &port["port=".len()..]);
@@ -75,11 +76,11 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Starts a standby that copies it asynchronously, unless `synchronous_standby_names` names it, with its data
-    /// below `folder`.
+    /// Starts a standby of this server, with its data below `folder`. The standby copies asynchronously, unless
+    /// `synchronous_standby_names` names it.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the standby does not start.
     pub async fn standby_below(&self, folder: &Path) -> io::Result<Self> {
         open_to_others(folder);
         let data = folder.join("postgres");
@@ -99,10 +100,10 @@ impl PostgresServer {
         Ok(standby)
     }
 
-    /// Stops it from copying. It does not receive what the primary does from now on.
+    /// Stops this standby from copying. From then on, it receives nothing that the primary does.
     ///
     /// # Errors
-    /// When it does not respond.
+    /// When the standby does not respond.
     pub async fn stop_copying(&self) -> io::Result<()> {
         psql(&self.url_by(&self.address), "ALTER SYSTEM SET primary_conninfo = ''").await;
         psql(&self.url_by(&self.address), "SELECT pg_reload_conf()").await;
@@ -112,7 +113,7 @@ impl PostgresServer {
     /// Makes the standby a primary.
     ///
     /// # Errors
-    /// When it does not become one.
+    /// When the standby does not become a primary.
     pub async fn promote(&self) -> io::Result<()> {
         psql(&self.url_by(&self.address), "SELECT pg_promote(wait => false)").await;
         self.until("SELECT pg_is_in_recovery()", "f").await
@@ -136,20 +137,20 @@ impl PostgresServer {
         }
     }
 
-    /// The `host:port` that it listens on.
+    /// Returns the `host:port` that the server listens on.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The store URL by way of `address`.
+    /// Returns the store URL with the host `address`.
     pub fn url_by(&self, address: &str) -> String {
         format!("postgres://leasehold@{address}/postgres")
     }
 
-    /// Adds settings, like `fsync=on`, for its next start.
+    /// Adds settings, such as `fsync=on`, for the next start.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// When the settings cannot be written.
     pub fn set(&self, settings: &[&str]) -> io::Result<()> {
         let file = self.folder.join("postgresql.conf");
         let before = fs::read_to_string(&file)?;
@@ -157,10 +158,10 @@ impl PostgresServer {
         fs::write(&file, before + &lines.concat())
     }
 
-    /// Starts it. It may not respond yet.
+    /// Starts the server without waiting until it responds.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the server cannot be started.
     pub async fn start(&mut self) -> io::Result<()> {
         let log = fs::File::options().create(true).append(true).open(self.folder.with_extension("log"))?;
         let mut command = program("postgres");
@@ -169,10 +170,10 @@ impl PostgresServer {
         Ok(())
     }
 
-    /// Starts it, and makes its table if there is none.
+    /// Starts the server, waits until it responds, and creates its table if there is none.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub async fn restart(&mut self) -> io::Result<()> {
         self.start().await?;
         let start = SystemClock.now();
@@ -181,7 +182,7 @@ impl PostgresServer {
             if SystemClock.now().longest_since(start) > START {
                 return Err(io::Error::other(format!("PostgreSQL does not start: {error}")));
             }
-            // It does not, while a process of the server before it, which was killed, still has the shared memory.
+            // The server cannot start while a process of the previous, killed server still uses the shared memory.
             if self.process.as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None))) {
                 self.start().await?;
             }
@@ -190,22 +191,22 @@ impl PostgresServer {
         Ok(())
     }
 
-    /// Stops all its processes.
+    /// Stops all processes of the server (SIGSTOP).
     pub fn stop(&self) {
         self.signal_all(Signal::STOP);
     }
 
-    /// Resumes them.
+    /// Resumes all processes of the server.
     pub fn go_on(&self) {
         self.signal_all(Signal::CONT);
     }
 
-    /// `kill -9` of all its processes.
+    /// Kills all processes of the server with `kill -9`.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When the server cannot be waited for.
     pub async fn kill(&mut self) -> io::Result<()> {
-        // Stopped first, so that it starts no other.
+        // Stops the server first, so that it starts no other processes.
         self.stop();
         self.signal_all(Signal::KILL);
         match self.process.take() {
@@ -214,14 +215,15 @@ impl PostgresServer {
         }
     }
 
-    /// Each of its processes has its own session, so they are found as children of the first.
+    /// Sends a signal to all processes of the server. Each has its own session, so they are found as children of the
+    /// first.
     fn signal_all(&self, signal: Signal) {
         let Some(first) = self.process.as_ref().and_then(Child::id) else { return };
         let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
         let children = children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok());
         for pid in [first].into_iter().chain(children) {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                // It may just have ended.
+                // The process may just have ended.
                 let _ = kill_process(pid, signal);
             }
         }
@@ -253,7 +255,8 @@ impl Measured for PostgresServer {
     }
 }
 
-/// It refuses to run as root: then as the user that Debian's package makes.
+/// Returns a command that runs one of PostgreSQL's programs. PostgreSQL refuses to run as root, so root runs it as
+/// the user that Debian's package creates.
 fn program(name: &str) -> Command {
     let path = Path::new(&set_by_test("LEASEHOLD_TEST_POSTGRES_PROGRAMS", "server's programs")).join(name);
     let mut command = if geteuid().is_root() {
@@ -267,7 +270,7 @@ fn program(name: &str) -> Command {
     command
 }
 
-/// The folder of its data, which belongs to that user.
+/// Creates the data folder for that user, if this process runs as root.
 async fn make_folder(data: &Path) -> io::Result<()> {
     if !geteuid().is_root() {
         return Ok(());
@@ -275,7 +278,7 @@ async fn make_folder(data: &Path) -> io::Result<()> {
     run(Command::new("install").args(["-d", "-m", "700", "-o", "postgres", "-g", "postgres"]).arg(data)).await
 }
 
-/// That user has to reach its data.
+/// Makes `folder` accessible to that user if this process runs as root.
 fn open_to_others(folder: &Path) {
     for folder in folder.ancestors().take(3).filter(|_| geteuid().is_root()) {
         if let Ok(metadata) = fs::metadata(folder) {

@@ -1,4 +1,4 @@
-//! A server that chaos is made on, and a wire to it for each worker.
+//! The Redis server of the chaos scenarios, and a wire to it for each worker.
 
 use std::io;
 use std::path::Path;
@@ -20,12 +20,12 @@ struct Wired {
     wires: Vec<Wire>,
 }
 
-/// A server that keeps its data when it is killed.
+/// Starts a server that keeps its data when it is killed.
 pub(super) fn keeping(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     start(&RedisServer::KEEPING, folder, workers)
 }
 
-/// A server that loses its data then.
+/// Starts a server that loses its data when it is killed.
 pub(super) fn forgetting(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     start(&RedisServer::FORGETTING, folder, workers)
 }

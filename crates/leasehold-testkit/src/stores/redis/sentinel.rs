@@ -1,4 +1,4 @@
-//! Three servers of which Sentinels promote one when the primary fails.
+//! Three Redis servers. Sentinels promote one of them when the primary fails.
 
 use std::io;
 use std::path::Path;
@@ -36,7 +36,7 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
             let own = folder.join(format!("server-{n}"));
             std::fs::create_dir_all(&own)?;
             let server = Launched::start(&RedisServer::EVERY_SECOND, &own).await?;
-            // A primary that was replaced stops once it has no replica.
+            // A replaced primary stops accepting writes once it has no replica.
             redis_cli(server.url(), &["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
             servers.push(server);
         }
@@ -79,7 +79,7 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
     })
 }
 
-/// Waits until the server at `url` responds as it should.
+/// Waits until the server at `url` responds to `command` as expected.
 async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
     within("a server of Redis", async {
         while !is_right(&redis_cli(url, command).await) {
@@ -90,7 +90,7 @@ async fn answers(url: &str, command: &[&str], is_right: impl Fn(&str) -> bool) {
 }
 
 impl Watched {
-    /// The address of the primary, according to a Sentinel.
+    /// Returns the address of the primary, according to a Sentinel.
     async fn primary(&self) -> String {
         let url = format!("redis://{}", self.addresses[0]);
         redis_cli(&url, &["SENTINEL", "get-master-addr-by-name", "chaos"]).await.replace('\n', ":")
@@ -112,7 +112,7 @@ impl Servers for Watched {
         }
     }
 
-    /// It comes back as a replica, once the Sentinels have noticed.
+    /// Kills the primary. It restarts after the Sentinels have had time to replace it, and becomes a replica.
     async fn kill(&self, duration: Duration) -> io::Result<()> {
         let mut servers = self.servers.lock().await;
         let primary = self.primary().await;
