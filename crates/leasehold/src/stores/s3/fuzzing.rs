@@ -1,4 +1,4 @@
-//! How the options of a URL are parsed.
+//! Parses the options of a URL, for a fuzz target.
 
 use super::config::Location;
 use crate::error::Result;
