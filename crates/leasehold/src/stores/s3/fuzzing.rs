@@ -1,4 +1,4 @@
-//! Parses the options of a URL, for a fuzz target.
+//! Parses a URL as a store and as an object, for the fuzzed properties.
 
 use super::config::Location;
 use crate::error::Result;
