@@ -1,4 +1,4 @@
-//! Objects with their metadata, which takes two requests to read.
+//! Tests objects with metadata, which takes two requests to read.
 
 use super::*;
 
