@@ -91,7 +91,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// `azblob://account/container/path/counter.json?credentials=`.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url, environment)?;
     // The keys of objects are not encoded.
@@ -123,7 +123,7 @@ impl AzureRegister {
     /// Opens the container and prefix that `url` names; see [`open`] for its options.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
@@ -351,7 +351,7 @@ impl AzureRegister {
     }
 }
 
-/// A page has at most 5,000 names of 1,024 bytes, each with its properties.
+/// The maximum length of a response, in bytes. A page has at most 5,000 names of 1,024 bytes, each with its properties.
 const MOST_ANSWER_BYTES: usize = 32 << 20;
 
 fn date(us: u64) -> Result<HeaderValue, String> {

@@ -36,7 +36,7 @@ pub(super) type Load<P> = Shared<BoxFuture<'static, Result<Loaded<P>, String>>>;
 #[derive(Clone)]
 pub(super) struct Loaded<P> {
     pub(super) proof: P,
-    /// The time at which the next load starts. This proof is still used during that load.
+    /// The time from which a request starts the next load. This proof is still used during that load.
     pub(super) renew_us: u64,
     /// The time from which this proof is no longer used.
     pub(super) until_us: u64,

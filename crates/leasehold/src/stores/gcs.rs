@@ -83,7 +83,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// `gs://bucket/path/counter.json?endpoint=&credentials=`.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url, environment)?;
     Ok((Arc::new(GcsRegister::new(location, Contents::Objects, env)?), key))
@@ -113,7 +113,7 @@ impl GcsRegister {
     /// Opens the bucket and prefix that `url` names; see [`open`] for its options.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
@@ -371,7 +371,8 @@ impl GcsRegister {
     }
 }
 
-/// A page has at most 1,000 names of 1,024 bytes, and JSON escapes can make them six times as long.
+/// The maximum length of a response, in bytes. A page has at most 1,000 names of 1,024 bytes, and JSON escapes can make
+/// them six times as long.
 const MOST_ANSWER_BYTES: usize = 8 << 20;
 
 /// The maximum number of attempts to read an object that is written at the same time.

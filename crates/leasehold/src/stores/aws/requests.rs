@@ -125,7 +125,7 @@ where
     }
 }
 
-/// Returns why the credentials could not be loaded. `None` if they are not the cause.
+/// Returns why the credentials could not be loaded. Returns `None` if credentials are not the cause of `error`.
 fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
     let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
     // The text of a `CredentialsError` only says that credentials were not enabled or not loaded. Its source has the

@@ -1,6 +1,6 @@
 //! Observes one request in the SDK: how far it got, and what the store's clock read.
 //!
-//! The SDK's errors do not show whether a request may have reached the store. The observed progress shows it, and
+//! The SDK's errors do not show whether a request may have reached the store. The observed progress does, and so
 //! decides between "not applied" and "maybe applied".
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -18,7 +18,7 @@ impl Key {
         STANDARD.decode(text.trim()).ok().filter(|key| !key.is_empty()).map(Self)
     }
 
-    /// Returns the value of the header `Authorization` for a request at `path`, the whole path of its URL.
+    /// Returns the value of the header `Authorization` for a request. `path` is the whole path of the request's URL.
     pub(super) fn sign(&self, account: &str, path: &str, request: &Request, headers: &HeaderMap) -> String {
         // This never fails, because HMAC accepts a key of any length.
         let signature = Hmac::<Sha256>::new_from_slice(&self.0)
@@ -41,7 +41,7 @@ fn to_sign(account: &str, path: &str, request: &Request, headers: &HeaderMap) ->
         length.map(|length| length.to_string()).unwrap_or_default(),
         String::new(), // Content-MD5
         header(CONTENT_TYPE),
-        String::new(), // Date: x-ms-date has it
+        String::new(), // Date (x-ms-date is sent instead)
         String::new(), // If-Modified-Since
         header(IF_MATCH),
         header(IF_NONE_MATCH),

@@ -70,7 +70,7 @@ pub(super) fn lease_id(id: Id) -> HeaderValue {
     let parts: Vec<&str> = parts.iter().filter_map(|(from, to)| hex.get(*from..*to)).collect();
     // Digits and hyphens are always a valid header value.
     let mut value = HeaderValue::from_str(&parts.join("-")).unwrap_or(HeaderValue::from_static(""));
-    // Anyone who knows it can end the lease.
+    // Anyone who knows the id can end the lease.
     value.set_sensitive(true);
     value
 }

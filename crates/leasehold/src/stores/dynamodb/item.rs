@@ -34,7 +34,7 @@ pub(super) const OURS: &str = "leasehold";
 /// A map with the `recordVersionNumber` and the time at which a client that found no `renewedAt` first saw it.
 pub(super) const SEEN: &str = "lastSeen";
 
-/// Whether processes wait for the lock: see [`Record::awaited`].
+/// Whether processes wait for the lock. See [`Record::awaited`].
 pub(super) const AWAITED: &str = "awaited";
 /// See [`Record::served`].
 pub(super) const SERVED: &str = "served";

@@ -1,6 +1,6 @@
 //! Examines whether a server that speaks DynamoDB's protocol checks conditions, and does so in one step with the write.
 //!
-//! An examination runs once for each table, before the first write. Amazon's own endpoints are not examined, because
+//! The examination runs once for each table, before the first write. Amazon's own endpoints are not examined, because
 //! Amazon documents that they do. A server that checks and writes in two steps can grant one lock twice if two clients
 //! contend at the same moment. Otherwise it responds like a good server. So the examination lets writes race for
 //! separate items whose keys no other client knows.

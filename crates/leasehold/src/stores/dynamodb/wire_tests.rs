@@ -1,6 +1,6 @@
 //! Tests the store against a scripted server: the requests that it sends, and its results for every kind of response.
 //!
-//! These tests are inside the crate, because here they can pass credentials. Tests cannot set environment variables.
+//! These tests are inside the crate so that they can pass credentials. Tests cannot set environment variables.
 
 mod probe;
 mod table;

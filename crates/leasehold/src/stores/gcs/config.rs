@@ -25,7 +25,7 @@ pub(super) enum Source {
     Anonymous,
 }
 
-/// Where requests go, how, and with which credentials.
+/// Where and how requests are sent, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) place: Place,

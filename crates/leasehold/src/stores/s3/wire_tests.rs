@@ -1,7 +1,7 @@
 //! Tests the register against a scripted server: the requests that it sends, and its results for every kind of
 //! response.
 //!
-//! These tests are inside the crate, because here they can pass credentials. Tests cannot set environment variables.
+//! These tests are inside the crate so that they can pass credentials. Tests cannot set environment variables.
 
 // Only Linux responds on all addresses of 127.0.0.0/8 by default.
 #[cfg(target_os = "linux")]
@@ -170,7 +170,7 @@ async fn a_silent_store_is_given_up() {
 
 #[tokio::test]
 async fn connections_that_the_store_closes_cost_no_second_request() {
-    // moto closes the connection after every response.
+    // The server closes the connection after every response, as moto does.
     let server =
         Server::start(|_| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\nConnection: close\r\n", ""))).await;
     let register = server.register();

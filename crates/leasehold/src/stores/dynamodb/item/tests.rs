@@ -314,7 +314,7 @@ fn as_many_past_grants_are_kept_as_fit_and_no_fewer() {
     assert!(full > 0, "one length fills the write unit to the last byte");
 }
 
-/// https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/CapacityUnitCalculations.html
+/// The sizes are from <https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/CapacityUnitCalculations.html>.
 #[test]
 fn sizes_are_counted_as_dynamodb_counts_them() {
     for (value, bytes) in [
