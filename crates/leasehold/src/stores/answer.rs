@@ -1,24 +1,24 @@
-//! The meaning of the response of an HTTP store (S3, DynamoDB, GCS, Azure, Kubernetes), or of a missing response: the
-//! part that is the same for all of them. Each store's `errors` interprets its own codes.
+//! Interprets responses of the HTTP stores (S3, DynamoDB, GCS, Azure, Kubernetes), and missing responses. This module
+//! has the part that is the same for all of them. Each store's `errors` module interprets its own codes.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// A response other than success. Fields that a store does not have keep their defaults.
+/// An unsuccessful response. Fields that a store does not provide keep their default values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body was not the
-    /// store's.
+    /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body is not an error
+    /// document of the store.
     pub(super) code: Option<String>,
     /// The store's message, or the text of the body.
     pub(super) message: Option<String>,
     pub(super) retry_after: Option<Duration>,
-    /// S3: the region that the bucket is really in.
+    /// The region that the bucket is actually in (S3 only).
     pub(super) region: Option<String>,
-    /// Whether the response's `Date` shows that this machine's wall clock is so far off that signatures are refused.
+    /// Whether this machine's wall clock differs from the response's `Date` so much that the store refuses signatures.
     pub(super) clock_is_off: bool,
     /// Whether the store accepted the same credentials earlier.
     pub(super) signed_before: bool,
@@ -29,44 +29,44 @@ pub(super) struct Answer {
 pub(super) enum Trouble {
     /// The store returned an error.
     Answered(Answer),
-    /// The credentials could not be loaded. `before`: they could earlier.
+    /// The credentials could not be loaded. `before` is true if they worked before or are still being loaded.
     Credentials { detail: String, before: bool },
     /// The request could not be built.
     NotMade { detail: String },
     /// There was no connection, so nothing was sent.
     NotConnected { detail: String },
-    /// The request may have been sent, and no complete response arrived.
+    /// The request may have been sent, but no complete response arrived.
     NoAnswer { detail: String },
 }
 
-/// A request, for messages and for what a missing response means.
+/// A description of a request, for messages and to interpret a missing response.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
-    /// What the request was to do, like `cannot read s3://bucket/key`.
+    /// What failed, like `cannot read s3://bucket/key`.
     pub(super) what: &'a dyn Display,
     pub(super) endpoint: &'a str,
     /// Whether the request can have an effect.
     pub(super) changes: bool,
-    /// How to get credentials.
+    /// The help for missing credentials.
     pub(super) sign_in: SignIn,
 }
 
 /// Help for credentials that cannot be loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SignIn {
-    /// There are none.
+    /// Shown if there are no credentials.
     pub(super) missing: &'static str,
-    /// There were some, and they cannot be refreshed.
+    /// Shown if there were credentials, but they cannot be refreshed.
     pub(super) refresh: &'static str,
 }
 
 impl Asked<'_> {
-    /// Returns the response, or the error of a request that has none.
+    /// Returns the response in `trouble`, or the error for a request without a response.
     pub(super) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
         Err(match trouble {
             Trouble::Answered(answer) => return Ok(answer),
-            // They often load at the next try, and a lease has time for that.
+            // The next attempt to load them often succeeds, and a lease leaves time for it.
             Trouble::Credentials { detail, before: true } => {
                 Fault::unavailable(format!("{what}: the credentials could not be refreshed: {detail}"))
                     .with_help(self.sign_in.refresh)
@@ -87,7 +87,7 @@ impl Asked<'_> {
                     .not_applied()
             }
             Trouble::NoAnswer { detail } => {
-                // hyper's error for a response that does not begin with HTTP/1.1, such as one in TLS.
+                // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS response.
                 let is_no_http = detail.contains("invalid HTTP");
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
                 self.unknown(match endpoint.strip_prefix("http://") {
@@ -100,17 +100,18 @@ impl Asked<'_> {
         })
     }
 
-    /// The error of a request that may have had its effect, if it can have one.
+    /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
     pub(super) fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 
-    /// A fault of `kind` that quotes `answer`.
+    /// Returns a fault of `kind` that quotes `answer`.
     pub(super) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
         let mut message = format!("{}: {} responded with {}", self.what, self.endpoint, answer.status);
         for part in [&answer.code, &answer.message].into_iter().flatten() {
-            // Text of another machine: on one line, without control characters, truncated. The text of a refused
-            // signature continues with the request's headers, which include a session token.
+            // The text comes from another machine, so only its first line is quoted, truncated and without control
+            // characters. In the message about a refused signature, later lines repeat the request's headers, which
+            // include a session token.
             let line = part.trim_start().lines().next().unwrap_or_default();
             let part: String = line.chars().filter(|c| !crate::types::is_unprintable(*c)).take(200).collect();
             message.push_str(": ");
@@ -124,7 +125,8 @@ impl Asked<'_> {
     }
 }
 
-/// The help for a missing connection. rustls's messages show problems with the scheme and the certificates.
+/// Returns the help for a connection that could not be made. rustls's messages reveal a wrong scheme and bad
+/// certificates.
 fn help_to_connect(endpoint: &str, detail: &str) -> String {
     match endpoint.strip_prefix("https://") {
         Some(host) if detail.contains("InvalidContentType") => {
@@ -146,8 +148,8 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
     }
 }
 
-/// Whether a connection failed because the server's certificate is by an unknown authority, in rustls's words. The
-/// second is that of another authority of the same name.
+/// Whether a connection failed because an unknown authority signed the server's certificate. The words are from
+/// rustls's messages. rustls reports `BadSignature` for an unknown authority with the name of a trusted one.
 pub(super) fn is_untrusted(detail: &str) -> bool {
     ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }
@@ -156,13 +158,13 @@ pub(super) fn is_untrusted(detail: &str) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// A response with this status and code.
+    /// Returns a response with this status and code.
     pub(in crate::stores) fn answered(status: u16, code: &str) -> Trouble {
         let code = (!code.is_empty()).then(|| code.to_owned());
         Trouble::Answered(Answer { status, code, ..Answer::default() })
     }
 
-    /// `not` or `maybe` applied, and the kind of the fault.
+    /// Returns `not` or `maybe` (applied), and the kind of the fault.
     pub(in crate::stores) fn short(error: &StoreError) -> String {
         match error {
             StoreError::NotApplied(fault) => format!("not {}", fault.kind),
@@ -222,7 +224,8 @@ pub(super) mod tests {
         assert_eq!(error.fault().help, None);
     }
 
-    /// Amazon's message about a signature continues with the request that should have been signed, and its headers.
+    /// Amazon's message about a refused signature also contains the request that should have been signed, with its
+    /// headers.
     #[test]
     fn a_quoted_response_is_one_short_line() {
         let message = format!(

@@ -1,4 +1,5 @@
-//! Code that the stores at Amazon share: how to find the service, how to sign requests, and how a request ended.
+//! Code that the S3 and DynamoDB stores share: finding the service, loading credentials, and classifying failed
+//! requests.
 
 pub(super) mod access;
 pub(super) mod config;

@@ -48,11 +48,11 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// A read costs about $0.0004 per 1,000, and Azure serves 500 requests a second for one blob.
+/// A thousand reads cost about $0.0004, and Azure serves 500 requests per second for one blob.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
-/// The limit for all names and values of a blob's metadata together.
+/// The maximum total length of the names and values of a blob's metadata, in bytes.
 const METADATA_BYTES: usize = 8_192;
 
 /// Azure refuses requests whose date differs from its clock by more than 15 minutes.
@@ -75,7 +75,7 @@ const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root
+/// [`ErrorKind::Invalid`] for a bad URL or a bad `ca` file; [`ErrorKind::Unavailable`] on a machine without root
 /// certificates.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
@@ -91,10 +91,10 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// `azblob://account/container/path/counter.json?credentials=`.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url, environment)?;
-    // Keys are not encoded.
+    // The keys of objects are not encoded.
     let keys = Keys::verbatim(&location.prefix);
     Ok((Arc::new(AzureRegister::new(location.access, keys, Contents::Objects, env)?), key))
 }
@@ -123,7 +123,7 @@ impl AzureRegister {
     /// Opens the container and prefix that `url` names; see [`open`] for its options.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
@@ -230,7 +230,7 @@ impl Register for AzureRegister {
 }
 
 impl AzureRegister {
-    /// Sends one request. Returns the headers and the body of the response. Explains every failure.
+    /// Sends one request. Returns the headers and the body of the response, or the meaning of a failure.
     async fn ask(
         &self,
         requested: impl Into<Requested>,
@@ -262,7 +262,7 @@ impl AzureRegister {
                 (401, _) | (403, Some("AuthenticationFailed") | None) => {
                     self.credentials.refused(signed.load)
                 }
-                // The response to a request that was authenticated.
+                // Azure authenticated the request before it refused it.
                 (400..=499, _) => self.credentials.accepted(signed.load),
                 _ => true,
             };
@@ -277,7 +277,7 @@ impl AzureRegister {
         exchange(&self.env, uploaded, answer, expected, explain).await
     }
 
-    /// Returns `request` with its headers and the proof of who sends it.
+    /// Returns `request` with its headers and the proof of the sender's identity.
     fn signed(
         &self,
         mut request: Request,
@@ -305,20 +305,21 @@ impl AzureRegister {
         let url = request.url(&self.place.base, query);
         let builder = self.client.request(request.method, url).headers(headers);
         Ok(match request.content {
-            // The HTTP library omits the length of an empty body, which Azure requires.
+            // Azure requires the length even of an empty body, which the HTTP library omits.
             Some(body) => builder.header(CONTENT_LENGTH, body.len()).body(body),
             None => builder,
         })
     }
 
-    /// The time for the date of a request: by the store's clock as soon as it is known, since a request that is dated
-    /// by a wrong one is refused.
+    /// Returns the time for the date of a request. Uses the store's clock as soon as it is known, because Azure refuses
+    /// a request that is dated by a wrong clock.
     fn now_us(&self) -> u64 {
         let now = self.env.now();
         self.clock.bounds(now).map_or(now.wall_us(), |bounds| bounds.lo_us)
     }
 
-    /// Takes the store's time from a response that certainly comes from the store: an intermediary has another clock.
+    /// Observes the store's clock if the response certainly comes from the store, and returns the response's date. An
+    /// intermediary has another clock.
     fn tell_time(&self, response: &Response, sent: Moment) -> Option<u64> {
         let headers = response.headers();
         let us = date_us(headers).filter(|_| headers.contains_key("x-ms-request-id"))?;
@@ -350,7 +351,7 @@ impl AzureRegister {
     }
 }
 
-/// A page has at most 5,000 names of 1,024 bytes, each with its properties.
+/// The maximum length of a response, in bytes. A page has at most 5,000 names of 1,024 bytes, each with its properties.
 const MOST_ANSWER_BYTES: usize = 32 << 20;
 
 fn date(us: u64) -> Result<HeaderValue, String> {
@@ -360,7 +361,7 @@ fn date(us: u64) -> Result<HeaderValue, String> {
         .ok_or_else(|| "this machine's wall clock does not show a valid date".to_owned())
 }
 
-/// A value that `Debug` does not show.
+/// Returns a header value that `Debug` does not show.
 fn secret_header(text: &str) -> Result<HeaderValue, String> {
     let mut value =
         HeaderValue::from_str(text).map_err(|_| "the credentials cannot be sent in a header".to_owned())?;

@@ -1,7 +1,7 @@
-//! Credentials that are loaded, and loaded again: before they end, and after a refusal.
+//! A cache of credentials. It loads them again before they expire and after the store has refused them.
 //!
-//! A load that takes time runs in a separate task, so it continues when the request that started it is given up, which
-//! happens soon to a request of a short lease.
+//! A slow load runs in a separate task, so it continues when the request that started it is abandoned. A request for a
+//! short lease is abandoned soon.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,10 @@ use futures_util::future::{self, BoxFuture, FutureExt, Shared};
 
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
+/// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time.
 pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
-/// A proof of who sends a request, and the load that it comes from.
+/// A proof of the sender's identity for one request, and the number of the load that it comes from.
 pub(super) struct Signed<P> {
     pub(super) proof: P,
     pub(super) load: u64,
@@ -24,39 +24,40 @@ pub(super) struct Signed<P> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NotLoaded {
     pub(super) detail: String,
-    /// Whether there were credentials before.
+    /// Whether the store has accepted credentials before.
     pub(super) before: bool,
 }
 
-/// A load in progress, which any number of requests await.
+/// A load, in progress or ended, that any number of requests can await.
 pub(super) type Load<P> = Shared<BoxFuture<'static, Result<Loaded<P>, String>>>;
 
-/// The result of a load. Times are microseconds since the Unix epoch on the wall clock, which tokens refer to.
+/// The result of a load. Times are in microseconds since the Unix epoch on the wall clock, because access tokens expire
+/// by it.
 #[derive(Clone)]
 pub(super) struct Loaded<P> {
     pub(super) proof: P,
-    /// From then on it is loaded again, while it is still used.
+    /// The time from which a request starts the next load. This proof is still used during that load.
     pub(super) renew_us: u64,
-    /// From then on it is not used.
+    /// The time from which this proof is no longer used.
     pub(super) until_us: u64,
 }
 
 impl<P> Loaded<P> {
-    /// A proof that does not expire.
+    /// Returns a proof that does not expire.
     pub(super) fn forever(proof: P) -> Self {
         Self { proof, renew_us: u64::MAX, until_us: u64::MAX }
     }
 }
 
-/// A load that has ended.
+/// Returns a load that has ended with `loaded`.
 pub(super) fn ended<P: Clone + Send + Sync + 'static>(loaded: Result<Loaded<P>, String>) -> Load<P> {
     let load = future::ready(loaded).boxed().shared();
-    // Ready at once for `collect`.
+    // Polls the load once, because `collect` only sees the result of a load that was polled.
     let _ = load.clone().now_or_never();
     load
 }
 
-/// A load in a task.
+/// Runs `load` in a separate task.
 pub(super) fn spawned<P: Clone + Send + Sync + 'static>(
     load: impl Future<Output = Result<Loaded<P>, String>> + Send + 'static,
 ) -> Load<P> {
@@ -73,14 +74,14 @@ pub(super) struct Loads<P> {
 struct State<P> {
     loaded: Option<Loaded<P>>,
     loading: Option<Load<P>>,
-    /// How often something was loaded.
+    /// The number of successful loads.
     loads: u64,
-    /// The latest load that the store has accepted.
+    /// The latest load whose proof the store has accepted.
     accepted: Option<u64>,
 }
 
 impl<P: Clone + Send + Sync + 'static> State<P> {
-    /// Takes the result of a load that has ended. Returns why it failed.
+    /// Takes the result of the load if it has ended. Returns the reason if it failed.
     fn collect(&mut self) -> Option<String> {
         let ended = self.loading.as_ref().and_then(|load| load.peek().cloned())?;
         self.loading = None;
@@ -106,8 +107,10 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
         Self { env, state: Mutex::new(state) }
     }
 
-    /// Returns what the next request carries. `load` starts a load. All requests await one load, and none does while
-    /// the earlier proof is valid. Cancel safe: a load that was begun continues.
+    /// Returns the proof for the next request. `load` starts a load, if one is due. All requests share one load, and
+    /// they do not wait for it while the earlier proof is valid.
+    ///
+    /// Cancel safe: a load that has started continues.
     pub(super) async fn proof(&self, load: impl Fn() -> Load<P>) -> Result<Signed<P>, NotLoaded> {
         let now_us = self.env.now().wall_us();
         let (signed, load) = self.change(|state| {
@@ -132,14 +135,15 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
         })
     }
 
-    /// Records that the store has accepted what came from `load`. Always returns true: it was good.
+    /// Records that the store has accepted the proof from `load`. Always returns `true`: the store has accepted the
+    /// credentials.
     pub(super) fn accepted(&self, load: u64) -> bool {
         self.change(|state| state.accepted = state.accepted.max(Some(load)));
         true
     }
 
-    /// Records that the store has refused what came from `load`, so that the next request loads again. Returns whether
-    /// the store had accepted this or a later load before.
+    /// Records that the store has refused the proof from `load`, so that the next request starts a new load. Returns
+    /// whether the store has accepted a proof from this or a later load before.
     pub(super) fn refused(&self, load: u64) -> bool {
         self.change(|state| {
             if state.loads == load {
@@ -155,7 +159,7 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
 }
 
 impl<P> fmt::Debug for Loads<P> {
-    /// Shows nothing that was loaded.
+    /// Omits the proof.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loads").finish_non_exhaustive()
     }
@@ -169,7 +173,7 @@ mod tests {
         future::pending().boxed().shared()
     }
 
-    /// Renewals do not wait while a token is replaced, and only one load runs.
+    /// Renewals do not wait while an access token is replaced, and only one load runs.
     #[tokio::test]
     async fn a_token_is_used_until_its_end_while_the_next_one_loads() {
         let loads = Loads::new(Env::system());
@@ -177,7 +181,7 @@ mod tests {
         let soon = Loaded { proof: 1, renew_us: now_us, until_us: now_us + 60_000_000 };
         assert_eq!(loads.proof(|| ended(Ok(soon.clone()))).await.unwrap().load, 1);
         assert_eq!(loads.proof(pending).await.unwrap().load, 1);
-        // The load that is under way is not replaced.
+        // The load in progress is not replaced.
         assert_eq!(loads.proof(|| ended(Ok(Loaded::forever(2)))).await.unwrap().proof, 1);
         loads.change(|state| state.loading = Some(ended(Ok(Loaded::forever(3)))));
         let next = loads.proof(pending).await.unwrap();

@@ -1,5 +1,5 @@
-//! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that locks of both exclude each
-//! other.
+//! Amazon DynamoDB: one item for each lock, in the format of AWS's own lock client, so that the locks of both clients
+//! exclude each other.
 //!
 //! `docs/stores/dynamodb.md` has the layout, the permissions and the limits.
 
@@ -52,11 +52,13 @@ use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A read costs $0.125 per million and takes about 5 ms, so a waiter costs cents a month at either interval.
+/// A million reads cost $0.125, and a read takes about 5 ms. So even a waiter that polls at the shortest interval costs
+/// less than half a cent an hour.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(1) };
 
-/// The key of the item with the examination of a server that is not Amazon's. It is not a lock's name.
+/// The key of the item that records the examination of a server that is not Amazon's. The item has no
+/// `recordVersionNumber`, so it does not count as a lock.
 const PROBE: &str = ".leasehold-probe";
 
 /// Opens leases on the table and prefix that `url` names:
@@ -78,7 +80,7 @@ const PROBE: &str = ".leasehold-probe";
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
+/// [`ErrorKind::Invalid`] for a bad URL or a missing region; [`ErrorKind::Unavailable`] if the machine's metadata
 /// service was asked for the region and did not respond; with `create=true`, the errors of creating the table.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
@@ -95,16 +97,16 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 struct DynamoDb {
     client: Client,
     place: Place,
-    /// Empty, or ending in `/`.
+    /// Empty, or ends with `/`.
     prefix: String,
     dialect: Dialect,
     new_table: NewTable,
     requests: Requests,
-    /// The name of the partition key in the URL.
+    /// The name of the partition key that the URL sets.
     given_key: Option<String>,
-    /// The name of the partition key, once the table was described.
+    /// The name of the partition key, once it is known.
     key_name: Arc<OnceLock<String>>,
-    /// Whether a store that is not Amazon's own was found to check conditions.
+    /// Whether a server that is not Amazon's was found to check conditions.
     probed: Arc<Trust>,
 }
 
@@ -127,7 +129,7 @@ impl DynamoDb {
         format!("{}{name}", self.prefix)
     }
 
-    /// The key of the item with a lock's line of waiters.
+    /// Returns the key of the item with a lock's line of waiters.
     fn line_key(&self, name: &LockName) -> String {
         self.key(&format!("{name}{LINE_SUFFIX}"))
     }
@@ -163,7 +165,7 @@ impl Records for DynamoDb {
                 let version = item::version_of(&record);
                 Ok(Written::Committed { record: Box::new(record), version })
             }
-            // The item was deleted, or this endpoint returns no item with a refusal. A read is needed.
+            // The item was deleted, or this endpoint returns no item with a refusal. The caller must read it.
             Updated::Refused(None) => Ok(Written::Conflict(Refusal::Unexplained)),
             Updated::Refused(there) => self.conflict(&key, there),
         }
@@ -176,7 +178,8 @@ impl Records for DynamoDb {
             Updated::Done(item) => item,
             Updated::Refused(there) => return self.conflict(&key, there),
         };
-        // The item is written, whatever the response contains. Only a read can then return its token.
+        // The item was written, whatever the response contains. Without the item in the response, only a read can
+        // return its token.
         let item = item.ok_or_else(|| unreadable(&key).maybe_applied())?;
         let Found { content, version } = self.found(&key, &item).map_err(Fault::maybe_applied)?;
         match content {
@@ -189,7 +192,7 @@ impl Records for DynamoDb {
         true
     }
 
-    /// AWS's client deletes what it releases, unless it is configured otherwise.
+    /// AWS's client deletes the item of a lock that it releases, unless it is configured otherwise.
     fn others_delete(&self) -> bool {
         true
     }
@@ -200,7 +203,7 @@ impl Records for DynamoDb {
         Ok(matches!(updated, Updated::Done(_)))
     }
 
-    /// Sets one attribute. The rest may be another client's, and is not written again.
+    /// Sets a single attribute. The other attributes may be another client's, so they are not written again.
     async fn mark_awaited(
         &self,
         name: &LockName,
@@ -252,7 +255,7 @@ impl Records for DynamoDb {
         let pages = Pages { prefix: self.key(prefix), page: VecDeque::new(), next: Next::First };
         let keys = stream::try_unfold(pages, |pages| self.next_listed(pages));
         keys.filter_map(async |key| match key {
-            // An item whose key is not a lock's name is not a lock.
+            // An item whose key is not a valid lock name is not a lock.
             Ok(key) => LockName::new(key.strip_prefix(&*self.prefix)?).ok().map(Ok),
             Err(error) => Some(Err(error)),
         })
@@ -305,7 +308,7 @@ impl Records for DynamoDb {
 enum Updated {
     /// Updated, with the item if it was requested.
     Done(Option<Item>),
-    /// The condition did not hold for this item; `None` if there is no item.
+    /// The condition does not hold for this item. `None` if there is no item, or if the server did not return it.
     Refused(Option<Item>),
 }
 
@@ -318,7 +321,7 @@ impl DynamoDb {
             .get_item()
             .table_name(&self.place.table)
             .key(key_name, item::s(key))
-            // An eventually consistent read may return data of a second ago, and show a held lock as free.
+            // An eventually consistent read may return data from a second ago, and so show a held lock as free.
             .consistent_read(true);
         let result = request.customize().interceptor(watch.clone()).send().await;
         let output = self
@@ -449,7 +452,7 @@ fn item_there(error: &SdkError<UpdateItemError, Response>) -> Option<Item> {
     }
 }
 
-/// The position of a listing.
+/// The state of a listing.
 struct Pages {
     prefix: String,
     page: VecDeque<String>,

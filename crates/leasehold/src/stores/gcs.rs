@@ -1,4 +1,4 @@
-//! Google Cloud Storage: a register of objects, with generation preconditions of the JSON API.
+//! Google Cloud Storage: a register of objects, with the generation preconditions of the JSON API.
 //!
 //! `docs/stores/gcs.md` has the layout, the roles and the limits.
 
@@ -40,16 +40,17 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// Reads of one object are not limited as writes are, and cost $0.0004 per 1,000. But GCS accepts about one write a
-/// second for an object, so a lock changes hands every two seconds at best, and more frequent reads find nothing new.
+/// GCS does not limit reads of one object as it limits writes, and a thousand reads cost $0.0004. But GCS accepts only
+/// about one write per second for an object, so a lock changes hands every two seconds at best, and more frequent reads
+/// would find nothing new.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(500), max: Duration::from_secs(2) };
 
-/// GCS accepts about one write a second for one object, and short bursts. A write that is refused for that is retried
-/// after about the same time. Otherwise the retries themselves would keep the object busy.
+/// The pause after which a throttled write is retried. GCS accepts about one write per second for one object, and short
+/// bursts. Faster retries would themselves keep the object busy.
 const BETWEEN_WRITES: Duration = Duration::from_secs(1);
 
-/// The limit for all names and values of an object's user metadata together.
+/// The maximum total length of the names and values of an object's user metadata, in bytes.
 const METADATA_BYTES: usize = 8_192;
 
 /// Opens leases on the bucket and prefix that `url` names:
@@ -69,7 +70,7 @@ const METADATA_BYTES: usize = 8_192;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or a bad file of `ca`; [`ErrorKind::Unavailable`] on a machine without root
+/// [`ErrorKind::Invalid`] for a bad URL or a bad `ca` file; [`ErrorKind::Unavailable`] on a machine without root
 /// certificates.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options, environment)?;
@@ -82,7 +83,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// `gs://bucket/path/counter.json?endpoint=&credentials=`.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url, environment)?;
     Ok((Arc::new(GcsRegister::new(location, Contents::Objects, env)?), key))
@@ -112,7 +113,7 @@ impl GcsRegister {
     /// Opens the bucket and prefix that `url` names; see [`open`] for its options.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options, environment)?;
@@ -204,7 +205,7 @@ impl Register for GcsRegister {
             store: "GCS",
             trusted: self.place.is_trusted(),
             generations: true,
-            // Of a record only the content is read, because its metadata costs another request.
+            // Only the content of a record is read, because its metadata would cost another request.
             metadata: (self.contents == Contents::Objects).then_some(METADATA_BYTES),
             poll_interval: POLL_INTERVAL,
         }
@@ -212,7 +213,7 @@ impl Register for GcsRegister {
 }
 
 impl GcsRegister {
-    /// Reads the content of `generation`, or of the current one, without metadata.
+    /// Reads the content of `generation`, or of the current generation if it is `None`. Does not read the metadata.
     async fn content_of(
         &self,
         object: &str,
@@ -248,9 +249,9 @@ impl GcsRegister {
         }
     }
 
-    /// Reads content and metadata of one generation. The JSON API returns them by two requests, which are sent at once.
-    /// If the object was written between them, or a cache returned an old content, the content is requested again with
-    /// the generation of the metadata.
+    /// Reads the content and the metadata of one generation. The JSON API needs two requests for this, which are sent
+    /// at the same time. If the object was written between them, or a cache returned old content, the content is
+    /// requested again with the generation of the metadata.
     async fn whole(&self, object: &str) -> Result<Option<VersionedValue>, StoreError> {
         let (content, head) = join(self.content_of(object, None), self.head_of(object)).await;
         let (mut content, mut head) = (content?, head?);
@@ -264,7 +265,7 @@ impl GcsRegister {
                     check_size(object, size, cell.value.len())?;
                     return Ok(Some(VersionedValue { metadata, ..cell }));
                 }
-                // That generation was already deleted.
+                // That generation no longer exists.
                 _ => head = self.head_of(object).await?,
             }
             content = None;
@@ -273,7 +274,8 @@ impl GcsRegister {
             .not_applied())
     }
 
-    /// Sends one request. Returns the generation in the headers of the response, and the body. Explains every failure.
+    /// Sends one request. Returns the generation in the headers of the response and the body, or the meaning of a
+    /// failure.
     async fn ask(
         &self,
         operation: Operation,
@@ -288,7 +290,7 @@ impl GcsRegister {
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let mut headers = signed.headers;
         if self.place.user_project.is_some() {
-            // Otherwise the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT would be used.
+            // With this header, GCS would use the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT instead.
             headers.remove("x-goog-user-project");
         }
         let request = request.paid(&self.place);
@@ -327,7 +329,7 @@ impl GcsRegister {
         Ok((wire::generation(&headers).map(str::to_owned), body))
     }
 
-    /// Sends a request, and records the store's time from the head of the response.
+    /// Sends a request. Returns the response, and the store's time in its headers.
     async fn timed(
         &self,
         request: reqwest::RequestBuilder,
@@ -338,7 +340,7 @@ impl GcsRegister {
         Ok((response, date))
     }
 
-    /// Takes the store's time from a response that certainly comes from the store.
+    /// Observes the store's clock if the response certainly comes from the store. `reason` is the reason in an error.
     fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
         let is_emulator = !self.place.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
@@ -369,14 +371,15 @@ impl GcsRegister {
     }
 }
 
-/// A page has at most 1,000 names of 1,024 bytes, which JSON can make six times as long.
+/// The maximum length of a response, in bytes. A page has at most 1,000 names of 1,024 bytes, and JSON escapes can make
+/// them six times as long.
 const MOST_ANSWER_BYTES: usize = 8 << 20;
 
-/// How often an object is read that is written meanwhile.
+/// The maximum number of attempts to read an object that is written at the same time.
 const MOST_READS: usize = 8;
 
-/// Checks that the content arrived as it is stored. Otherwise it could be written back decompressed, with metadata that
-/// says gzip, and could no longer be read. An emulator that reports no size passes.
+/// Checks that the content arrived as it is stored. Otherwise decompressed content could be written back with metadata
+/// that says gzip, and the object could no longer be read. An emulator that reports no size passes the check.
 fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> {
     if stored == 0 || stored == came as u64 {
         return Ok(());
@@ -399,8 +402,8 @@ fn no_listing() -> Fault {
         .with_help("check that the endpoint is one of Google Cloud Storage")
 }
 
-/// Returns `version` as a generation. Zero would mean that there is no object, and nothing but a number is a generation
-/// of GCS.
+/// Returns `version` as a generation. Refuses zero, which would stand for a missing object, and any text that is not a
+/// number.
 fn known_generation(version: &Version) -> Result<&str, StoreError> {
     Some(version.as_str()).filter(|text| is_generation(text)).ok_or_else(|| {
         let version = version.as_str();
@@ -409,7 +412,7 @@ fn known_generation(version: &Version) -> Result<&str, StoreError> {
     })
 }
 
-/// Whether the text is a generation of an object that exists.
+/// Whether the text can be the generation of an existing object.
 fn is_generation(text: &str) -> bool {
     text.parse::<u64>().is_ok_and(|generation| generation > 0)
 }

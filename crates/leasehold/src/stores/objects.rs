@@ -1,5 +1,5 @@
-//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, and the keys of its
-//! objects.
+//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, the keys of its objects,
+//! and listings.
 
 mod keys;
 mod listing;
@@ -15,14 +15,15 @@ pub(super) use self::protocol::Protocol;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES};
 
-/// The longest prefix, in bytes. An object key has at most 1,024 bytes, of which `/`, a percent-encoded name of 256 and
-/// `.lock` take 774.
+/// The longest prefix, in bytes. An object key has at most 1,024 bytes. Of these, `/`, a percent-encoded name of 256
+/// bytes and `.lock` take 774.
 const MAX_PREFIX_BYTES: usize = 250;
 
-/// The slowest line for which the limit of a request is extended, in bytes of body for each second.
+/// The lowest transfer rate for which the time limit of a request is extended, in bytes of body per second.
 const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
-/// Returns the limit of a request with a body of `bytes`. `least` is the limit of a request with a record.
+/// Returns the time limit of a request with a body of this many `bytes`. `least` is the limit of a request with a
+/// record.
 pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
     if bytes <= MAX_VALUE_BYTES {
         return least;
@@ -30,7 +31,7 @@ pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
     least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }
 
-/// The operation that was requested of an object store.
+/// An operation of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
@@ -49,7 +50,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// Whether the request can have an effect.
+    /// Whether the operation can change an object.
     pub(super) fn changes(self) -> bool {
         matches!(self, Self::Create | Self::Replace | Self::Delete)
     }
@@ -64,7 +65,7 @@ impl Operation {
     }
 }
 
-/// The meaning of a response of an object store other than success.
+/// The meaning of an unsuccessful response of an object store.
 #[derive(Debug)]
 pub(super) enum Meaning {
     /// There is no object at that key.
@@ -74,7 +75,7 @@ pub(super) enum Meaning {
     Failed(StoreError),
 }
 
-/// The error of a request whose response cannot mean anything else.
+/// Returns the error of a request whose response can only mean a failure.
 pub(super) fn failed(meaning: Meaning) -> StoreError {
     match meaning {
         Meaning::Failed(error) => error,
@@ -87,7 +88,7 @@ pub(super) fn failed(meaning: Meaning) -> StoreError {
 
 #[cfg(test)]
 impl Meaning {
-    /// `absent`, `conflict`, or `not`/`maybe` applied with the kind of the fault.
+    /// Returns `absent`, `conflict`, or for a failure `not` or `maybe` (applied) and the kind of the fault.
     pub(super) fn short(&self) -> String {
         match self {
             Self::Absent => "absent".into(),
@@ -104,7 +105,7 @@ impl Meaning {
     }
 }
 
-/// The kind of contents that a register was opened for.
+/// The kind of values that a register was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
     /// Records of locks: small, and without metadata.
@@ -114,7 +115,7 @@ pub(super) enum Contents {
 }
 
 impl Contents {
-    /// The longest value that is read.
+    /// The maximum length of a value, in bytes.
     pub(super) fn most_bytes(self) -> usize {
         match self {
             Self::Records => MAX_VALUE_BYTES,
@@ -122,7 +123,7 @@ impl Contents {
         }
     }
 
-    /// The error for an object that is longer than that.
+    /// Returns the error for an object that is longer than [`most_bytes`](Self::most_bytes).
     pub(super) fn too_large(self, object: &str, bytes: Option<usize>) -> StoreError {
         let most = self.most_bytes();
         let size = bytes.map_or_else(|| format!("more than {most}"), |bytes| bytes.to_string());
@@ -147,8 +148,8 @@ impl Contents {
     }
 }
 
-/// Returns the folder and the last part of the object key in the path of an object's URL: `a/b` and `c.json` for
-/// `/a/b/c.json`. `example` is such a URL, for errors.
+/// Splits the path of an object's URL into the folder and the last part of the object key: `/a/b/c.json` into `a/b` and
+/// `c.json`. `example` is an object's URL that errors show.
 pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, String), Error> {
     let key = path.strip_prefix('/').unwrap_or(path);
     let flaw = if key.is_empty() {
@@ -170,7 +171,7 @@ pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, Strin
     Ok((folder.to_owned(), name.to_owned()))
 }
 
-/// Returns the prefix in the path of a store URL, without `/` at either end. `example` is such a URL, for errors.
+/// Returns the prefix in the path of a store URL, without `/` at either end. `example` is a store URL that errors show.
 pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
@@ -181,7 +182,7 @@ pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error>
     } else if prefix.chars().any(crate::types::is_unprintable) {
         Some("contains a control or invisible character")
     } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on their meaning.
+        // Clients, proxies and stores disagree on the meaning of such segments.
         Some("has an empty, `.` or `..` segment")
     } else {
         None

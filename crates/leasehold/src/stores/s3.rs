@@ -1,6 +1,6 @@
-//! Amazon S3 and compatible stores: a register of objects, by `If-None-Match` and `If-Match`.
+//! Amazon S3 and compatible stores: a register of objects, with conditional writes by `If-None-Match` and `If-Match`.
 //!
-//! Layout, permissions and limits: `docs/stores/s3.md`.
+//! `docs/stores/s3.md` has the layout, the permissions and the limits.
 
 mod addresses;
 mod bodies;
@@ -47,12 +47,12 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// A read costs $0.0004 per 1,000 and takes 10 to 30 ms. So polling every quarter of a second notices a release soon
-/// at little cost. With pauses above two seconds, a waiter would save cents a day and delay its user.
+/// A thousand reads cost $0.0004, and a read takes 10 to 30 ms. So polling every quarter of a second notices a release
+/// soon at little cost. Pauses above two seconds would delay the user and save only cents a day.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
-/// The limit for all names and values of `x-amz-meta-*` together.
+/// The maximum total length of the names and values of `x-amz-meta-*`, in bytes.
 const METADATA_BYTES: usize = 2_048;
 
 /// Opens leases on the bucket and prefix that `url` names:
@@ -73,7 +73,7 @@ const METADATA_BYTES: usize = 2_048;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] for a bad URL or without a region; [`ErrorKind::Unavailable`] if the machine's metadata
+/// [`ErrorKind::Invalid`] for a bad URL or a missing region; [`ErrorKind::Unavailable`] if the machine's metadata
 /// service was asked for the region and did not respond.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
@@ -86,7 +86,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 /// `s3://bucket/path/counter.json?region=&endpoint=&path_style=on|off&profile=`.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let (location, key) = Location::of_object(url)?;
     let register = S3Register::connect(location, Contents::Objects, env).await?;
@@ -109,7 +109,7 @@ pub struct S3Register {
     place: Place,
     settings: Settings,
     access: Access,
-    /// Whether the bucket is in the path of a URL, not in its host.
+    /// Whether request URLs name the bucket in the path and not in the host.
     path_style: bool,
     lookup: Lookup,
     keys: Keys,
@@ -121,7 +121,7 @@ impl S3Register {
     /// Opens the bucket and prefix that `url` names; see [`open`] for its options.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`].
     pub async fn open(url: StoreUrl, env: Env) -> Result<Self, Error> {
         let mut options = StoreOptions { env, ..StoreOptions::default() };
         let location = Location::from_url(url, &mut options)?;
@@ -147,7 +147,7 @@ impl S3Register {
         }
     }
 
-    /// The same objects through another client.
+    /// Returns a register of the same objects that uses another client.
     fn elsewhere(&self, client: Client, place: Place) -> Arc<dyn Register> {
         Arc::new(Self {
             client,
@@ -312,7 +312,7 @@ impl S3Register {
         Ok(Page { objects: objects.collect(), next })
     }
 
-    /// Returns the result of a request, and explains every failure.
+    /// Returns the result of a request, with the meaning of a failure.
     fn settle<T, E>(
         &self,
         operation: Operation,

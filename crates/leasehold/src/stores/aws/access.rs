@@ -1,22 +1,22 @@
-//! The settings for access to one of Amazon's services in a store URL. Does not use the service's client.
+//! Parses the settings in a store URL for access to one of Amazon's services. Does not use the service's client.
 
 use std::net::IpAddr;
 
 use crate::error::Error;
 use crate::url::StoreUrl;
 
-/// The service, for the configuration and for messages.
+/// One of Amazon's services, as named in the configuration and in messages.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::stores) struct Service {
     /// The name in the SDK's configuration: `S3`, `DynamoDB`.
     pub(in crate::stores) id: &'static str,
     /// The article before "… store URL".
     pub(in crate::stores) article: &'static str,
-    /// The help text for a missing region, for compatible stores that need none.
+    /// The help for a missing region.
     pub(in crate::stores) no_region_help: &'static str,
 }
 
-/// The settings for access to the service in a store URL.
+/// The settings in a store URL for access to the service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::stores) struct Access {
     pub(in crate::stores) region: Option<String>,
@@ -35,7 +35,7 @@ pub(in crate::stores) struct Access {
 }
 
 impl Access {
-    /// Takes the options that both services have. Refuses a login before the authority.
+    /// Takes the options that both services share. Refuses a URL with a user or a password.
     pub(in crate::stores) fn take(url: &mut StoreUrl, service: Service) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
             let message =
@@ -64,7 +64,8 @@ impl Access {
         }
     }
 
-    /// Refuses a variant of Amazon's endpoint if another `endpoint` is given.
+    /// Refuses the options `fips` and `dualstack` if an `endpoint` is given, because they choose among Amazon's own
+    /// endpoints.
     pub(super) fn check_variants(&self, endpoint: &str) -> Result<(), Error> {
         let option = match (self.fips, self.dualstack) {
             (Some(true), _) => "fips",
@@ -77,7 +78,8 @@ impl Access {
             )))
     }
 
-    /// Takes the region from an ARN that replaces the name of a bucket or a table.
+    /// Sets the region to that of `arn`, which the URL contains instead of a bucket or table name. Refuses a different
+    /// `region`.
     pub(in crate::stores) fn set_region_of_arn(&mut self, arn: &str, region: &str) -> Result<(), Error> {
         match &self.region {
             Some(other) if other != region => {
@@ -92,8 +94,8 @@ impl Access {
     }
 }
 
-/// Returns region and resource of `arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE`, if `text` is an ARN of `service` in
-/// one region.
+/// Returns the region and the resource of `arn:PARTITION:SERVICE:REGION:ACCOUNT:RESOURCE`, if `text` is an ARN of
+/// `service` in a single region.
 pub(in crate::stores) fn arn<'a>(text: &'a str, service: &str) -> Option<(&'a str, &'a str)> {
     let mut parts = text.splitn(6, ':');
     let (Some("arn"), Some(partition), Some(named)) = (parts.next(), parts.next(), parts.next()) else {
@@ -108,7 +110,7 @@ pub(in crate::stores) fn arn<'a>(text: &'a str, service: &str) -> Option<(&'a st
     fine.then_some((region, resource))
 }
 
-/// Whether `text` is the number of an account.
+/// Whether `text` is the id of an AWS account.
 pub(in crate::stores) fn is_account(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit())
 }
@@ -151,7 +153,7 @@ fn checked_profile(profile: String) -> Result<String, Error> {
         .with_help("name a profile of ~/.aws/config, or leave it out"))
 }
 
-/// Checks an endpoint from `source`. With `plaintext`, one on another machine needs no TLS.
+/// Checks an endpoint from `source`. With `plaintext`, an endpoint on another machine needs no TLS.
 pub(in crate::stores) fn checked_endpoint(
     endpoint: String,
     source: &str,
@@ -188,7 +190,7 @@ fn is_url_of_host(url: &str) -> bool {
     })
 }
 
-/// Whether others cannot read what is sent to `endpoint`: it is encrypted, or stays on this machine.
+/// Whether requests to `endpoint` are encrypted or stay on this machine.
 fn keeps_secrets(endpoint: &str) -> bool {
     let Some(host) = endpoint.strip_prefix("http://") else { return true };
     let host = host.split('/').next().unwrap_or(host);
@@ -199,7 +201,7 @@ fn keeps_secrets(endpoint: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// An endpoint's host and path, for a suggestion.
+/// Returns the host and the path of an endpoint, for a suggestion.
 fn bare(endpoint: &str) -> &str {
     endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest)
 }

@@ -17,16 +17,19 @@ use crate::clock;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind};
 
-/// The limit of one request. Several requests fit into the shortest usual lease. The layers above reduce it further.
+/// The time limit of one request. Several requests fit into the shortest usual lease. The layers above shorten it
+/// further.
 pub(in crate::stores) const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// The SDK's own default: a lost SYN is sent again after one second and after three.
+/// The time limit of a connection attempt, which is the SDK's default. A lost SYN is sent again after one second and
+/// after three.
 pub(in crate::stores) const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 
-/// Longer than [`BackgroundCredentials`] ever takes, so that its error is the one that is reported.
+/// Longer than [`BackgroundCredentials`] ever takes, so that its error is reported and not a timeout of the SDK.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reading the configuration files takes no time. Asking the metadata service for the region may.
+/// The time limit for loading the configuration. Reading files is fast, but asking the metadata service for the region
+/// may not be.
 const CONFIGURATION_LIMIT: Duration = Duration::from_secs(8);
 
 /// The configuration for a store.
@@ -40,8 +43,8 @@ pub(in crate::stores) struct Found {
 }
 
 impl Access {
-    /// Reads the machine's AWS configuration. Sends no request, unless the machine's metadata service must be asked for
-    /// the region.
+    /// Reads the machine's AWS configuration. Sends no request, except to the machine's metadata service if it must be
+    /// asked for the region.
     pub(in crate::stores) async fn find(&self, service: Service, env: &Env) -> Result<Found, Error> {
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = &self.region {
@@ -56,8 +59,8 @@ impl Access {
         if let Some(dualstack) = self.dualstack {
             loader = loader.use_dual_stack(dualstack);
         }
-        // Credentials come from other endpoints than the store. Those requests use the proxy too, and trust the
-        // certificates that the machine trusts.
+        // Credentials come from other endpoints than the store's. Requests to those also use the proxy, but they trust
+        // the machine's certificates and not `ca`.
         if let Some(client) = http::client(None, self.proxy.as_deref())? {
             loader = loader.http_client(client);
         }
@@ -79,7 +82,7 @@ impl Access {
         Ok(Found { sdk: self.applied(&careful(&sdk, env))?, region, endpoint })
     }
 
-    /// Returns `sdk` with the settings for access to the service itself.
+    /// Returns `sdk` with the settings that apply only to requests to the service itself.
     pub(in crate::stores) fn applied(&self, sdk: &SdkConfig) -> Result<SdkConfig, Error> {
         let mut builder = sdk.to_builder();
         if let Some(client) = http::client(self.ca.as_deref(), self.proxy.as_deref())? {
@@ -100,7 +103,7 @@ pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
         .build();
     let mut builder = sdk
         .to_builder()
-        // A retry inside would turn an applied write whose response was lost into a conflict.
+        // If a write was applied and its response was lost, a retry by the SDK would report a conflict.
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
         // Bodies are small and have their own time limit.
@@ -113,7 +116,7 @@ pub(in crate::stores) fn careful(sdk: &SdkConfig, env: &Env) -> SdkConfig {
     builder.build()
 }
 
-/// Returns the endpoint that the environment and the profile configure. The SDK reads it too, but does not expose it.
+/// Returns the endpoint that the environment or the profile configures. The SDK also reads it, but does not expose it.
 fn configured_endpoint(sdk: &SdkConfig, service: Service) -> Option<String> {
     let key = ServiceConfigKey::builder()
         .service_id(service.id)

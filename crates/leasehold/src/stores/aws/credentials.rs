@@ -1,7 +1,7 @@
-//! Credentials that continue to load when the request that needs them is given up.
+//! Loads credentials in the background. A load continues when the request that needs it is abandoned.
 //!
-//! A request of a short lease has a quarter of a second. To sign in, or to ask the metadata service or a helper
-//! program, takes longer. Each attempt would start it again, and none would complete it.
+//! A request for a short lease has a time limit of a quarter of a second. Signing in, or asking the metadata service or
+//! a helper program, takes longer. Without a background task, each attempt would start over, and none would finish.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +16,18 @@ use futures_util::future::{BoxFuture, Shared};
 use crate::clock;
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time. Above the
-/// time that the metadata service's client needs to give up (four attempts of a second each, with pauses).
+/// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time. It
+/// is above the time after which the metadata service's client gives up (four attempts of one second each, with
+/// pauses).
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 type Load = Shared<BoxFuture<'static, Result<Credentials, Arc<CredentialsError>>>>;
 
-/// The credentials of another provider, loaded by a separate task that all requests await.
+/// A provider that loads the credentials of another provider in a separate task, which all requests await.
 pub(super) struct BackgroundCredentials {
     provider: SharedCredentialsProvider,
     env: Env,
-    /// The load that is under way, or one whose result no request has taken yet.
+    /// The load in progress, or a finished load whose result no request has taken yet.
     load: Mutex<Option<Load>>,
 }
 
@@ -87,7 +88,7 @@ impl ProvideCredentials for BackgroundCredentials {
 }
 
 impl fmt::Debug for BackgroundCredentials {
-    /// Shows nothing that was loaded.
+    /// Omits the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BackgroundCredentials").finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! The SDK's HTTP client with a custom proxy or custom certificates.
+//! Creates the SDK's HTTP client with a custom proxy or custom certificates.
 
 #[cfg(feature = "s3")]
 use std::net::IpAddr;
@@ -16,11 +16,11 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::error::Error;
 
-/// The local sources of credentials on the machine. Requests to them never use a proxy.
+/// The addresses of the machine's local credential services. Requests to them never use a proxy.
 const METADATA: &str = "169.254.169.254,169.254.170.2,169.254.170.23,fd00:ec2::254,fd00:ec2::23";
 
-/// Creates a client that trusts only the certificates in the PEM file `ca`, and sends everything through `proxy`.
-/// Returns `None` if neither is given: the SDK's own client is used then.
+/// Creates a client that trusts only the certificates in the PEM file `ca`, and sends all requests through `proxy`.
+/// Returns `None` if neither is given. The SDK then uses its own client.
 pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<SharedHttpClient>, Error> {
     if ca.is_none() && proxy.is_none() {
         return Ok(None);
@@ -32,7 +32,7 @@ pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<Sha
             .no_proxy(METADATA),
         None => ProxyConfig::from_env(),
     };
-    // As the SDK creates its own client.
+    // This is how the SDK creates its own client.
     Ok(Some(Builder::new().build_with_connector_fn(move |settings, components| {
         let mut builder = ConnectorBuilder::default()
             .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
@@ -44,8 +44,8 @@ pub(super) fn client(ca: Option<&str>, proxy: Option<&str>) -> Result<Option<Sha
     })))
 }
 
-/// Creates a client that trusts the same certificates as [`client`], and resolves every name to `address`. Names in
-/// requests and certificates do not change. Not for requests through a proxy.
+/// Creates a client that trusts the same certificates as [`client`], and resolves every name to `address`. Requests and
+/// certificate checks still use the name. Must not be used with a proxy.
 #[cfg(feature = "s3")]
 pub(in crate::stores) fn pinned(ca: Option<&str>, address: IpAddr) -> Result<SharedHttpClient, Error> {
     let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(tls(ca)?);
@@ -63,7 +63,8 @@ impl ResolveDns for Pinned {
     }
 }
 
-/// Trusts only the certificates in the PEM file `ca`. Without a file, trusts those of the machine.
+/// Returns a TLS configuration that trusts only the certificates in the PEM file `ca`. Without `ca`, it trusts the
+/// machine's certificates.
 fn tls(ca: Option<&str>) -> Result<TlsContext, Error> {
     let trusted = match ca {
         Some(path) => TrustStore::empty().with_pem_certificate(certificates(path)?),
@@ -75,7 +76,7 @@ fn tls(ca: Option<&str>) -> Result<TlsContext, Error> {
         .map_err(|error| Error::invalid(format!("TLS cannot be set up: {error}")))
 }
 
-/// Reads the PEM file `path`. It is parsed here because the client would panic on an invalid one.
+/// Reads the PEM file `path`. Parses it here, because the SDK's client would panic on an invalid file.
 fn certificates(path: &str) -> Result<Vec<u8>, Error> {
     let help = "the option `ca` names a PEM file of the certificates to trust at the store's endpoint";
     let pem = std::fs::read(path)

@@ -1,4 +1,5 @@
-//! The requests of one client: what they show of the store's clock and, if one fails, how far it came.
+//! Observes the requests of one client. Reads the store's clock from the responses, and classifies a failure by how far
+//! the request got.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
 use crate::stores::answer::{Answer, Trouble, is_untrusted};
 
-/// The clock difference from which on it counts as the cause. Signatures are valid for 5 to 15 minutes, depending on
-/// the service.
+/// The clock difference above which the clock counts as the cause of a refused signature. Signatures are valid for 5 to
+/// 15 minutes, depending on the service.
 const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 
 /// Observes every request of one client.
@@ -24,9 +25,9 @@ const SIGNATURES_LAST: Duration = Duration::from_secs(4 * 60);
 pub(in crate::stores) struct Requests {
     env: Env,
     clock: Arc<StoreClock>,
-    /// Whether credentials were ever loaded. A later failure may be transient.
+    /// Whether credentials were ever loaded. If so, a later failure may be transient.
     signed_once: Arc<AtomicBool>,
-    /// The file with the only certificates to trust.
+    /// The PEM file with the only certificates to trust.
     ca: Option<String>,
 }
 
@@ -39,7 +40,7 @@ impl Requests {
         &self.env
     }
 
-    /// Bounds on the store's clock now, from the `Date` of its latest response.
+    /// Returns bounds on the store's clock now, from the `Date` of its latest response.
     pub(in crate::stores) fn store_time(&self) -> Option<StoreTime> {
         self.clock.bounds(self.env.now())
     }
@@ -70,7 +71,8 @@ impl Requests {
         })
     }
 
-    /// Says which certificates were trusted, where that was the trouble.
+    /// Adds the name of the CA file to `detail` if the connection failed because the server's certificate is not
+    /// trusted.
     fn naming_ca(&self, detail: String) -> String {
         match &self.ca {
             Some(file) if is_untrusted(&detail) => {
@@ -81,7 +83,7 @@ impl Requests {
     }
 }
 
-/// Converts the SDK's error to a type without the SDK.
+/// Converts the SDK's error to a type that does not depend on the SDK.
 fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Trouble
 where
     E: ProvideErrorMetadata + StdError + 'static,
@@ -94,7 +96,7 @@ where
         Reached::Sent => Trouble::NoAnswer { detail },
         Reached::Signed => Trouble::NotConnected { detail },
         Reached::Nothing if matches!(error, SdkError::TimeoutError(_)) => {
-            // They continue to load in the background, and the next request may find them loaded.
+            // The credentials continue to load in the background, so they may be ready for the next request.
             Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
         }
         Reached::Nothing => match about_credentials(error) {
@@ -114,7 +116,7 @@ where
         status: response.status().as_u16(),
         code: service.and_then(|error| error.code()).map(str::to_owned),
         message: service.and_then(|error| error.message()).map(str::to_owned),
-        // The form with a date is for pages under maintenance; no store throttles with it.
+        // The form with a date is not parsed. It is used for pages under maintenance, and no store throttles with it.
         retry_after: header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs),
         region: header("x-amz-bucket-region").map(str::to_owned),
         clock_is_off: date_us(response.headers())
@@ -123,16 +125,17 @@ where
     }
 }
 
-/// Returns why the credentials could not be loaded. `None` if they are not the cause.
+/// Returns why the credentials could not be loaded. Returns `None` if credentials are not the cause of `error`.
 fn about_credentials(error: &(dyn StdError + 'static)) -> Option<String> {
     let blamed = causes(error).find(|cause| cause.is::<CredentialsError>())?;
-    // The error's own text is only that they were not enabled or not loaded. Its source has the details.
+    // The text of a `CredentialsError` only says that credentials were not enabled or not loaded. Its source has the
+    // details.
     let below =
         causes(blamed).find(|cause| !cause.is::<CredentialsError>() && !cause.is::<Arc<CredentialsError>>());
     Some(chain(below.unwrap_or(blamed)))
 }
 
-/// An error and its causes in one line. The SDK's own texts are vague without them.
+/// Formats an error and its causes on one line. The SDK's error texts are vague without their causes.
 pub(in crate::stores) fn chain(error: &(dyn StdError + 'static)) -> String {
     let texts: Vec<String> = causes(error).map(|cause| cause.to_string().replace('\n', " ")).collect();
     texts.join(": ").chars().take(400).collect()

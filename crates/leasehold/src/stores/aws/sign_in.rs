@@ -1,4 +1,4 @@
-//! What to do if Amazon's credentials are missing or refused.
+//! The help for AWS credentials that are missing or refused.
 
 use crate::stores::answer::{Answer, SignIn};
 
@@ -8,7 +8,8 @@ pub(in crate::stores) const SIGN_IN: SignIn = SignIn {
     refresh: "sign in again if the session has ended (for example: aws sso login)",
 };
 
-/// Returns what to do if the credentials are refused. `None` if they are good and a permission is missing.
+/// Returns the help if the store refused the credentials themselves. Returns `None` for other refusals, such as a
+/// missing permission.
 pub(in crate::stores) fn credentials_help(answer: &Answer) -> Option<&'static str> {
     Some(match answer.code.as_deref()? {
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {

@@ -1,7 +1,7 @@
-//! Observes one request on its way through the SDK: the reading of the store's clock, and how far the request came.
+//! Observes one request in the SDK: how far it got, and what the store's clock read.
 //!
-//! The SDK's errors do not show whether a request may have reached the store. How far it came does, and decides between
-//! "not applied" and "may be applied".
+//! The SDK's errors do not show whether a request may have reached the store. The observed progress does, and so
+//! decides between "not applied" and "maybe applied".
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -27,12 +27,12 @@ const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 /// The statuses with which a gateway reports a failure of the store behind it. The store itself never sends them.
 const OF_GATEWAYS: [u16; 2] = [502, 504];
 
-/// How far a request came.
+/// How far a request got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reached {
-    /// It was not even signed.
+    /// It was not signed.
     Nothing,
-    /// It was signed, and there never was a connection to send it on.
+    /// It was signed, but there never was a connection to send it on.
     Signed,
     /// It may have reached the store.
     Sent,
@@ -66,9 +66,9 @@ struct Answered {
 /// The likely sender of a response, by its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
-    /// It has headers that only Amazon's services send, and servers that speak their protocols.
+    /// The response has headers that only Amazon's services and servers that speak their protocols send.
     Store,
-    /// It is an XML document. If that is an error of S3, the response comes from the store.
+    /// The response is an XML document. If that is an error of S3, the response comes from the store.
     Xml,
     Anyone,
 }
@@ -78,12 +78,11 @@ impl Watch {
         Self { env, progress: Arc::default() }
     }
 
-    /// Passes the reading of the store's clock to `clock`, if the response certainly comes from the store: an
-    /// intermediary has another clock. `error_code` is that of an error of the service, as far as its body could be
-    /// parsed.
+    /// Passes the response's `Date` to `clock`, if the response certainly comes from the store. An intermediary has
+    /// another clock. `error_code` is the service's error code, if the body of an error could be parsed.
     ///
-    /// A success must have a header of the service, because a page of a proxy can have status 200. An error must have
-    /// the form of the service's errors.
+    /// A successful response must have a header of the service, because a proxy's page can have status 200. An error
+    /// must have the form of the service's errors.
     pub(super) fn tell(&self, clock: &StoreClock, error_code: Option<&str>) {
         let answer = self.progress.lock().unwrap_or_else(PoisonError::into_inner).answer;
         let Some(Answered { date_us, sent, received, from, status }) = answer else { return };
@@ -96,7 +95,7 @@ impl Watch {
         }
     }
 
-    /// Returns how far the request came. Valid once the request has ended.
+    /// Returns how far the request got. Valid once the request has ended.
     pub(super) fn reached(&self) -> Reached {
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match (&progress.sent, &progress.connection) {
@@ -136,7 +135,7 @@ impl Intercept for Watch {
         let sent = self.env.now();
         self.update(|progress| {
             progress.sent = Some(sent);
-            // The SDK's own interceptor adds it, to be able to close the connection after an error.
+            // An interceptor of the SDK adds the connection to `config`, to be able to close it after an error.
             progress.connection = config.load::<CaptureSmithyConnection>().cloned();
         });
         Ok(())
@@ -161,7 +160,8 @@ impl Intercept for Watch {
     }
 }
 
-/// Amazon's request ids and checksums start with `x-amz`. A few stores that speak S3 send only ETags.
+/// Returns the likely sender of a response. The headers with Amazon's request ids and checksums start with `x-amz`. A
+/// few S3-compatible stores send only ETags.
 fn from(headers: &Headers) -> From {
     let kind = headers.get("content-type").unwrap_or_default();
     let is_store = |name: &str| name.starts_with("x-amz") || name == "etag";
@@ -176,10 +176,10 @@ fn from(headers: &Headers) -> From {
     }
 }
 
-/// Returns the `Date` of a response in microseconds since the Unix epoch. `None` if it has none that shows the store's
-/// current time.
+/// Returns the `Date` of a response in microseconds since the Unix epoch. Returns `None` if the headers do not show the
+/// store's current time.
 pub(super) fn date_us(headers: &Headers) -> Option<u64> {
-    // With `Age` the response comes from a cache, and its date from the past.
+    // A response with `Age` comes from a cache, so its date is in the past.
     if headers.get("age").is_some() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! For tests: the credentials and the configuration of a client of the scripted server.
+//! The credentials and the configuration of clients of the scripted server, for tests.
 
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
@@ -8,7 +8,7 @@ pub(in crate::stores) fn test_credentials() -> SharedCredentialsProvider {
     SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test"))
 }
 
-/// The configuration of a machine in `eu-west-1` that signs with `credentials`.
+/// Returns the configuration of a machine in `eu-west-1` that signs with `credentials`.
 pub(in crate::stores) fn machine(credentials: SharedCredentialsProvider) -> SdkConfig {
     SdkConfig::builder()
         .behavior_version(BehaviorVersion::latest())

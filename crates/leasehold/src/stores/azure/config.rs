@@ -1,4 +1,4 @@
-//! The settings in a store URL and the environment: where requests go, and with which credentials.
+//! Parses the settings in a store URL and the environment: where requests go, and with which credentials.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::stores::objects::{Keys, checked_object, checked_prefix};
 use crate::stores::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
-/// The variables of Azure's own command for the key of an account and for a shared access signature.
+/// The variables from which Azure's own command reads the key of an account and a shared access signature.
 const KEY: &str = "AZURE_STORAGE_KEY";
 const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 
@@ -26,13 +26,13 @@ pub(super) enum Source {
     Key(Secret),
     /// A shared access signature.
     Sas(Secret),
-    /// A token of Microsoft Entra ID.
+    /// An access token of Microsoft Entra ID.
     Entra(Identity),
-    /// None: for containers that anyone may read, and for tests.
+    /// No credentials, for containers that anyone may read and for tests.
     Anonymous,
 }
 
-/// Where a secret is.
+/// A secret, or the file that contains it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Secret {
     Text(String),
@@ -49,22 +49,22 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who requests a token of Microsoft Entra ID.
+/// The identity that requests an access token of Microsoft Entra ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// The one that the environment describes.
+    /// The identity that the environment describes.
     Environment,
     /// An application with a secret.
     ClientSecret,
     /// A pod with a federated token.
     Workload,
-    /// This machine's or this service's managed identity.
+    /// The managed identity of this machine or service.
     Managed,
     /// The user who ran `az login`.
     Cli,
 }
 
-/// Where requests go, how, and with which credentials.
+/// Where and how requests are sent, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) place: Place,
@@ -83,7 +83,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// The keys of the locks.
+    /// Returns the keys of the locks.
     pub(super) fn keys(&self) -> Keys {
         match self.by_lease {
             false => Keys::below(&self.prefix),
@@ -92,7 +92,7 @@ impl Location {
         }
     }
 
-    /// Parses `url`, and its settings for `options`. `environment` returns variables.
+    /// Parses `url`, and applies its common settings to `options`. `environment` returns the value of a variable.
     pub(super) fn from_url(
         mut url: StoreUrl,
         options: &mut StoreOptions,
@@ -115,7 +115,7 @@ impl Location {
         Ok(Self { access, prefix, by_lease })
     }
 
-    /// Parses `url` as that of an object. Returns its location, and its key there.
+    /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(
         mut url: StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
@@ -128,8 +128,7 @@ impl Location {
 }
 
 impl Access {
-    /// Takes out of `url` where requests go, how, and with which credentials. Also returns the path below the
-    /// container.
+    /// Takes the access settings out of `url`. Also returns the path below the container.
     fn take(
         url: &mut StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
@@ -162,8 +161,8 @@ impl Access {
     }
 }
 
-/// The URL below which the containers are. At an address, the account is part of the path, as in Azurite; at a name,
-/// the name contains the account, as at Azure.
+/// Returns the base URL of the containers. If the endpoint's host is an address, the account is part of the path, as in
+/// Azurite. If the host is a name, the name contains the account, as at Azure.
 fn base_at(endpoint: &str, account: &str) -> String {
     let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
     let is_address = host.starts_with('[')
@@ -191,7 +190,7 @@ fn source(
             "workload" => Source::Entra(Identity::Workload),
             "managed" => Source::Entra(Identity::Managed),
             "cli" => Source::Entra(Identity::Cli),
-            // The value may be a key, so it is not repeated.
+            // The value may be a key, so the error does not repeat it.
             _ => {
                 return Err(Error::invalid("the option `credentials` has an unknown value").with_help(
                     "it is `entra`, `client_secret`, `workload`, `managed`, `cli` or `anonymous`; a key and a shared \

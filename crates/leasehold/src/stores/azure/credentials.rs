@@ -17,16 +17,16 @@ use crate::clock;
 use crate::env::Env;
 use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
 
-/// How long before its end a token is replaced.
+/// How long before its expiry an access token is replaced.
 const BEFORE_END: Duration = Duration::from_secs(300);
 
 const SCOPE: &str = "https://storage.azure.com/.default";
 
-/// What a request carries.
+/// The proof of identity that a request carries.
 #[derive(Clone)]
 pub(super) enum Proof {
     Key(Arc<Key>),
-    /// The query of a shared access signature, encoded.
+    /// The encoded query of a shared access signature.
     Sas(Arc<str>),
     /// The value of the header `Authorization`.
     Bearer(Arc<str>),
@@ -46,22 +46,22 @@ impl Credentials {
         Self { source, loads: Loads::new(env.clone()), env, environment }
     }
 
-    /// Returns what the next request carries.
+    /// Returns the proof for the next request.
     pub(super) async fn proof(&self) -> Result<Signed<Proof>, NotLoaded> {
         self.loads.proof(|| self.load()).await
     }
 
-    /// As [`Loads::accepted`].
+    /// See [`Loads::accepted`].
     pub(super) fn accepted(&self, load: u64) -> bool {
         self.loads.accepted(load)
     }
 
-    /// As [`Loads::refused`].
+    /// See [`Loads::refused`].
     pub(super) fn refused(&self, load: u64) -> bool {
         self.loads.refused(load)
     }
 
-    /// Starts a load. Only tokens take time.
+    /// Starts a load. Only a load of an access token takes time.
     fn load(&self) -> Load<Proof> {
         let loaded = match &self.source {
             Source::Entra(identity) => return self.token(*identity),
@@ -89,7 +89,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Shows nothing that was loaded.
+    /// Omits the proof.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("source", &self.source).finish_non_exhaustive()
     }
@@ -125,7 +125,7 @@ fn place(secret: &Secret, variable: &str) -> String {
     }
 }
 
-/// Returns the credential of `identity`, from the variables that Microsoft's libraries read.
+/// Returns the credential of `identity`. Reads the same variables as Microsoft's libraries.
 fn credential(
     identity: Identity,
     environment: impl Fn(&str) -> Option<String>,
@@ -152,7 +152,7 @@ fn credential(
     made.map_err(|error| in_one_line(&error))
 }
 
-/// An error and its causes in one line.
+/// Formats an error and its causes on one line.
 fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<String> = causes

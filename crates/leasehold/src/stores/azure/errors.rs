@@ -1,4 +1,5 @@
-//! The meaning of a response of Azure, or of a missing one. A pure function, so that every row of it is tested.
+//! Interprets the responses of Azure, and missing responses. This is a pure function, so that tests can cover every
+//! case.
 
 use std::fmt;
 
@@ -6,17 +7,17 @@ use crate::error::{ErrorKind, Fault};
 use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::objects::{Meaning, Operation};
 
-/// The container that is addressed.
+/// The container to which requests go.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub(super) account: String,
     pub(super) container: String,
-    /// The URL below which the account's containers are, without `/` at its end.
+    /// The base URL of the account's containers, without `/` at the end.
     pub(super) base: String,
 }
 
 impl Place {
-    /// Whether the endpoint is known to honour preconditions, as Azure documents for its own.
+    /// Whether the endpoint is known to honour preconditions. Azure documents this for its own endpoints.
     pub(super) fn is_trusted(&self) -> bool {
         let host = self.base.strip_prefix("https://").unwrap_or("");
         let zones = [
@@ -29,13 +30,13 @@ impl Place {
     }
 }
 
-/// What was requested.
+/// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Requested {
     Object(Operation),
-    /// A lease of a blob.
+    /// Acquires a lease of a blob.
     Lease,
-    /// To renew or end a lease, or a write under it.
+    /// Renews or ends a lease, or writes under it.
     KeepLease,
 }
 
@@ -61,7 +62,7 @@ impl Requested {
     }
 }
 
-/// Returns the meaning of `trouble` for what was `requested` of the blob `key`.
+/// Returns the meaning of `trouble` for the `requested` operation on the blob `key`.
 pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: Trouble) -> Meaning {
     let case = Case { requested, key, place };
     let answer = match case.asked().answer(trouble) {
@@ -72,7 +73,7 @@ pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: T
     match (requested, answer.status, code) {
         (Requested::Object(Operation::Read | Operation::Head), 404, "BlobNotFound")
         | (Requested::Lease | Requested::KeepLease, 404, "BlobNotFound")
-        // Without its container, a lease has ended too.
+        // If the container does not exist, the lease has ended.
         | (Requested::KeepLease, 404, "ContainerNotFound") => Meaning::Absent,
         (Requested::Object(Operation::Replace | Operation::Delete), 404, "BlobNotFound")
         | (Requested::Object(Operation::Create), 409, "BlobAlreadyExists")
@@ -86,7 +87,7 @@ pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: T
             412,
             "LeaseIdMismatchWithBlobOperation" | "LeaseNotPresentWithBlobOperation" | "LeaseLost",
         ) => Meaning::Conflict,
-        // The lease is another program's, or there is none.
+        // Another program has the lease, or there is no lease.
         (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
             Meaning::Conflict
         }
@@ -108,12 +109,12 @@ impl fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// The request had no effect.
+    /// Returns the failure of a request that had no effect.
     fn refused(&self, fault: Fault) -> Meaning {
         Meaning::Failed(fault.not_applied())
     }
 
-    /// The request may have had its effect, if it can have one.
+    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
     fn unknown(&self, fault: Fault) -> Meaning {
         Meaning::Failed(self.asked().unknown(fault))
     }
@@ -126,7 +127,7 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer) -> Meaning {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
-            // Azure refuses these before it begins: the limits of an account or of a partition.
+            // The request exceeds a limit of the account or the partition. Azure refuses it before it begins.
             (503, "ServerBusy") | (429, _) => self.refused(self.busy(answer)),
             (409, "ContainerBeingDeleted" | "ContainerDisabled" | "AccountBeingCreated") => {
                 self.refused(self.busy(answer))

@@ -1,4 +1,4 @@
-//! How the options of a URL are parsed.
+//! Parses a URL as a store and as an object, for the fuzzed properties.
 
 use super::config::Location;
 use crate::error::Result;

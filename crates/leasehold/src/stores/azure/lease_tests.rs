@@ -1,4 +1,4 @@
-//! Leases against a scripted server: the requests that are sent, and what each response means.
+//! Tests leases against a scripted server: the requests that are sent, and the meaning of each response.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::types::LockName;
 const ID: &str = "0123456789abcdef0123456789abcdef";
 const GUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 
-/// A store, and its clock.
+/// Returns a store and its clock.
 fn store(server: &Server) -> (AzureLeases, Arc<TestClock>) {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), 1);
@@ -44,7 +44,7 @@ fn grant(store: &AzureLeases) -> Grant {
     Grant { name, token: signature::number(id), after: None, id, ttl, deadline, memo: None }
 }
 
-/// Which step a request is.
+/// Returns the kind of a request.
 fn step(seen: &Seen) -> &'static str {
     let action = |name: &str| seen.has(&format!("x-ms-lease-action: {name}"));
     match seen.line.split(' ').next() {
@@ -67,7 +67,7 @@ fn leased(id: &str) -> String {
     answer("201 Created", &format!("{HEADERS}x-ms-lease-id: {id}\r\n"), "")
 }
 
-/// The response to a HEAD request. The length is that of the blob.
+/// Returns a response to a HEAD request. Its `Content-Length` is the length of the blob.
 fn blob(state: &str, more: &str) -> String {
     answer("200 OK", &format!("{HEADERS}x-ms-lease-state: {state}\r\n{more}"), "")
 }
@@ -77,7 +77,7 @@ fn signed_by(id: &str, name: &str) -> String {
     format!("x-ms-meta-leasehold_holder: {json}\r\n")
 }
 
-/// Responds as Azure does for a blob that has no lease but ours.
+/// Responds as Azure does for a blob that only we lease.
 fn ours(seen: &Seen) -> Reply {
     Reply::Answer(match step(seen) {
         "acquire" | "renew" => leased(GUID),
@@ -159,7 +159,7 @@ async fn a_response_without_the_id_of_the_lease_grants_nothing() {
     }
 }
 
-/// What other processes learn about the holder of a leased blob.
+/// Tests what other processes see of the holder of a leased blob.
 #[tokio::test]
 async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
     let theirs = "f".repeat(32);
@@ -208,7 +208,7 @@ async fn a_lease_of_another_program_is_held_and_never_ended() {
     }
 }
 
-/// Its state is another program's: not even its metadata is changed.
+/// The blob may be the state of another program, so not even its metadata is changed.
 #[tokio::test]
 async fn a_blob_with_contents_is_leased_and_not_written() {
     let server = Server::start(|seen| {
@@ -262,7 +262,8 @@ async fn a_lease_that_another_client_has_by_now_was_taken_over() {
     assert_eq!(by.holder.unwrap().name, "bob");
 }
 
-/// Azure renews a lease that has expired, if no other client has taken it since. Its guard has reported the loss.
+/// Azure renews a lease that has expired, if no other client has taken it since. But the guard has already reported the
+/// loss.
 #[tokio::test]
 async fn only_the_local_deadline_limits_a_grant() {
     let moved = Arc::new(std::sync::OnceLock::<Arc<TestClock>>::new());
@@ -290,8 +291,8 @@ async fn only_the_local_deadline_limits_a_grant() {
     assert_eq!(steps(&server), ["renew"]);
 }
 
-/// Azure knows a lease by its id alone. A release that arrives later would end a lease that was acquired again under
-/// this id, so the claim is over.
+/// Azure identifies a lease by its id alone. A release that arrives late would end a lease that was acquired again
+/// under the same id, so the claim is not used again.
 #[tokio::test]
 async fn a_late_grant_is_lost_whatever_its_release_returns() {
     for released in [Some("200 OK"), Some("409 LeaseNotPresentWithLeaseOperation"), Some("403 Denied"), None]
@@ -310,7 +311,7 @@ async fn a_late_grant_is_lost_whatever_its_release_returns() {
                     Reply::Answer(refused(status, code))
                 }
                 ("release", None) => {
-                    // So that the store soon gives up.
+                    // Makes the store give up soon.
                     moved.get().unwrap().suspend(Duration::from_secs(10));
                     Reply::Hang
                 }
@@ -328,7 +329,7 @@ async fn a_late_grant_is_lost_whatever_its_release_returns() {
     }
 }
 
-/// The second request is granted too, under the same id.
+/// The second request is also granted, under the same id.
 #[tokio::test]
 async fn a_lost_response_is_resolved_by_a_second_request() {
     let turns = AtomicUsize::new(0);
@@ -342,7 +343,7 @@ async fn a_lost_response_is_resolved_by_a_second_request() {
     assert_eq!(steps(&server), ["acquire", "acquire", "verify", "sign"]);
 }
 
-/// The release was applied, and its response was lost.
+/// The release was applied, but its response was lost.
 #[tokio::test]
 async fn a_release_with_a_lost_response_is_a_release() {
     let turns = AtomicUsize::new(0);
@@ -357,7 +358,7 @@ async fn a_release_with_a_lost_response_is_a_release() {
     assert_eq!(store.release(&mut grant(&store), None).await.unwrap(), Released::AlreadyLost);
 }
 
-/// The first request may have been applied. So the whole operation may have been.
+/// The first request may have been applied, so the whole operation may have been applied.
 #[tokio::test]
 async fn a_refusal_after_a_lost_response_may_be_applied() {
     let releases = Arc::new(AtomicUsize::new(0));
@@ -377,7 +378,7 @@ async fn a_refusal_after_a_lost_response_may_be_applied() {
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
 }
 
-/// The eviction ends the lease of the holder that was named, by its id, and not the lease of its successor.
+/// The eviction ends the lease of the given holder, by its id, and not the lease of a successor.
 #[tokio::test]
 async fn an_eviction_ends_the_lease_of_that_holder_only() {
     for (answered, expected) in

@@ -1,14 +1,14 @@
-//! Locks that are Azure's own leases of blobs (`?protocol=lease`), as other programs take them.
+//! Locks that are Azure's own leases of blobs (`?protocol=lease`), like those of other programs.
 //!
-//! A lease is known by its id alone, which its client proposes: here the id of the claim. So a request to acquire may
-//! be repeated. Three rules follow:
+//! Azure identifies a lease by its id alone. The client proposes the id, and leasehold proposes the id of the claim. So
+//! a request to acquire may be repeated. Three rules follow:
 //!
-//! - **Only the local deadline limits a grant.** Azure also renews a lease that has expired, if no
-//!   other client has taken it since.
-//! - **An id whose lease was released is not used again**, whatever the response to that release: the release may
-//!   arrive later, and would end a lease that was acquired again under the same id.
-//! - **A lease without our id is never ended**, and a blob is never deleted or overwritten: it may be the state of
-//!   another program.
+//! - **Only the local deadline limits a grant.** Azure also renews a lease that has expired, if no other client has
+//!   taken it since.
+//! - **An id whose lease was released is not used again**, whatever the response to the release was. The release may
+//!   arrive late, and would then end a lease that was acquired again under the same id.
+//! - **A lease without our id is never ended**, and the contents of a blob are never overwritten. Only the blobs of an
+//!   examination are deleted. A blob may contain the state of another program.
 
 use std::time::Duration;
 
@@ -34,14 +34,14 @@ use crate::runtime::pacing::Pacing;
 use crate::stores::objects::{Meaning, Operation, failed};
 use crate::types::LockName;
 
-/// How long Azure's leases last: the shortest and the longest.
+/// The shortest and the longest duration of Azure's leases.
 const SHORTEST: Duration = Duration::from_secs(15);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The time limit of operations that have no limit from their caller.
+/// The time limit of operations whose caller sets none.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A backslash in the name of a blob.
+/// The encoded form of a backslash in the name of a blob.
 const BACKSLASH: &str = "%5C";
 
 /// The leases of the blobs below one prefix.
@@ -50,7 +50,7 @@ pub(super) struct AzureLeases {
     blobs: AzureRegister,
 }
 
-/// The response to a request for a lease.
+/// The response to a request about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Done,
@@ -59,17 +59,17 @@ enum Answer {
     NoBlob,
 }
 
-/// In a grant's memo: a release was sent, and its outcome is not known.
+/// Stored in a grant's memo if a release was sent and its outcome is unknown.
 #[derive(Clone, Copy, Debug)]
 struct ReleaseAsked;
 
-/// What was read of a blob.
+/// The properties of a blob that were read.
 struct Seen {
     is_leased: bool,
     has_end: bool,
     is_empty: bool,
     metadata: Metadata,
-    /// It may be that of an earlier lease.
+    /// May belong to an earlier lease.
     signature: Option<Signature>,
 }
 
@@ -98,7 +98,7 @@ impl AzureLeases {
             Ok((headers, _)) if matches!(action, Lease::Release) || wire::is_lease(&headers, &id) => {
                 Ok(Answer::Done)
             }
-            // A server that does not know leases may have ignored the parameter.
+            // A server that does not support leases may have ignored the query parameter.
             Ok(_) => {
                 Err(Fault::new(ErrorKind::Unsupported, "the store responded without the id of the lease")
                     .with_help(format!(
@@ -113,7 +113,8 @@ impl AzureLeases {
         }
     }
 
-    /// Reads the blob of `name`; only if it is leased with `id`, if there is one. `None` if there is no such blob.
+    /// Reads the properties of the blob of `name`. With an `id`, reads them only if the blob is leased with this id.
+    /// Returns `None` if there is no such blob.
     async fn look(&self, name: &LockName, id: Option<Id>) -> Result<Option<Seen>, StoreError> {
         let (blob, place) = (self.blob(name), &self.blobs.place);
         let request = match id {
@@ -143,7 +144,7 @@ impl AzureLeases {
         Ok(State::Held(HolderInfo { foreign, ..HolderInfo::default() }))
     }
 
-    /// Creates the blob of `name`, unless there is one.
+    /// Creates the blob of `name` unless it exists.
     async fn create(&self, name: &LockName) -> Result<(), StoreError> {
         let body = Body { bytes: Bytes::new(), metadata: Metadata::default() };
         match self.blobs.write(&key(name.as_str()), Precondition::Absent, body).await? {
@@ -151,14 +152,14 @@ impl AzureLeases {
         }
     }
 
-    /// Writes the holder into the metadata of its leased blob. Leaves a blob alone that has contents. Returns whether
-    /// the lease still stands.
+    /// Writes the holder into the metadata of its leased blob, unless the blob has contents. Returns whether the lease
+    /// is still in force.
     async fn sign(&self, claim: &Claim) -> Result<bool, StoreError> {
         let Some(seen) = self.look(&claim.name, Some(claim.id)).await? else { return Ok(false) };
         if !seen.is_empty {
             return Ok(true);
         }
-        // No other client can write: the blob is leased.
+        // No other client can write to the blob while it is leased.
         let mut metadata = seen.metadata;
         Signature::new(claim.id, &claim.holder).write(&mut metadata);
         let (blob, id) = (self.blob(&claim.name), lease_id(claim.id));
@@ -170,13 +171,14 @@ impl AzureLeases {
         }
     }
 
-    /// Returns the grant, unless its lease has ended, or its deadline has passed. Then it is released.
+    /// Returns the grant, unless its lease has ended or its deadline has passed. If the deadline has passed, ends the
+    /// lease.
     async fn granted(&self, claim: &Claim, mut grant: Grant) -> AcquireOutcome {
         let mut budget = self.budget(attempt_limit(claim.ttl), claim.ttl);
         match repeated(&mut budget, || self.sign(claim)).await {
             Ok(true) => {}
             Ok(false) => return AcquireOutcome::Lost(Loss::new(grant.name, grant.token, LossReason::Ended)),
-            // Others see an unknown holder.
+            // Other processes then see an unknown holder.
             Err(error) => tracing::debug!(lock = %claim.name, %error, "the holder could not be recorded"),
         }
         if !grant.deadline.passed(self.blobs.env.now()) {
@@ -186,7 +188,8 @@ impl AzureLeases {
         if let Err(error) = self.end(&mut grant).await {
             tracing::debug!(lock = %claim.name, %error, "a late grant could not be released; it will lapse");
         }
-        // Whatever the response: a release that arrives later must not meet another grant of the same claim.
+        // The claim is lost whatever the response was, because a release that arrives late must not end another grant
+        // of the same claim.
         AcquireOutcome::Lost(loss)
     }
 
@@ -196,7 +199,7 @@ impl AzureLeases {
         loop {
             match budget.request(self.lease(&grant.name, Lease::Release, grant.id)).await {
                 Ok(Answer::Done) => return Ok(Released::Released),
-                // By an earlier request, whose response was lost.
+                // An earlier request released it, and the response was lost.
                 Ok(_) if grant.memo.is_some() => return Ok(Released::Released),
                 Ok(_) => return Ok(Released::AlreadyLost),
                 Err(error) => {
@@ -210,7 +213,7 @@ impl AzureLeases {
         }
     }
 
-    /// Why a lease that another program ended was lost.
+    /// Returns why a lease that has ended was lost.
     async fn reason(&self, name: &LockName) -> LossReason {
         let mut budget = self.budget(attempt_limit(Ttl::DEFAULT), Ttl::DEFAULT);
         match self.state(name, &mut budget).await {
@@ -226,10 +229,10 @@ impl Seen {
         let metadata = wire::metadata(headers);
         let length = headers.get("content-length").and_then(|length| length.to_str().ok());
         Self {
-            // A lease that is being broken still stands.
+            // A lease that is being broken is still in force.
             is_leased: matches!(state, Some("leased" | "breaking")),
             has_end: kind != Some("infinite"),
-            // Metadata that cannot be read cannot be kept.
+            // Metadata that cannot be read could not be written back, so such a blob counts as not empty.
             is_empty: length == Some("0") && metadata.is_ok(),
             signature: metadata.as_ref().ok().and_then(Signature::of),
             metadata: metadata.unwrap_or_default(),
@@ -237,12 +240,13 @@ impl Seen {
     }
 }
 
-/// The key of the blob of a lock, or their prefix. Azure would take a backslash for a slash.
+/// Returns the key of a lock's blob. For a prefix of names, returns the prefix of their keys. Azure would treat a
+/// backslash as a slash.
 fn key(name: &str) -> String {
     name.replace('\\', BACKSLASH)
 }
 
-/// How many seconds the lease of `claim` lasts.
+/// Returns the duration of the lease of `claim`, in seconds.
 fn seconds(claim: &Claim) -> Result<u64, StoreError> {
     let (ttl, delay) = (claim.ttl.get(), claim.lock_delay);
     let wanted = ttl.saturating_add(delay);
@@ -266,7 +270,7 @@ impl LeaseStore for AzureLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let action = Lease::Acquire { seconds: seconds(claim)? };
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
-        // Whether a request was sent that may have been granted without this process learning of it.
+        // Whether an earlier request may have been granted although its response was lost.
         let mut unknown = false;
         loop {
             let sent = self.blobs.env.now();
@@ -285,11 +289,11 @@ impl LeaseStore for AzureLeases {
                 }
                 Ok(Answer::NotOurs) => match self.state(&claim.name, &mut budget).await {
                     Ok(State::Held(held)) => return Ok(AcquireOutcome::Held(held)),
-                    // It was released in the meantime.
+                    // The lock was released in the meantime.
                     Ok(State::Free | State::Lapsed(_)) => None,
                     Err(error) => Some(error),
                 },
-                // Whether it was created shows at the next request.
+                // The next request shows whether the blob was created.
                 Ok(Answer::NoBlob) => budget.request(self.create(&claim.name)).await.err(),
                 Err(error) => {
                     unknown |= matches!(error, StoreError::MaybeApplied(_));
@@ -300,7 +304,7 @@ impl LeaseStore for AzureLeases {
                 Some(error) => budget.pause_after(error).await,
                 None => budget.pause_after_conflict().await,
             };
-            // Whatever the latest error was: an earlier request may have been granted.
+            // Whatever the latest error is, an earlier request may have been granted.
             paused.map_err(|error| error.if_maybe(unknown))?;
         }
     }
@@ -312,8 +316,8 @@ impl LeaseStore for AzureLeases {
         if left.is_zero() {
             return Ok(lost(grant, LossReason::Expired { last_error: None }));
         }
-        // Ends before the deadline: the renewal task must learn of errors in time. It repeats the renewal at its own
-        // pace.
+        // The budget ends before the deadline, because the renewal task must learn of errors in time. That task repeats
+        // the renewal at its own pace.
         let mut budget = self.budget(left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
         loop {
             let sent = env.now();
@@ -346,7 +350,8 @@ impl LeaseStore for AzureLeases {
         self.end(grant).await
     }
 
-    /// Ends the lease by its id, which the holder has noted: never that of a successor.
+    /// Ends the lease by its id, which the holder has written into the metadata. So it never ends the lease of a
+    /// successor.
     async fn evict(
         &self,
         name: &LockName,
@@ -383,7 +388,7 @@ impl LeaseStore for AzureLeases {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        // Other programs have blobs whose names are not lock names.
+        // The names of other programs' blobs may not be lock names.
         let names = self.blobs.list(&key(prefix)).filter_map(async |key| match key {
             Ok(key) => LockName::new(key.replace(BACKSLASH, "\\")).ok().map(Ok),
             Err(error) => Some(Err(error)),

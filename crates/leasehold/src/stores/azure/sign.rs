@@ -1,4 +1,4 @@
-//! Signatures with a key of the account ("Shared Key"), as Azure documents them:
+//! Signs requests with a key of the account ("Shared Key"), as Azure documents it:
 //! <https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key>.
 
 use base64::Engine as _;
@@ -13,14 +13,14 @@ use super::wire::Request;
 pub(super) struct Key(Vec<u8>);
 
 impl Key {
-    /// Parses the text of a key. `None` if it is not a key.
+    /// Parses the text of a key. Returns `None` if it is not a key.
     pub(super) fn parse(text: &str) -> Option<Self> {
         STANDARD.decode(text.trim()).ok().filter(|key| !key.is_empty()).map(Self)
     }
 
-    /// Returns the value of the header `Authorization` for a request at `path`, the whole path of its URL.
+    /// Returns the value of the header `Authorization` for a request. `path` is the whole path of the request's URL.
     pub(super) fn sign(&self, account: &str, path: &str, request: &Request, headers: &HeaderMap) -> String {
-        // A key of any length is accepted.
+        // This never fails, because HMAC accepts a key of any length.
         let signature = Hmac::<Sha256>::new_from_slice(&self.0)
             .map(|mac| mac.chain_update(to_sign(account, path, request, headers)).finalize().into_bytes())
             .map(|bytes| STANDARD.encode(bytes))
@@ -41,7 +41,7 @@ fn to_sign(account: &str, path: &str, request: &Request, headers: &HeaderMap) ->
         length.map(|length| length.to_string()).unwrap_or_default(),
         String::new(), // Content-MD5
         header(CONTENT_TYPE),
-        String::new(), // Date: x-ms-date has it
+        String::new(), // Date (x-ms-date is sent instead)
         String::new(), // If-Modified-Since
         header(IF_MATCH),
         header(IF_NONE_MATCH),
@@ -89,7 +89,6 @@ mod tests {
         );
     }
 
-    /// By OpenSSL: `printf x | openssl dgst -sha256 -mac HMAC -macopt hexkey:6b6579 -binary | base64`.
     #[test]
     fn a_key_is_base64() {
         assert!(Key::parse("!").is_none() && Key::parse("").is_none());

@@ -1,4 +1,4 @@
-//! The holder of a leased blob, in the blob's metadata: Azure does not report it.
+//! Stores the holder of a leased blob in the blob's metadata, because Azure does not report who holds a lease.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use reqwest::header::HeaderValue;
@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 use crate::lease::{Holder, HolderInfo, Id, Token};
 use crate::register::Metadata;
 
-/// The name of the metadata.
+/// The name of the metadata entry.
 const NAME: &str = "leasehold-holder";
 
-/// A header carries no control characters, and a signature with an account's key would not cover repeated spaces.
+/// The characters that are percent-encoded. A header cannot contain control characters, and a signature with an
+/// account's key would not cover repeated spaces.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
-/// All metadata of a blob may have 8 KB.
+/// The maximum length of the entry, in bytes. All metadata of a blob together may have 8 KB.
 const MOST_BYTES: usize = 6_000;
 
-/// Who holds a blob's lease. It counts only while the lease has its id: another program does not remove it.
+/// The holder of a blob's lease. It is valid only while the lease has its id, because other programs do not remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Signature {
-    /// The id of the claim, which is that of the lease.
+    /// The id of the claim, which is also the id of the lease.
     pub(super) id: Id,
     holder: Holder,
 }
@@ -29,13 +30,13 @@ impl Signature {
         Self { id, holder: holder.clone() }
     }
 
-    /// Returns the signature in `metadata`. `None` if it has none that can be read.
+    /// Returns the signature in `metadata`. Returns `None` if there is none or it cannot be read.
     pub(super) fn of(metadata: &Metadata) -> Option<Self> {
         let text = percent_decode_str(metadata.user.get(NAME)?).decode_utf8().ok()?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Writes itself into `metadata`: without note and value, if they are too long.
+    /// Writes the signature into `metadata`. Omits the note and the value if they are too long.
     pub(super) fn write(self, metadata: &mut Metadata) {
         let text = self.text();
         let text = if text.len() <= MOST_BYTES {
@@ -51,32 +52,32 @@ impl Signature {
         utf8_percent_encode(&json, ENCODED).to_string()
     }
 
-    /// The number of the grant.
+    /// Returns the number of the grant.
     pub(super) fn number(&self) -> Token {
         number(self.id)
     }
 
-    /// The description of the holder.
+    /// Returns the description of the holder.
     pub(super) fn shown(self) -> HolderInfo {
         HolderInfo { token: Some(self.number()), holder: Some(self.holder), ..HolderInfo::default() }
     }
 }
 
-/// The id of the lease that the claim `id` gets: a GUID, as Azure requires.
+/// Returns the id of the lease for the claim `id`. It is a GUID, as Azure requires.
 pub(super) fn lease_id(id: Id) -> HeaderValue {
     let hex = id.to_string();
     let parts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
     let parts: Vec<&str> = parts.iter().filter_map(|(from, to)| hex.get(*from..*to)).collect();
-    // Digits and hyphens are always a header.
+    // Digits and hyphens are always a valid header value.
     let mut value = HeaderValue::from_str(&parts.join("-")).unwrap_or(HeaderValue::from_static(""));
-    // Anyone who knows it can end the lease.
+    // Anyone who knows the id can end the lease.
     value.set_sensitive(true);
     value
 }
 
-/// The number of the claim's grant: it tells grants apart, and is not a fencing token.
+/// Returns the number of the claim's grant. It tells grants apart, but it is not a fencing token.
 pub(super) fn number(id: Id) -> Token {
-    // 13 digits have 52 bits.
+    // 13 hexadecimal digits have 52 bits.
     let digits = id.to_string().get(..13).and_then(|digits| u64::from_str_radix(digits, 16).ok());
     digits.and_then(Token::new).unwrap_or_default()
 }

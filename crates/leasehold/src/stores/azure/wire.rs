@@ -1,4 +1,4 @@
-//! Requests and responses of Azure's REST API, without their meaning.
+//! Builds requests and parses responses of Azure's REST API. Does not interpret the responses.
 
 use std::collections::BTreeMap;
 
@@ -17,28 +17,28 @@ use crate::register::{Body, Metadata, Precondition};
 use crate::stores::answer::Answer;
 use crate::stores::https::{body, retry_after};
 
-/// The version of the REST API. Azure supports all of them; emulators support this one since 2023.
+/// The version of the REST API. Azure supports all versions. Emulators have supported this one since 2023.
 pub(super) const API: &str = "2023-11-03";
 
-/// In a path, everything but these characters is percent-encoded.
+/// The characters that are percent-encoded in a path.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// In a query, also the slash.
+/// The characters that are percent-encoded in a query. They include the slash.
 const QUERY: &AsciiSet = &PATH.add(b'/');
 
-/// The maximum length of an error's text.
+/// The maximum length of an error's text, in bytes.
 const MOST_ERROR_BYTES: usize = 4_096;
 
-/// The prefix of the headers of a blob's own metadata.
+/// The prefix of the headers with a blob's user metadata.
 const META: &str = "x-ms-meta-";
 
-/// A request, without its sender.
+/// A request without credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
-    /// The path of the container or of a blob, below the base of its account, percent-encoded.
+    /// The percent-encoded path of the container or of a blob, below the account's base URL.
     pub(super) path: String,
-    /// The parameters of the query, not encoded.
+    /// The query parameters, not encoded.
     pub(super) query: Vec<(&'static str, String)>,
     pub(super) headers: HeaderMap,
     pub(super) content: Option<Bytes>,
@@ -54,7 +54,7 @@ impl Request {
         self
     }
 
-    /// The URL at `base`, with `extra`, which is encoded, at the end of the query.
+    /// Returns the URL at `base`. Appends `extra`, which is already encoded, to the query.
     pub(super) fn url(&self, base: &str, extra: &str) -> String {
         let encoded =
             |(name, value): &(&str, String)| format!("{name}={}", utf8_percent_encode(value, QUERY));
@@ -111,10 +111,10 @@ pub(super) fn delete(place: &Place, blob: &str, version: &str) -> Result<Request
     Ok(request)
 }
 
-/// What to do with the lease of a blob.
+/// An action on the lease of a blob.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lease {
-    /// Requests it, or renews it if it is held by the same id.
+    /// Acquires the lease, or renews it if it has the same id.
     Acquire {
         seconds: u64,
     },
@@ -142,7 +142,7 @@ pub(super) fn lease(place: &Place, blob: &str, action: Lease, id: &HeaderValue) 
     request
 }
 
-/// As [`head`], if the blob is leased with `id`.
+/// Like [`head`], but only if the blob is leased with `id`.
 pub(super) fn head_leased(place: &Place, blob: &str, id: &HeaderValue) -> Request {
     let mut request = head(place, blob);
     request.headers.insert(LEASE_ID, id.clone());
@@ -163,7 +163,7 @@ pub(super) fn sign(
     Ok(request)
 }
 
-/// Whether a response is about the lease `id`.
+/// Whether a response names the lease `id`.
 pub(super) fn is_lease(headers: &HeaderMap, id: &HeaderValue) -> bool {
     headers.get(LEASE_ID).is_some_and(|answered| answered.as_bytes().eq_ignore_ascii_case(id.as_bytes()))
 }
@@ -194,8 +194,8 @@ pub(super) fn service() -> Request {
     Request::of(Method::GET, "/".to_owned()).with("restype", "service").with("comp", "properties")
 }
 
-/// Returns an entity tag as the value of a precondition. Only one tag of a stored state is one: `*` matches every
-/// state.
+/// Returns `version` as the value of a precondition. Accepts only the entity tag of one stored state, and not `*`,
+/// which matches every state.
 fn etag_value(version: &str) -> Result<HeaderValue, Fault> {
     let value = is_etag(version).then(|| HeaderValue::from_str(version).ok()).flatten();
     value.ok_or_else(|| {
@@ -203,18 +203,18 @@ fn etag_value(version: &str) -> Result<HeaderValue, Fault> {
     })
 }
 
-/// Whether the text is one strong entity tag.
+/// Whether the text is a single strong entity tag.
 pub(super) fn is_etag(text: &str) -> bool {
     let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
     inner.is_some_and(|inner| !inner.is_empty() && inner.bytes().all(|b| b.is_ascii_alphanumeric()))
 }
 
-/// Returns the entity tag in the headers of a response. `None` if there is none.
+/// Returns the entity tag in the headers of a response. Returns `None` if there is none.
 pub(super) fn etag(headers: &HeaderMap) -> Option<String> {
     headers.get(ETAG)?.to_str().ok().filter(|tag| is_etag(tag)).map(str::to_owned)
 }
 
-/// A content header of responses and the header of requests that sets it.
+/// The content headers of responses, each with the request header that sets it.
 const CONTENT: [(HeaderName, &str); 5] = [
     (CONTENT_TYPE, "x-ms-blob-content-type"),
     (CACHE_CONTROL, "x-ms-blob-cache-control"),
@@ -268,7 +268,8 @@ fn header_value(name: &str, value: &str) -> Result<HeaderValue, Fault> {
     })
 }
 
-/// Azure accepts only names that are identifiers, so a hyphen in leasehold's own names is stored as an underscore.
+/// Returns the stored form of a metadata name. Azure accepts only identifiers as names, so hyphens in leasehold's own
+/// names are stored as underscores.
 fn stored_name(name: &str) -> String {
     if name.starts_with("leasehold-") { name.replace('-', "_") } else { name.to_owned() }
 }
@@ -329,12 +330,12 @@ struct Blob {
 }
 
 impl Listing {
-    /// Parses the body of a response. `None` if it is not a listing.
+    /// Parses the body of a response. Returns `None` if it is not a listing.
     pub(super) fn of(body: &[u8]) -> Option<Self> {
         quick_xml::de::from_str(xml(body)?).ok()
     }
 
-    /// Returns the names, and the token of the next page.
+    /// Returns the names, and the token for the next page.
     pub(super) fn into_page(self) -> (Vec<String>, Option<String>) {
         let names = self.blobs.blobs.into_iter().map(|blob| blob.name).collect();
         (names, self.next_marker.filter(|marker| !marker.is_empty()))
@@ -355,18 +356,18 @@ pub(super) struct Retention {
 }
 
 impl Service {
-    /// Parses the body of a response. `None` if it has no settings.
+    /// Parses the body of a response. Returns `None` if it has no settings.
     pub(super) fn of(body: &[u8]) -> Option<Self> {
         quick_xml::de::from_str(xml(body)?).ok()
     }
 }
 
-/// Azure begins its documents with a byte order mark.
+/// Returns the text of an XML document, without the byte order mark with which Azure's documents begin.
 fn xml(body: &[u8]) -> Option<&str> {
     std::str::from_utf8(body).ok().map(|text| text.trim_start_matches('\u{feff}'))
 }
 
-/// Parses a response other than success, including its body.
+/// Parses an unsuccessful response, including its body.
 pub(super) async fn refusal(response: Response) -> Answer {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

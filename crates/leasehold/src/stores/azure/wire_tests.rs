@@ -1,4 +1,5 @@
-//! The register against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the register against a scripted server: the requests that it sends, and its results for every kind of
+//! response.
 
 use futures_util::TryStreamExt;
 
@@ -72,7 +73,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     }
     assert_eq!(create.body, value());
 
-    // Azure refuses a write without its length.
+    // Azure refuses a write without a `Content-Length`.
     register.write("x.lock", Precondition::Absent, Bytes::new().into()).await.unwrap();
     let [empty] = &server.requests()[..] else { panic!() };
     assert!(empty.has("content-length: 0"), "{empty:?}");
@@ -123,7 +124,7 @@ async fn a_write_is_sent_once_and_a_lost_response_is_unknown() {
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
     assert_eq!(server.requests().len(), 1);
-    // The blob was written, and its version is unknown.
+    // The blob was written, but its version is unknown.
     let server = Server::always(answer("201 Created", "x-ms-request-id: r\r\n", "")).await;
     let error = register(&server).write("x", Precondition::Absent, value().into()).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
@@ -144,7 +145,7 @@ async fn only_azure_tells_the_time() {
     }
 }
 
-/// The first request is dated by this machine's clock, which Azure refuses. Its refusal has the right date.
+/// Azure refuses the first request, which is dated by this machine's clock. The refusal contains the right date.
 #[tokio::test]
 async fn requests_are_dated_by_azures_clock() {
     let dated = |seen: &Seen| seen.head.contains("x-ms-date: sun, 06 nov 1994 08:49");

@@ -1,5 +1,5 @@
-//! The part of the SDK's type that [`item`](super::item) uses, for builds without the SDK: its instrumented build takes
-//! minutes.
+//! The part of the SDK's type that [`item`](super::item) uses, for fuzzing builds without the SDK. An instrumented
+//! build of the SDK takes minutes.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The settings in a store URL, checked by DynamoDB's rules.
+//! Parses the settings in a store URL and checks them by DynamoDB's rules.
 
 use super::dialect::Dialect;
 use super::item::{ATTRIBUTES, KEY, LINE_SUFFIX};
@@ -16,7 +16,7 @@ pub(super) const SERVICE: Service = Service {
 
 /// The longest partition key, in bytes.
 const MAX_KEY_BYTES: usize = 2_048;
-/// The longest prefix: `/`, the longest name and the suffix of its line must fit after it.
+/// The longest prefix, in bytes. A `/`, the longest name and the suffix of its line must fit after it.
 const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES - LINE_SUFFIX.len();
 
 /// The settings in a store URL.
@@ -24,28 +24,29 @@ const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES - LINE_S
 pub(super) struct Location {
     /// A table's name or ARN.
     pub(super) table: String,
-    /// Empty, or ending in `/`.
+    /// Empty, or ends with `/`.
     pub(super) prefix: String,
     pub(super) dialect: Dialect,
     /// Whether to create the table if it does not exist.
     pub(super) create: bool,
-    /// The name of its partition key. `None` for the name in the table's description, or else `key`.
+    /// The name of the table's partition key. If `None`, the name comes from the table's description or, without one,
+    /// is `key`.
     pub(super) partition_key: Option<String>,
     pub(super) new_table: NewTable,
     pub(super) access: Access,
 }
 
-/// How to create a table.
+/// The settings of a new table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NewTable {
-    /// Whether it is encrypted with a key in KMS, and not with one of DynamoDB's own.
+    /// Whether the table is encrypted with a key in KMS, and not with one of DynamoDB's own.
     pub(super) kms: bool,
-    /// The key in KMS. `None` for the account's `aws/dynamodb`.
+    /// The key in KMS. `None` selects the account's `aws/dynamodb`.
     pub(super) kms_key: Option<String>,
-    /// Whether it has point-in-time recovery.
+    /// Whether the table has point-in-time recovery.
     pub(super) recovery: bool,
     pub(super) deletion_protection: bool,
-    /// Names and values.
+    /// The names and values of the tags.
     pub(super) tags: Vec<(String, String)>,
 }
 
@@ -76,7 +77,7 @@ impl NewTable {
 }
 
 impl Location {
-    /// Parses `url`, and its settings for `options`.
+    /// Parses `url`, and applies its common settings to `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let mut access = Access::take(&mut url, SERVICE)?;
         let (table, path) = table_and_path(&url, &mut access)?;
@@ -95,13 +96,14 @@ impl Location {
     }
 }
 
-/// Returns the table, by its name or ARN, and the path after it.
+/// Returns the table's name or ARN, and the path after it. Sets the region in `access` to that of an ARN.
 fn table_and_path(url: &StoreUrl, access: &mut Access) -> Result<(String, String), Error> {
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
         return Ok((checked_table(authority)?, url.path().to_owned()));
     }
-    // `arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/prefix`: the name is in the path, or is percent-encoded.
+    // `arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/prefix`: `NAME` is in the URL's path, unless its slash is
+    // percent-encoded.
     let text = format!("{authority}{}", url.path());
     let named = arn(&text, "dynamodb").and_then(|(region, resource)| {
         let (name, path) =
@@ -132,7 +134,7 @@ fn checked_key(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-/// Whether an attribute of locks other than their key has this name.
+/// Whether `key` is the name of an attribute of locks, other than the default key.
 pub(super) fn is_taken(key: &str) -> bool {
     key != KEY && ATTRIBUTES.contains(&key)
 }
@@ -247,7 +249,7 @@ mod tests {
             let location = read(&url).unwrap();
             assert_eq!((&*location.table, &*location.prefix), (arn, prefix), "{url}");
             assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
-            // Tickets contain the URL as it is displayed.
+            // Tickets contain the displayed form of the URL.
             let shown = StoreUrl::parse(&url).unwrap().to_string();
             assert_eq!(read(&shown).unwrap(), location, "{shown}");
         }
@@ -285,7 +287,7 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
-            // The error text of the switch already names its values.
+            // The error about a switch already names the allowed values.
             assert!(!error.help().is_empty() || url.contains("create"), "{url}: {error:?}");
         }
         let longest = format!("dynamodb://table/{}", "x".repeat(MAX_PREFIX_BYTES));

@@ -10,7 +10,7 @@ use crate::env::Env;
 use crate::error::Error;
 
 impl Location {
-    /// Creates a client. Sends no request, unless the machine's metadata service must be asked for the region.
+    /// Creates a client. Sends no request, except to the machine's metadata service if it must be asked for the region.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(client_config(&found.sdk, found.endpoint.as_deref()).build());

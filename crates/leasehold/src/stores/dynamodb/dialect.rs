@@ -1,5 +1,5 @@
 //! The formats of lease durations. AWS's Java client uses decimal milliseconds, its Go port uses Go's durations, and
-//! neither can read the other's.
+//! neither can read the other's format.
 
 use crate::error::Error;
 
@@ -13,11 +13,11 @@ pub(super) enum Dialect {
     Go,
 }
 
-/// A century. Go's durations have 63 bits of nanoseconds, which is three centuries.
+/// The longest duration: a century. Go's durations have 63 bits of nanoseconds, which is about three centuries.
 const LONGEST_MS: u64 = 100 * 365 * 86_400_000;
 
 impl Dialect {
-    /// The dialect with the name in the option `dialect`.
+    /// Returns the dialect with this name in the option `dialect`.
     pub(super) fn named(name: &str) -> Result<Self, Error> {
         match name {
             "java" => Ok(Self::Java),
@@ -35,7 +35,7 @@ impl Dialect {
         }
     }
 
-    /// The client that uses this format, for people.
+    /// Returns the name of the client that uses this format, for people.
     pub(super) fn client(self) -> &'static str {
         match self {
             Self::Java => "AWS's lock client for Java",
@@ -50,7 +50,7 @@ impl Dialect {
         }
     }
 
-    /// `ms` in this format.
+    /// Returns `ms` milliseconds in this format.
     pub(super) fn text(self, ms: u64) -> String {
         let ms = ms.min(LONGEST_MS);
         match self {
@@ -59,7 +59,8 @@ impl Dialect {
         }
     }
 
-    /// Milliseconds, rounded up; `None` if the text is not in this format, is negative, or exceeds a century.
+    /// Parses a duration, rounded up to milliseconds. Returns `None` if the text is not in this format, is negative, or
+    /// exceeds a century.
     pub(super) fn millis(self, text: &str) -> Option<u64> {
         let ms = match self {
             Self::Java if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok()?,
@@ -85,7 +86,7 @@ fn go_millis(text: &str) -> Option<u64> {
         total_ns += number.parse::<f64>().ok()? * unit_ns(unit)?;
         rest = tail;
     }
-    // Rounded up: an f64 holds a century's milliseconds exactly, and its casts saturate.
+    // Rounds up. An f64 holds the milliseconds of a century exactly, and casts from it saturate.
     (!text.is_empty()).then_some((total_ns / 1e6).ceil() as u64)
 }
 

@@ -1,4 +1,5 @@
-//! The meaning of a response of DynamoDB, or of a missing one. A pure function, so that every row of it is tested.
+//! Interprets the responses of DynamoDB, and missing responses. This is a pure function, so that tests can cover every
+//! case.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::answer::{Answer, Asked, Trouble};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 
-/// The operation that was requested.
+/// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
@@ -22,7 +23,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    /// Whether the request can have an effect on a lock, or on the table.
+    /// Whether the operation can change a lock or the table.
     fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Delete | Self::CreateTable | Self::EnableRecovery)
     }
@@ -52,7 +53,7 @@ impl Operation {
     }
 }
 
-/// The table that was addressed, for messages.
+/// The table to which requests go.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) table: String,
@@ -62,7 +63,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The table in a policy.
+    /// Returns the ARN of the table, for a policy.
     pub(super) fn arn(&self) -> String {
         let Self { table, region, .. } = self;
         if table.starts_with("arn:") {
@@ -82,9 +83,9 @@ impl Place {
 pub(super) enum Meaning {
     /// The condition does not hold.
     Conflict,
-    /// There is no such table: a response to describing it.
+    /// There is no such table. Only for `DescribeTable`.
     NoTable,
-    /// The table exists, or is being created or deleted: a response to creating it.
+    /// The table exists, or is being created or deleted. Only for `CreateTable`.
     TableExists,
     Failed(StoreError),
 }
@@ -119,12 +120,12 @@ impl fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// The request had no effect.
+    /// Returns the failure of a request that had no effect.
     fn refused(&self, fault: Fault) -> Meaning {
         Meaning::Failed(fault.not_applied())
     }
 
-    /// The request may have had its effect, if it can have one.
+    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
     fn unknown(&self, fault: Fault) -> Meaning {
         Meaning::Failed(self.asked().unknown(fault))
     }
@@ -136,7 +137,8 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer) -> Meaning {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
-            // Throttled before anything was done, or in conflict with another write of the same item.
+            // DynamoDB throttled the request before it did anything, or the request conflicted with another write of
+            // the same item.
             (
                 400,
                 "ProvisionedThroughputExceededException"
@@ -189,7 +191,8 @@ impl Case<'_> {
         ))
     }
 
-    /// The SDK has learned the difference from this response and signs the next request by the store's clock.
+    /// Returns a transient fault: the SDK has learned the clock difference from this response and signs the next
+    /// request by the store's clock.
     fn skewed(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
             "this machine's wall clock is more than 5 minutes off, and DynamoDB refuses its signatures: set the clock",
@@ -250,7 +253,8 @@ mod tests {
         meaning(operation, "p/x", &place(), trouble)
     }
 
-    /// The part before the first space is whether the request was applied, the rest is the kind of the fault.
+    /// Returns the meaning in one or two words. For a failure, these are `not` or `maybe` (applied), and the kind of
+    /// the fault.
     fn short(meaning: &Meaning) -> String {
         match meaning {
             Meaning::Conflict => "conflict".into(),

@@ -1,4 +1,4 @@
-//! The doctor's checks of a table: each permission, its key, and what else deletes its items.
+//! The doctor's checks of a table: the permissions, the key, and whether time to live deletes items.
 
 use aws_sdk_dynamodb::types::TimeToLiveStatus;
 
@@ -62,7 +62,7 @@ impl DynamoDb {
         permission(check, "items can be written, and a condition that does not hold is refused", asked)
     }
 
-    /// Races again, whatever earlier examinations found. The result counts from now on.
+    /// Runs the races again, whatever earlier examinations found. The new result replaces the earlier one.
     async fn races(&self, rounds: usize) -> Finding {
         const CHECK: &str = "atomic-race";
         match self.examine_races(rounds).await {
@@ -147,7 +147,7 @@ fn permission(check: &'static str, good: &str, asked: Result<(), StoreError>) ->
     }
 }
 
-/// Checks whether DynamoDB deletes items of leasehold by `attribute`.
+/// Checks whether time to live by `attribute` deletes items of leasehold.
 fn deletes_by(attribute: Option<&str>) -> Finding {
     const CHECK: &str = "time-to-live";
     match attribute {

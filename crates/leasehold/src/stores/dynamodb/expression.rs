@@ -1,5 +1,5 @@
-//! The updates of an item, in DynamoDB's expression language. Each names the attributes that it sets and removes,
-//! so that attributes of other clients remain.
+//! Builds the updates of an item in DynamoDB's expression language. Each update names the attributes that it sets and
+//! removes, so the attributes of other clients remain.
 
 use std::collections::HashMap;
 
@@ -10,41 +10,43 @@ use crate::lease::{Id, Token};
 use crate::protocol::record::{FORMAT, Record};
 use crate::register::{Precondition, Version};
 
-/// A conditional UpdateItem.
+/// The expressions of a conditional `UpdateItem` or `DeleteItem`.
 #[derive(Clone, Debug)]
 pub(super) struct Expression {
-    /// `None` if nothing is to be changed.
+    /// `None` to change nothing, or to delete the item.
     pub(super) update: Option<String>,
     pub(super) condition: String,
-    /// `#name` stands for `name`, so that an attribute may be a reserved word.
+    /// Maps `#name` to `name`, so that the name of an attribute may be a reserved word.
     pub(super) names: HashMap<String, String>,
     pub(super) values: Item,
 }
 
-/// There is no item.
+/// Holds if there is no item.
 const ABSENT: &str = "attribute_not_exists(#key)";
 
-/// The item is as it was read: every write of any client, except another client's release, gives the item a new
-/// version. A release only frees the lock.
+/// Holds if the item is as it was read. Every write of any client gives the item a new version, except another client's
+/// release, which only frees the lock.
 const UNCHANGED: &str = "#recordVersionNumber = :seenVersion";
 
-/// The same for a record of ours: see [`item::version_of`].
+/// The same for a record of ours. See [`item::version_of`].
 const OURS_UNCHANGED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken";
 
-/// The same for one that was not awaited, and that no waiter has marked since.
+/// The same for a record of ours that was not awaited. Does not hold if a waiter has marked the record since.
 const OURS_UNCHANGED_AND_UNMARKED: &str = "#recordVersionNumber = :seenVersion AND #fencingToken = :seenToken \
      AND attribute_not_exists(#awaited)";
 
-/// A free record of ours that no other client has changed, of a known format, with a token that can be incremented:
-/// the token of an unconfirmed record may be lower than earlier tokens, and that of another client's item may be old.
-/// The latest grant must not be that of this claim, because a late copy of its request must not be granted over its own
-/// release. And no process waits, because the first in line comes first.
+/// Holds for a free record of ours that has a known format, that no other client has changed, and whose token can be
+/// incremented. An unconfirmed record does not qualify, because its token may be lower than earlier tokens. Another
+/// client's item does not qualify, because its token may be old. The latest grant must not be that of this claim,
+/// because a late copy of the claim's request must not be granted over the claim's own release. No process may wait,
+/// because the first in line comes first.
 const OUR_FREE_RECORD: &str = "#isReleased = :released AND #leasehold.#version = #recordVersionNumber \
      AND #leasehold.#format = :format AND attribute_not_exists(#leasehold.#newborn) AND #fencingToken < :lastToken \
      AND #leasehold.#grant <> :grant AND attribute_not_exists(#awaited)";
 
-/// Writes `record`, with these `attributes`, over what is expected, which was read as `before`. Attributes that are
-/// already there are not sent again: they would change nothing, and the store parses every part of an expression.
+/// Writes `record`, with these `attributes`, over the item that `expect` describes. `before` is the record that was
+/// read there. Attributes that the item already has are not sent again: they would change nothing, and the store parses
+/// every part of an expression.
 pub(super) fn write(
     record: &Record,
     attributes: Attributes,
@@ -56,8 +58,8 @@ pub(super) fn write(
     let before = before.filter(|_| ours);
     let mut set = attributes;
     set.push((TOKEN, n(record.token.get())));
-    // Attributes of the same grant are unchanged. Those of another grant may have been written for another kind of
-    // client.
+    // For the same grant, an unchanged field has an unchanged attribute. The attributes of another grant may have been
+    // written in another dialect.
     if let Some(before) = before.filter(|before| before.grant == record.grant) {
         set.retain(|(name, _)| !item::stays(name, before, record));
     }
@@ -71,11 +73,11 @@ pub(super) fn write(
     expression.build_over(expect)
 }
 
-/// Grants `record` over any free record of ours. Its token is incremented and its history remains.
+/// Grants `record` over any free record of ours. Increments the token of that record and keeps its history.
 ///
-/// Incrementing keeps tokens rising even across a later deletion by hand: each increment takes longer than a
-/// microsecond, so a token that began at the store's time stays below that time, at which the record begins again
-/// after a deletion.
+/// Tokens then keep rising even if the record is later deleted by hand. The tokens of a record begin at the store's
+/// time in microseconds, and each increment takes longer than a microsecond. So they stay below the store's time, at
+/// which the tokens begin again after a deletion.
 pub(super) fn claim(record: &Record, dialect: Dialect) -> Expression {
     let mut expression = Draft::default();
     expression.sets.push("#fencingToken = #fencingToken + :one".to_owned());
@@ -111,7 +113,7 @@ pub(super) fn line(line: Attributes, expect: Precondition<'_>) -> Expression {
     expression.build_over(expect)
 }
 
-/// The condition for deleting exactly `version`.
+/// Returns the condition for deleting exactly `version`.
 pub(super) fn discard(version: &Version) -> Expression {
     Draft::default().build_over(Precondition::Version(version))
 }
@@ -123,11 +125,11 @@ pub(super) fn impossible(nonce: Id) -> Expression {
     expression.build(UNCHANGED)
 }
 
-/// How many attributes a racing write has. The more there are, the longer a non-atomic server takes between its check
-/// and its write, and the likelier other writes come in between.
+/// The number of attributes in a racing write. With more attributes, a non-atomic server takes longer between its check
+/// and its write, and other writes are more likely to come in between.
 const RACE_ATTRIBUTES: usize = 50;
 
-/// A racing write of `nonce`: over nothing, or over the nonce `seen`.
+/// Writes `nonce` in a race. Expects the nonce `seen` or, if it is `None`, no item.
 pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
     let mut expression = Draft::default();
     expression.value(":nonce", s(nonce.to_string()));
@@ -145,17 +147,17 @@ pub(super) fn racing(nonce: Id, seen: Option<Id>) -> Expression {
     }
 }
 
-/// Only over the nonce that was seen.
+/// Holds if the item still has the nonce that was seen.
 const SAME_NONCE: &str = "#nonce = :seen";
 
-/// Deletes the item of a race.
+/// Returns the condition for deleting the item of a race that `winner` wrote.
 pub(super) fn raced(winner: Id) -> Expression {
     let mut expression = Draft::default();
     expression.value(":seen", s(winner.to_string()));
     expression.build(SAME_NONCE)
 }
 
-/// Writes `marker` over the marker whose nonce was `seen`.
+/// Writes `marker`. Expects the nonce `seen` or, if it is `None`, no marker.
 pub(super) fn marker(marker: String, nonce: Id, seen: Option<&str>) -> Expression {
     let mut expression = Draft::default();
     expression.sets.extend(["#marker = :marker", "#nonce = :nonce"].map(str::to_owned));
@@ -188,7 +190,7 @@ impl Draft {
         }
     }
 
-    /// The condition that `version` is unchanged.
+    /// Returns the condition that the item still has `version`.
     fn expect(&mut self, version: &Version) -> &'static str {
         let (number, token) = item::expected(version);
         self.value(":seenVersion", s(number));
@@ -205,7 +207,7 @@ impl Draft {
         self.values.insert(name.to_owned(), value);
     }
 
-    /// The expression, on the condition that the item is as expected.
+    /// Builds the expression, on the condition that the item is as expected.
     fn build_over(mut self, expect: Precondition<'_>) -> Expression {
         let condition = match expect {
             Precondition::Absent => ABSENT,
@@ -239,7 +241,7 @@ mod tests {
     use crate::lease::Holder;
     use crate::protocol::record::RecordState;
 
-    /// What the write of `record` sets and removes over `version`, if `before` was read there.
+    /// Returns what a write of `record` over `version` sets and removes, if `before` was read at that version.
     fn written(version: &Version, before: Option<&Record>, record: &Record) -> (String, String) {
         let attributes = item::attributes(record, Dialect::Java);
         let update = write(record, attributes, Precondition::Version(version), before).update.unwrap();
@@ -247,7 +249,7 @@ mod tests {
         (set.to_owned(), remove.to_owned())
     }
 
-    /// A nonce that no record has.
+    /// Returns a nonce that no record has.
     fn another() -> Id {
         "0123456789abcdef0123456789abcdef".parse().unwrap()
     }
@@ -337,7 +339,7 @@ mod tests {
         }
     }
 
-    /// The holder of an item of AWS's clients must find its version again.
+    /// One of AWS's clients that holds the lock must find its version unchanged.
     #[test]
     fn a_mark_sets_one_attribute() {
         for version in [Version::new("v"), item::version_of(&record())] {

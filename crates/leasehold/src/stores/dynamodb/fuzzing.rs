@@ -17,8 +17,8 @@ pub(in crate::stores) fn reading(url: &StoreUrl, options: &mut StoreOptions) -> 
     Location::from_url(url.clone(), options).map(|location| format!("{location:?}"))
 }
 
-/// A record of leasehold is written back as it was read. Another client's item is free only if that client marked it as
-/// released. No other item is free.
+/// Checks that a record of leasehold is written back as it was read, and that an item is free only if a client marked
+/// it as released.
 ///
 /// The bytes are an item in DynamoDB's JSON, `{"key":{"S":"a"},...}`.
 pub fn dynamodb_item(data: &[u8]) {
@@ -71,7 +71,7 @@ fn ours(item: &Item, record: &Record, dialect: Dialect) {
     let Content::Record(mut again) = again.content else { panic!("{written:?}") };
     assert!(record.history.starts_with(&again.history));
     again.history.clone_from(&record.history);
-    // Written only during a cooldown.
+    // `rest_ms` is written only during a cooldown.
     again.rest_ms = record.rest_ms;
     assert_eq!(*again, *record);
 }

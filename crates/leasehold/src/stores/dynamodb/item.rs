@@ -1,10 +1,10 @@
-//! The item of a lock, and its conversion to and from a record.
+//! Converts the item of a lock to and from a record.
 //!
-//! `key`, `ownerName`, `leaseDuration`, `recordVersionNumber` and `isReleased` are those of AWS's lock client, in its
-//! formats. The other attributes are ours. Another client that changes an item gives it a new `recordVersionNumber`
-//! and ignores our attributes. It may keep them, delete them, or restore old ones (the Go port writes back what it
-//! read earlier). So our attributes are valid only while `leasehold.version` equals the `recordVersionNumber`.
-//! Otherwise the item belongs to another client.
+//! `key`, `ownerName`, `leaseDuration`, `recordVersionNumber` and `isReleased` are attributes of AWS's lock client, in
+//! its formats. The other attributes are ours. Another client that changes an item gives it a new `recordVersionNumber`
+//! and ignores our attributes. It may keep them, delete them, or restore old ones (the Go port writes back what it read
+//! earlier). So our attributes are valid only while `leasehold.version` equals the `recordVersionNumber`. Otherwise the
+//! item belongs to another client.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -34,14 +34,14 @@ pub(super) const OURS: &str = "leasehold";
 /// A map with the `recordVersionNumber` and the time at which a client that found no `renewedAt` first saw it.
 pub(super) const SEEN: &str = "lastSeen";
 
-/// Whether processes wait for the lock: see [`Record::awaited`].
+/// Whether processes wait for the lock. See [`Record::awaited`].
 pub(super) const AWAITED: &str = "awaited";
 /// See [`Record::served`].
 pub(super) const SERVED: &str = "served";
 /// The line of waiters, in JSON, in a separate item.
 pub(super) const LINE: &str = "line";
 
-/// The end of the key of that item, after the lock's name. No lock's name contains `//`.
+/// The end of the key of the line's item, after the lock's name. No lock name contains `//`.
 pub(super) const LINE_SUFFIX: &str = "//line";
 
 /// All attributes of locks and lines.
@@ -68,9 +68,10 @@ pub(super) fn read(item: &Item, dialect: Dialect) -> Result<Found, Fault> {
     })
 }
 
-/// What the next write over `record` expects: its `recordVersionNumber`, its token, and whether it is awaited. A
-/// duplicated request can restore an earlier `recordVersionNumber`, but not the token, which has been incremented
-/// since. A waiter that marks the record as awaited does not change the `recordVersionNumber`.
+/// Returns the version that the next write over `record` expects. It consists of the `recordVersionNumber`, the token,
+/// and whether the record is awaited. A duplicated request can restore an earlier `recordVersionNumber`, but not the
+/// token, which has been incremented since. A waiter that marks the record as awaited does not change the
+/// `recordVersionNumber`.
 pub(super) fn version_of(record: &Record) -> Version {
     let mark = if record.awaited { MARKED } else { "" };
     Version::new(format!("{} {}{mark}", uuid(record.nonce), record.token))
@@ -79,7 +80,8 @@ pub(super) fn version_of(record: &Record) -> Version {
 /// The end of the version of an awaited record.
 const MARKED: &str = " awaited";
 
-/// The `recordVersionNumber` of a version, and for a record of ours its token and whether it is awaited.
+/// Returns the `recordVersionNumber` of a version. For a record of ours, also returns its token and whether it is
+/// awaited.
 pub(super) fn expected(version: &Version) -> (&str, Option<(Token, bool)>) {
     let text = version.as_str();
     let (rest, awaited) = text.strip_suffix(MARKED).map_or((text, false), |rest| (rest, true));
@@ -93,7 +95,7 @@ pub(super) fn expected(version: &Version) -> (&str, Option<(Token, bool)>) {
     }
 }
 
-/// Our record, which no other client has changed since, except to release it.
+/// Reads a record of ours that no other client has changed since, except to release it.
 fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
     let format = number(ours, "format").ok_or_else(|| corrupt("leasehold.format"))?;
     if format > FORMAT {
@@ -138,10 +140,10 @@ fn own(item: &Item, ours: &Item, version: &str) -> Result<Record, Fault> {
     })
 }
 
-/// Another client's lock, for as long as its `recordVersionNumber` does not change.
+/// Reads another client's lock. The record is valid until the `recordVersionNumber` of the item changes.
 ///
-/// It counts as unconfirmed, because its token may be missing or come from an old copy. The next grant takes its token
-/// from the store's clock.
+/// The record counts as unconfirmed, because its token may be missing or come from an old copy. So the next grant takes
+/// its token from the store's clock.
 fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<Content, Fault> {
     let lease = text(item, LEASE);
     let Some(lease_ms) = lease.and_then(|lease| dialect.millis(lease)) else {
@@ -159,12 +161,13 @@ fn others(item: &Item, owner: &str, version: &str, dialect: Dialect) -> Result<C
         leasehold: FORMAT,
         state: if item.contains_key(RELEASED) { RecordState::Free } else { RecordState::Held },
         token: number(item, TOKEN).and_then(Token::new).unwrap_or_default(),
-        // Each heartbeat of another client looks like a new grant, which is a sign of life.
+        // Each heartbeat of another client looks like a new grant. Like a heartbeat of ours, it shows that the holder
+        // is alive.
         grant: id,
         heartbeat: 0,
         nonce: id,
         ttl_ms: ttl.as_millis(),
-        // The part that exceeds our longest ttl. Clock rates apply to it too, since it is part of the lease.
+        // The part that exceeds our longest ttl. It is extended for clock rate errors, because it is part of the lease.
         lock_delay_ms: (lease_ms - lease_ms.min(ttl.as_millis())).saturating_mul(51) / 50,
         holder: Holder { name: owner.to_owned(), ..Holder::default() },
         granted_at_us: None,
@@ -190,17 +193,17 @@ fn other_dialect(written_in: Dialect, lease: &str) -> Fault {
     ))
 }
 
-/// When `version` was first seen, by the store's clock.
+/// Returns when `version` was first seen, by the store's clock.
 fn seen(item: &Item, version: &str) -> Option<u64> {
     let seen = map(item, SEEN)?;
     (text(seen, "version")? == version).then(|| number(seen, "at"))?
 }
 
-/// The attributes of `record`, theirs and ours, except the token and the history.
+/// Returns the attributes of `record`, both AWS's and ours, except the token and the history.
 pub(super) fn attributes(record: &Record, dialect: Dialect) -> Attributes {
     let lease_ms = match record.state {
-        // Other clients wait until they have seen no change for the leaseDuration, and support neither delays nor
-        // cooldowns.
+        // Other clients wait until they have seen no change for the `leaseDuration`. They support neither lock delays
+        // nor cooldowns, so the `leaseDuration` contains them.
         RecordState::Cooldown => record.rest_ms.unwrap_or(0),
         RecordState::Held | RecordState::Free => record.ttl_ms.saturating_add(record.lock_delay_ms),
     };
@@ -241,11 +244,11 @@ fn ours(record: &Record) -> Item {
 
 /// DynamoDB charges for each 1,024 bytes of an item that is written.
 const WRITE_UNIT_BYTES: usize = 1_024;
-/// At least this many past grants are kept, whatever they cost.
+/// The minimum number of past grants to keep, whatever they cost.
 const LEAST_HISTORY: usize = 3;
 
-/// `record` with as many of its latest past grants as fit into one write unit together with the rest of it, and its
-/// [`attributes`].
+/// Returns `record` with as many of its latest past grants as fit into one write unit together with the rest of the
+/// item. Also returns its [`attributes`].
 pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, Attributes) {
     let token = TOKEN.len() + size(&n(record.token.get()));
     let attributes = attributes(record, dialect);
@@ -266,7 +269,8 @@ pub(super) fn fitted(record: &Record, key: &str, dialect: Dialect) -> (Record, A
     (record, attributes)
 }
 
-/// Whether attribute `name` of `record` is unchanged in an item that contains `before`, of the same grant.
+/// Whether the attribute `name` of `record` is the same as in an item that contains `before`, a record of the same
+/// grant.
 pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
     let lease =
         |record: &Record| (record.state == RecordState::Cooldown, record.ttl_ms, record.lock_delay_ms);
@@ -278,21 +282,21 @@ pub(super) fn stays(name: &str, before: &Record, record: &Record) -> bool {
     }
 }
 
-/// The past grants; `None` if there are none.
+/// Returns the past grants. Returns `None` if there are none.
 pub(super) fn history_of(record: &Record) -> Option<AttributeValue> {
     let history: Vec<_> = record.history.iter().map(past).collect();
     (!history.is_empty()).then_some(AttributeValue::L(history))
 }
 
-/// The number up to which waiters were served. `None` if it is damaged. A larger one would overflow when it is
-/// incremented.
+/// Returns the number up to which waiters were served. Returns `None` if it is damaged, or so large that it would
+/// overflow when it is incremented.
 fn served(item: &Item) -> Option<u64> {
     let served = optional_number(item, SERVED).ok()?.unwrap_or(0);
     (served < Token::LIMIT).then_some(served)
 }
 
-/// The attributes of an item with a `line` of waiters. It looks like a released lock to AWS's clients, which can list
-/// all items of a table.
+/// Returns the attributes of an item with a `line` of waiters. The item looks like a released lock to AWS's clients,
+/// which can list all items of a table.
 pub(super) fn line(line: String, version: Id, dialect: Dialect) -> Attributes {
     vec![
         (OWNER, s("leasehold: waiters")),
@@ -303,7 +307,7 @@ pub(super) fn line(line: String, version: Id, dialect: Dialect) -> Attributes {
     ]
 }
 
-/// The line of waiters in `item`, and its version. Both are empty if they are missing.
+/// Returns the line of waiters in `item`, and its version. Each is empty if it is missing.
 pub(super) fn read_line(item: &Item) -> (String, Version) {
     let text = |name| text(item, name).unwrap_or_default();
     (text(LINE).to_owned(), Version::new(text(VERSION)))
@@ -327,7 +331,7 @@ fn past(past: &PastGrant) -> AttributeValue {
     AttributeValue::M(entry)
 }
 
-/// `None` if the history is damaged.
+/// Reads the past grants. Returns `None` if the history is damaged.
 fn history(item: &Item) -> Option<Vec<PastGrant>> {
     let Some(history) = item.get(HISTORY) else { return Some(Vec::new()) };
     let entry = |value: &AttributeValue| {
@@ -350,7 +354,7 @@ fn history(item: &Item) -> Option<Vec<PastGrant>> {
     history.as_l().ok()?.iter().map(entry).collect()
 }
 
-/// Approximately how many bytes DynamoDB counts for `value`.
+/// Returns approximately how many bytes DynamoDB counts for `value`.
 fn size(value: &AttributeValue) -> usize {
     match value {
         AttributeValue::S(text) => text.len(),
@@ -363,7 +367,7 @@ fn size(value: &AttributeValue) -> usize {
     }
 }
 
-/// An id in the form of a UUID, which the Java client uses for its own.
+/// Formats an id as a UUID, like the Java client's own ids.
 pub(super) fn uuid(id: Id) -> String {
     let hex = id.to_string();
     let parts: Vec<&str> =
@@ -392,7 +396,7 @@ fn number(item: &Item, name: &str) -> Option<u64> {
     item.get(name)?.as_n().ok()?.parse().ok()
 }
 
-/// `None` if the attribute does not exist; an error if it is not a number.
+/// Returns `None` if the attribute does not exist, and an error if it is not a number.
 fn optional_number(item: &Item, name: &'static str) -> Result<Option<u64>, Fault> {
     match item.get(name) {
         None => Ok(None),

@@ -1,12 +1,13 @@
-//! Examines whether a server that speaks DynamoDB's protocol checks conditions, and in one step with the write.
+//! Examines whether a server that speaks DynamoDB's protocol checks conditions, and does so in one step with the write.
 //!
-//! Runs once for each table, before the first write. Amazon's own endpoints are not examined, because Amazon documents
-//! it. A server that checks and writes in two steps grants one lock twice if two clients contend at the same moment,
-//! and otherwise responds like a good one. So writes race for separate items whose keys no other client knows.
+//! The examination runs once for each table, before the first write. Amazon's own endpoints are not examined, because
+//! Amazon documents that they do. A server that checks and writes in two steps can grant one lock twice if two clients
+//! contend at the same moment. Otherwise it responds like a good server. So the examination lets writes race for
+//! separate items whose keys no other client knows.
 //!
 //! The result is recorded in an item, the [`Marker`]. If it records that the server passed at this endpoint, a process
-//! only makes sure that a condition that cannot hold is refused. If it records that the server was refused, the table
-//! is not used until it passes the doctor's examination.
+//! only makes sure that the server refuses a condition that cannot hold. If it records that the server was found
+//! unsafe, the table is not used until the server passes the doctor's examination.
 
 use std::time::Duration;
 
@@ -25,26 +26,27 @@ use crate::retry::retry;
 /// The time limit of an examination.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The number of racing writes. The attributes of a racing write keep a server that works in two steps between the two
-/// steps for longer than its threads take to switch (moto: 5 ms).
+/// The number of racing writes. A racing write has so many attributes that a server that works in two steps spends more
+/// time between them than its threads take to switch (moto: 5 ms).
 pub(super) const RACERS: usize = 16;
 
-/// The minimum number of racers, on a server that does not respond to more of them in time. Such a server takes longer
-/// for both steps.
+/// The minimum number of racers, for a server that does not respond to more of them in time. Such a server also takes
+/// longer for both steps.
 const LEAST_RACERS: usize = 4;
 
 /// The number of rounds before the first use of a table by a process. Each round is a race of creates and a race of
-/// replaces. moto 5.2.5 lets two writes win in more than every second race.
+/// replaces. moto 5.2.5 lets two writes win in more than half of the races.
 pub(super) const ROUNDS: usize = 6;
-/// The numbers of rounds of the doctor and of the thorough doctor.
+/// The number of rounds of the doctor, and that of the thorough doctor.
 pub(super) const ROUNDS_DOCTOR: usize = 10;
 pub(super) const ROUNDS_THOROUGH: usize = 40;
 
-/// How often a round is tried whose responses are lost or delayed, and the pause before the second try.
+/// The maximum number of attempts at a round whose responses are lost or delayed, and the pause before the second
+/// attempt.
 const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// How often writing the marker is tried, if other processes write it at the same time.
+/// The maximum number of attempts to write the marker while other processes also write it.
 const MARKER_TRIES: usize = 3;
 
 impl DynamoDb {
@@ -92,8 +94,8 @@ impl DynamoDb {
         outcome
     }
 
-    /// Checks that a write on a condition that cannot hold is refused. It changes nothing, even if conditions are
-    /// ignored.
+    /// Checks that a write on a condition that cannot hold is refused. The write changes nothing, even if the server
+    /// ignores conditions.
     pub(super) async fn refuses(&self) -> Result<(), StoreError> {
         let never = Id::random(&self.env().random);
         match self.update(PROBE, expression::impossible(never), ReturnValue::None).await? {
@@ -104,7 +106,7 @@ impl DynamoDb {
         }
     }
 
-    /// Runs one race of each kind. Retries while the server is busy, with fewer racers, since they may be what keeps it
+    /// Runs one race of each kind. While the server is busy, retries with fewer racers, because the racers may keep it
     /// busy.
     async fn round(&self) -> Result<(), StoreError> {
         let (mut pause, mut racers) = (FIRST_PAUSE, RACERS);
@@ -122,11 +124,11 @@ impl DynamoDb {
     }
 
     async fn round_once(&self, racers: usize) -> Result<(), StoreError> {
-        // A separate key, so that no writes of other clients are among the racers.
+        // Uses a separate key, so that no writes of other clients are among the racers.
         let key = self.key(&format!("{PROBE}-race-{}", Id::random(&self.env().random)));
         let mut winner = None;
         let mut outcome = Ok(());
-        // In the first race there is no item. In the second, it is the one that the winner of the first wrote.
+        // The first race begins without an item. The second begins with the item that the winner of the first wrote.
         for _ in 0..2 {
             match self.race(&key, winner, racers).await {
                 Ok(won) => winner = Some(won),
@@ -137,13 +139,14 @@ impl DynamoDb {
             }
         }
         if let Some(winner) = winner {
-            // Without the permission the item stays. It is not a lock, and no client reads it.
+            // Without the permission to delete, the item remains. It is not a lock, and no client reads it.
             drop(self.delete(&key, expression::raced(winner)).await);
         }
         outcome
     }
 
-    /// Races writes that expect one state. A good server accepts at most one of them. Returns the nonce of that one.
+    /// Races writes that expect the same state. A good server accepts at most one of them. Returns the nonce of the
+    /// accepted write.
     async fn race(&self, key: &str, seen: Option<Id>, racers: usize) -> Result<Id, StoreError> {
         let writes = (0..racers).map(|_| async {
             let nonce = Id::random(&self.env().random);
@@ -166,7 +169,8 @@ impl DynamoDb {
             // A write whose response was lost may have won.
             ([], Some(error)) => Err(error),
             ([], None) => {
-                // In a race of replaces: a second create was accepted over the first, and its response was lost.
+                // In a race of replaces, this means that a second create was accepted over the first, and its response
+                // was lost.
                 let (what, kind) = match seen {
                     Some(_) => ("does not keep the writes that it has accepted", "replace it"),
                     None => ("refuses writes whose condition holds", "create one item"),
@@ -198,7 +202,7 @@ impl DynamoDb {
             .not_applied()
     }
 
-    /// The place that a verdict is about.
+    /// Returns the place that a verdict applies to.
     fn standing_place(&self) -> String {
         format!("{}/{}", self.place.endpoint(), self.place.table)
     }
@@ -212,7 +216,8 @@ impl DynamoDb {
         Ok((Marker::read(bytes.as_bytes(), fresh), text(&found, "nonce")))
     }
 
-    /// Writes the marker with `change`, which gets the store's time and the nonce of the current item.
+    /// Writes the marker that `change` returns. `change` gets the current marker, the store's time and the nonce of the
+    /// current item.
     async fn note(
         &self,
         change: impl Fn(Marker, Option<StoreTime>, &str) -> Marker,

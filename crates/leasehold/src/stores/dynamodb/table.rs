@@ -1,4 +1,4 @@
-//! The table: created on request, and checked before it is used for locks.
+//! Creates the table on request, and checks it before it is used for locks.
 
 use std::time::Duration;
 
@@ -15,12 +15,14 @@ use super::errors::{Meaning, Operation, meaning};
 use super::item::KEY;
 use crate::error::{ErrorKind, Fault, StoreError};
 
-/// How often a new table is checked. Amazon creates a table within about ten seconds.
+/// How many times a new table is checked, and the pause between the checks. Amazon creates a table within about ten
+/// seconds.
 const LOOKS: usize = 120;
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl DynamoDb {
-    /// Creates the table unless it exists, and waits until it can be used. Any number of processes may do so at once.
+    /// Creates the table unless it exists, and waits until it can be used. Any number of processes may do this at the
+    /// same time.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
         for look in 0..LOOKS {
             if look > 0 {
@@ -55,7 +57,7 @@ impl DynamoDb {
     }
 
     /// Returns the name of the table's partition key. The first call describes the table, if that is allowed, and
-    /// refuses one on which locks do not exclude each other.
+    /// refuses a table on which locks do not exclude each other.
     pub(super) async fn key_name(&self) -> Result<&str, StoreError> {
         if let Some(name) = self.key_name.get() {
             return Ok(name);
@@ -69,8 +71,8 @@ impl DynamoDb {
             Err(error) => {
                 tracing::debug!(%error, "the table could not be described");
                 match error.fault().kind {
-                    // Locks do not need this permission. But credentials that are refused may be accepted the next
-                    // time.
+                    // Locks do not need this permission, so the assumed name is kept. It is not kept if the credentials
+                    // were refused, because they may be accepted the next time.
                     ErrorKind::Denied | ErrorKind::Unsupported if is_about_this_request(&error) => {
                         assumed.to_owned()
                     }
@@ -95,7 +97,7 @@ impl DynamoDb {
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
             Err(trouble) => match meaning(Operation::EnableRecovery, "", &self.place, trouble) {
-                // A new table does not support it at once.
+                // A new table does not support recovery immediately.
                 Meaning::Failed(error) if error.is_transient() => Ok(false),
                 other => Err(super::failed(other)),
             },
@@ -125,14 +127,14 @@ impl DynamoDb {
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(()),
             Err(trouble) => match meaning(Operation::CreateTable, "", &self.place, trouble) {
-                // Another process was faster.
+                // Another process created the table first.
                 Meaning::TableExists => Ok(()),
                 other => Err(super::failed(other)),
             },
         }
     }
 
-    /// Checks whether locks on `table` exclude each other. If so, returns the name of its key.
+    /// Checks that locks on `table` exclude each other. Returns the name of the table's key.
     pub(super) fn check(&self, table: &TableDescription) -> Result<String, StoreError> {
         let name = &self.place.table;
         let keys = table.key_schema();
@@ -186,7 +188,7 @@ fn undescribed(error: &BuildError) -> StoreError {
     Fault::new(ErrorKind::Invalid, format!("the table cannot be described: {error}")).not_applied()
 }
 
-/// A table can be used while it is updated.
+/// Whether the table can be used. It can be used while it is updated.
 fn is_usable(table: &TableDescription) -> bool {
     matches!(table.table_status(), Some(TableStatus::Active | TableStatus::Updating))
 }

@@ -1,6 +1,6 @@
-//! The store against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the store against a scripted server: the requests that it sends, and its results for every kind of response.
 //!
-//! Inside the crate, because tests can pass credentials here, and cannot set environment variables.
+//! These tests are inside the crate so that they can pass credentials. Tests cannot set environment variables.
 
 mod probe;
 mod table;
@@ -23,14 +23,14 @@ use crate::stores::scripted::{Reply, Seen, Server, answer};
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
 
-/// A store that has already described its table.
+/// Returns a store that has already described its table.
 fn store(endpoint: &str, credentials: SharedCredentialsProvider) -> DynamoDb {
     let store = opened("dynamodb://locks/pre/fix", Some(endpoint), credentials);
     store.key_name.set(item::KEY.to_owned()).unwrap();
     store
 }
 
-/// The table of `url`, with a client that is created as usual.
+/// Opens the table of `url`, with a client that is created as usual.
 fn opened(url: &str, endpoint: Option<&str>, credentials: SharedCredentialsProvider) -> DynamoDb {
     let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
     let env = Env::system();
@@ -78,7 +78,7 @@ fn conflict(item: &Value) -> String {
     refused_with("400 Bad Request", "", "ConditionalCheckFailedException", item)
 }
 
-/// An item of the Java client, in JSON.
+/// Returns an item of the Java client, in JSON.
 fn java_item() -> Value {
     json!({
         "key": {"S": "pre/fix/x"}, "ownerName": {"S": "them"}, "leaseDuration": {"S": "20000"},
@@ -160,7 +160,7 @@ async fn an_unchanged_history_is_not_sent_again() {
         (&ours, Some(&before), &longer, true, false),
         (&ours, Some(&before), &none, false, true),
         (&ours, None, &before, true, false),
-        // Another client's version: it may have kept old attributes of leasehold.
+        // Another client's version: that client may have kept old attributes of leasehold.
         (&v1(), Some(&before), &before, true, false),
     ] {
         let done = store.write(&x(), Precondition::Version(version), seen, written).await.unwrap();
@@ -233,11 +233,11 @@ async fn a_conflict_returns_the_stored_item() {
         assert_eq!(found.version, v1());
     }
     let nothing = Server::always(conflict(&json!({}))).await;
-    // A create follows, which is refused if this was wrong.
+    // A create follows, which the server refuses if there is an item after all.
     let result = nothing.store().claim(&x(), &record()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Absent))), "{result:?}");
-    // A server that returns no item with a refusal does not prove that there is none. Otherwise a holder's request
-    // would report a deleted record, although the item that prevented a create exists.
+    // A refusal without an item does not prove that there is none, because not every server returns the item. Otherwise
+    // a holder's request would report a deleted record, although the item exists.
     let result = write(&nothing.store()).await;
     assert!(matches!(result, Ok(Written::Conflict(Refusal::Unexplained))), "{result:?}");
     let result = nothing.store().write(&x(), Precondition::Absent, None, &record()).await;
@@ -361,13 +361,13 @@ async fn responses_not_from_dynamodb_do_not_mean_an_absent_lock() {
     assert!(nothing.store().read(&x()).await.unwrap().is_none());
 }
 
-/// The token of another client's item is unreliable, and without a `Date` there is no other source.
+/// The token of another client's item is unreliable, and without a `Date` there is no other source of tokens.
 #[tokio::test]
 async fn without_the_stores_time_another_clients_item_is_not_taken() {
     let mut free = java_item();
     free["isReleased"] = json!({"S": "1"});
     let server = Server::start(move |seen| {
-        // It accepts every write that is not a claim.
+        // The server accepts every write that is not a claim.
         let careless = seen.json()["ExpressionAttributeValues"].get(":ownerName").is_some()
             && seen.json()["ConditionExpression"] == "#recordVersionNumber = :seenVersion";
         Reply::Answer(if careless { ok(&json!({})) } else { conflict(&json!({"Item": free})) })
@@ -446,7 +446,7 @@ async fn credentials_are_never_shown() {
     let server = Server::always(refused("400 X", "", "InvalidSignatureException")).await;
     let store = server.store();
     let error = write(&store).await.unwrap_err();
-    // The credentials of `test_credentials`.
+    // The secret of `test_credentials`.
     for shown in [format!("{store:?}"), format!("{error:?}"), error.to_string()] {
         assert!(!shown.contains("\"secret\"") && !shown.contains("AWS4-HMAC"), "{shown}");
     }

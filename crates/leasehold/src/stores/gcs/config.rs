@@ -1,4 +1,4 @@
-//! The settings in a store URL and the environment: where requests go, and with which credentials.
+//! Parses the settings in a store URL and the environment: where requests go, and with which credentials.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::url::StoreUrl;
 
 const GOOGLE: &str = "https://storage.googleapis.com";
 
-/// The variable with which Google's own clients find an emulator.
+/// The variable from which Google's own clients read the address of an emulator.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
 
 /// The source of credentials.
@@ -19,19 +19,19 @@ const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
 pub(super) enum Source {
     /// Application Default Credentials: `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's file, the metadata server.
     Default,
-    /// A key file: a service account's, a user's, a workload identity's.
+    /// A key file of a service account, a user or a workload identity.
     File(PathBuf),
-    /// None, for emulators.
+    /// No credentials, for emulators.
     Anonymous,
 }
 
-/// Where requests go, how, and with which credentials.
+/// Where and how requests are sent, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) place: Place,
     pub(super) transport: Transport,
     pub(super) source: Source,
-    /// The service account that requests act as, by the credentials of `source`.
+    /// The service account to impersonate with the credentials of `source`.
     pub(super) impersonate: Option<String>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Parses `url`, and its settings for `options`. `environment` returns variables.
+    /// Parses `url`, and applies its common settings to `options`. `environment` returns the value of a variable.
     pub(super) fn from_url(
         mut url: StoreUrl,
         options: &mut StoreOptions,
@@ -59,7 +59,7 @@ impl Location {
         Ok(Self { access, prefix, protocol })
     }
 
-    /// Parses `url` as that of an object. Returns its location, and its key there.
+    /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(
         mut url: StoreUrl,
         environment: impl Fn(&str) -> Option<String>,
@@ -67,13 +67,13 @@ impl Location {
         let access = Access::take(&mut url, environment)?;
         let (prefix, key) = checked_object(url.path(), "gs://my-bucket/path/counter.json")?;
         url.finish()?;
-        // Keys are not encoded.
+        // This protocol does not encode keys.
         Ok((Self { access, prefix, protocol: Protocol::Existence }, key))
     }
 }
 
 impl Access {
-    /// Takes out of `url` where requests go, how, and with which credentials.
+    /// Takes the access settings out of `url`.
     fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         if url.user().is_some() || url.password().is_some() {
             return Err(Error::invalid("credentials do not belong in a GCS store URL").with_help(
@@ -138,15 +138,15 @@ fn checked_bucket(bucket: &str) -> Result<String, Error> {
     ))
 }
 
-/// Parses the option `credentials`. Accepts only values that may be displayed: the URL is in messages and in the
-/// environment of commands.
+/// Parses the option `credentials`. Accepts only values that may be displayed, because the URL appears in messages and
+/// in the environment of commands.
 fn checked_source(text: &str) -> Result<Source, Error> {
     match text {
         "anonymous" => Ok(Source::Anonymous),
         path if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) => {
             Ok(Source::File(PathBuf::from(path)))
         }
-        // The value may be the key itself, so it is not repeated.
+        // The value may be the key itself, so the error does not repeat it.
         _ => Err(Error::invalid("the option `credentials` is `anonymous` or the absolute path of a file")
             .with_help("write ?credentials=/path/to/key.json, or leave it out for the default credentials")),
     }
@@ -252,7 +252,7 @@ pub(super) mod tests {
         assert_eq!(source, Source::Default);
         assert_eq!(read("gs://bucket?proxy=env").unwrap().access.transport.proxy, Proxy::Environment);
         assert_eq!(read("gs://bucket").unwrap().access.transport, Transport::default());
-        // Displayed in messages, and parsed again from LEASEHOLD_STORE.
+        // The URL is displayed in messages, and parsed again from LEASEHOLD_STORE.
         assert!(StoreUrl::parse(&url).unwrap().to_string().contains(key));
     }
 
@@ -291,7 +291,7 @@ pub(super) mod tests {
         }
         for url in ["gs://bucket?endpoint=http://127.0.0.1:9", "gs://bucket?endpoint=http://[::1]:9"] {
             read(url).unwrap();
-            // A proxy would send them off this machine.
+            // With a proxy, access tokens would leave this machine.
             for proxy in ["env", "http://proxy:1"] {
                 assert!(
                     read(&format!("{url}&proxy={proxy}")).unwrap_err().to_string().contains("unencrypted")

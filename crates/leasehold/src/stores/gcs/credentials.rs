@@ -1,9 +1,9 @@
-//! The credentials for GCS. Google's library finds and refreshes them. This file handles the library's failures.
+//! The credentials for GCS. Google's library finds and refreshes them. This module handles the library's failures.
 //!
-//! The library loads and refreshes tokens in a separate task, so a load continues when the request that started it is
-//! given up, which happens soon to a request of a short lease. But that task ends forever after an error that the
-//! library considers permanent, and when its runtime ends. And it measures the age of a token on a clock that stops
-//! during a suspend. So the library is restarted after every failure.
+//! The library loads and refreshes access tokens in a separate task, so a load continues when the request that started
+//! it is abandoned. A request for a short lease is abandoned soon. But that task ends for good after an error that the
+//! library considers permanent, and when its runtime ends. It also measures the age of a token on a clock that stops
+//! while the machine is suspended. So the library is restarted after every failure.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -23,26 +23,28 @@ use super::config::Source;
 use crate::clock::{self, Moment};
 use crate::env::Env;
 
-/// The limit of one load. Below the time limit of a claim (15 s), so that its error is reported in time.
+/// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time.
 const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
-/// Enough for objects. The roles decide what is allowed within it.
+/// The scope of access tokens for the store. It covers all requests for objects. Within it, the roles decide what is
+/// allowed.
 pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// The scope that a source needs to request tokens of the account that it impersonates. Those tokens have [`SCOPE`].
+/// The scope that a source needs to request access tokens of the account that it impersonates. Those tokens have
+/// [`SCOPE`].
 const SCOPE_TO_IMPERSONATE: &str = "https://www.googleapis.com/auth/cloud-platform";
 
-/// The server that issues tokens of service accounts.
+/// The server that issues access tokens of service accounts.
 const ACCOUNTS: &str = "https://iamcredentials.googleapis.com";
 
-/// The source of the credentials, and the account that they act as.
+/// The source of the credentials, and the account that they impersonate.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) source: Source,
     pub(super) impersonated: Option<Impersonated>,
 }
 
-/// A service account that the source's credentials may act as.
+/// A service account to impersonate with the source's credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Impersonated {
     email: String,
@@ -64,9 +66,9 @@ impl Impersonated {
 /// Why there are no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NotLoaded {
-    /// The library's error, in one line.
+    /// The library's error, on one line.
     pub(super) detail: String,
-    /// Whether there were credentials before.
+    /// Whether credentials were loaded before.
     pub(super) before: bool,
 }
 
@@ -77,7 +79,7 @@ pub(super) struct Credentials {
     state: Mutex<State>,
 }
 
-/// Headers with credentials, and the start of the library that they come from.
+/// Headers with credentials, and the number of the library's start that they come from.
 pub(super) struct Signed {
     pub(super) headers: HeaderMap,
     pub(super) start: u64,
@@ -86,9 +88,9 @@ pub(super) struct Signed {
 #[derive(Default)]
 struct State {
     library: Option<Library>,
-    /// How often the library was started.
+    /// The number of times that the library was started.
     starts: u64,
-    /// Since when requests have been waiting for headers without success.
+    /// When requests began to wait for headers, if none have arrived since.
     waiting_since: Option<Moment>,
     /// Whether headers were ever returned.
     loaded_before: bool,
@@ -99,7 +101,7 @@ struct State {
 /// The running library.
 struct Library {
     credentials: AccessTokenCredentials,
-    /// Ends with the runtime, as the library's own task does.
+    /// A task that ends with the runtime, as the library's own task does.
     alive: JoinHandle<()>,
 }
 
@@ -114,7 +116,9 @@ impl Credentials {
         Self { identity, env, state: Mutex::default() }
     }
 
-    /// Returns the headers with credentials. Cancel safe: a load that was begun continues.
+    /// Returns the headers with credentials.
+    ///
+    /// Cancel safe: a load that has started continues.
     pub(super) async fn headers(&self) -> Result<Signed, NotLoaded> {
         if self.identity.source == Source::Anonymous {
             return Ok(Signed { headers: HeaderMap::new(), start: 0 });
@@ -126,7 +130,7 @@ impl Credentials {
                 self.change(|state| (state.waiting_since, state.loaded_before) = (None, true));
                 return Ok(Signed { headers: data, start });
             }
-            // leasehold requests headers without naming earlier ones.
+            // This never happens, because leasehold requests headers without naming earlier ones.
             Some(Ok(CacheableResource::NotModified)) => "the library returned none".to_owned(),
             Some(Err(error)) => in_one_line(&error),
             None => format!("they did not load within {LOAD_LIMIT:?}"),
@@ -134,15 +138,16 @@ impl Credentials {
         Err(self.forget(trouble))
     }
 
-    /// Records that the store has accepted headers of `start`. Always returns true: such headers were good.
+    /// Records that the store has accepted headers of `start`. Always returns `true`: the store has accepted the
+    /// credentials.
     pub(super) fn accepted(&self, start: u64) -> bool {
         self.change(|state| state.accepted = state.accepted.max(Some(start)));
         true
     }
 
     /// Records that the store has refused headers of `start` (401), so that the next request loads new ones. Returns
-    /// whether the store had accepted these or later ones before. Several requests may be refused, some after new
-    /// headers were loaded.
+    /// whether the store has accepted headers of this or a later start before. Several requests with the same headers
+    /// may be refused, some of them after new headers were loaded.
     pub(super) fn refused(&self, start: u64) -> bool {
         if self.identity.source == Source::Anonymous {
             return false;
@@ -155,7 +160,8 @@ impl Credentials {
         })
     }
 
-    /// Returns the library, started if it is not running, the number of its start, and how long a load may still take.
+    /// Starts the library if it is not running. Returns its credentials, the number of its start, and how long a load
+    /// may still take.
     fn started(&self) -> Result<(AccessTokenCredentials, u64, Duration), NotLoaded> {
         let now = self.env.now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -220,7 +226,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Shows nothing that was loaded.
+    /// Omits the headers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("identity", &self.identity).finish_non_exhaustive()
     }
@@ -269,13 +275,13 @@ fn from_file(path: &Path, account: Option<&Impersonated>) -> Result<AccessTokenC
     built.map_err(|error| format!("{shown}: {}", in_one_line(&error)))
 }
 
-/// An error and its causes in one line, without the library's quotes of a token server's response.
+/// Formats an error and its causes on one line, without the responses of a token server that the library quotes.
 fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<String> = causes
         .map(|cause| {
             let text = cause.to_string();
-            // The response follows these words.
+            // The server's response follows these words.
             let text = ["] error: ", ", body=<"]
                 .iter()
                 .fold(&text[..], |text, words| text.split(words).next().unwrap_or_default());

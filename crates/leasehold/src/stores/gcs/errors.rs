@@ -1,4 +1,4 @@
-//! The meaning of a response of GCS, or of a missing one. A pure function, so that every row of it is tested.
+//! Interprets the responses of GCS, and missing responses. This is a pure function, so that tests can cover every case.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ fn permission(operation: Operation) -> &'static str {
              object that does not exist yet"
         }
         Operation::Create => "storage.objects.create",
-        // An overwrite deletes the object that was there.
+        // An overwrite deletes the previous object.
         Operation::Replace => {
             "storage.objects.create and storage.objects.delete: overwriting an object needs both"
         }
@@ -22,20 +22,20 @@ fn permission(operation: Operation) -> &'static str {
     }
 }
 
-/// The bucket that was addressed, and settings for every request to it.
+/// The bucket to which requests go, and the settings for all requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub(super) bucket: String,
-    /// The endpoint, without `/` at its end.
+    /// The endpoint, without `/` at the end.
     pub(super) endpoint: String,
     /// The project that pays for requests, if the bucket is a requester-pays bucket.
     pub(super) user_project: Option<String>,
-    /// The key of Cloud KMS that objects are encrypted with, instead of the bucket's key.
+    /// The Cloud KMS key that encrypts objects, instead of the bucket's key.
     pub(super) kms_key: Option<String>,
 }
 
 impl Place {
-    /// Whether the endpoint is known to honour preconditions, as Google documents for its own.
+    /// Whether the endpoint is known to honour preconditions. Google documents this for its own endpoints.
     pub(super) fn is_trusted(&self) -> bool {
         let host = self.endpoint.strip_prefix("https://").unwrap_or("");
         host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
@@ -59,8 +59,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
     }
 }
 
-/// Whether the request was refused before anything was done: by a quota, or by the limit of one write a second for one
-/// object.
+/// Whether the request was refused before it had any effect, because of a quota or the limit of one write per second
+/// for one object.
 pub(super) fn is_throttled(answer: &Answer) -> bool {
     let code = answer.code.as_deref().unwrap_or("");
     matches!(
@@ -69,8 +69,8 @@ pub(super) fn is_throttled(answer: &Answer) -> bool {
     )
 }
 
-/// Whether a 412 is about the generation. Organisation policies also cause a 412, sometimes with the same reason. Then
-/// only the text differs: "'...' violates constraint 'constraints/...'".
+/// Whether a 412 is about the generation. Organisation policies also cause a 412, sometimes with the same reason. In
+/// this case, only the text differs: "'...' violates constraint 'constraints/...'".
 fn is_lost_race(answer: &Answer) -> bool {
     let of_policy = answer.message.as_deref().is_some_and(|text| {
         let text = text.to_ascii_lowercase();
@@ -84,8 +84,8 @@ fn is_lost_race(answer: &Answer) -> bool {
     }
 }
 
-/// Whether a 404 is about the object. GCS has one reason for a missing bucket and a missing object, and only the text
-/// differs. It is safe to take a missing bucket for a missing object: the write that follows fails.
+/// Whether a 404 is about the object. GCS gives the same reason for a missing bucket and a missing object, and only the
+/// text differs. It is safe to mistake a missing bucket for a missing object, because the write that follows fails.
 fn names_no_bucket(answer: &Answer) -> bool {
     !is_page(answer) && !answer.message.as_deref().unwrap_or("").contains("bucket does not exist")
 }
@@ -108,12 +108,12 @@ impl fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// The request had no effect.
+    /// Returns the failure of a request that had no effect.
     fn refused(&self, fault: Fault) -> Meaning {
         Meaning::Failed(fault.not_applied())
     }
 
-    /// The request may have had its effect, if it can have one.
+    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
     fn unknown(&self, fault: Fault) -> Meaning {
         Meaning::Failed(self.asked().unknown(fault))
     }
@@ -127,8 +127,9 @@ impl Case<'_> {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             _ if is_throttled(answer) => self.refused(self.busy(answer)),
-            // GCS asks clients to retry these, and does not promise that nothing was done: a front end may give up
-            // waiting for a back end that continues. That includes 503, and 409, which is not documented for objects.
+            // GCS asks clients to retry these requests, but does not promise that they had no effect. A front end may
+            // give up waiting for a back end that continues. This includes 503, and also 409, which is not documented
+            // for objects.
             (408 | 409 | 499 | 500 | 502..=599, _) => self.unknown(self.busy(answer)),
             (501, _) => self.refused(self.not_implemented(answer)),
             (401, _) if answer.signed_before => self.refused(self.expired(answer)),
@@ -169,8 +170,8 @@ impl Case<'_> {
         ))
     }
 
-    /// Access tokens live for an hour. leasehold considered this one valid until now, by a clock that stops during a
-    /// suspend.
+    /// Returns the fault for an expired access token. Access tokens are valid for an hour, but Google's library
+    /// measures their age on a clock that stops while the machine is suspended.
     fn expired(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
             .with_help("the access token is no longer accepted; a new one is requested with the next request")

@@ -10,7 +10,8 @@ use crate::error::ErrorKind;
 use crate::stores::objects::Operation;
 use crate::stores::objects::{Meaning, failed};
 
-/// Google accepts about one write a second for an object, so a lease must be long enough to send a renewal again.
+/// The shortest ttl. GCS accepts about one write per second for an object, so a lease must be long enough to send a
+/// renewal again.
 const LEAST_TTL: (Duration, &str) = (
     Duration::from_secs(10),
     "GCS accepts about one write per second for an object, and a renewal may have to be sent again",
@@ -61,7 +62,7 @@ struct Action {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Condition {
-    /// `false`: applies to noncurrent versions only.
+    /// If `false`, the rule applies to noncurrent versions only.
     is_live: Option<bool>,
     num_newer_versions: Option<u32>,
     days_since_noncurrent_time: Option<u32>,

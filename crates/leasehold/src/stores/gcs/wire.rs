@@ -1,4 +1,4 @@
-//! Requests and responses of the JSON API, without their meaning.
+//! Builds requests and parses responses of the JSON API. Does not interpret the responses.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,14 +16,14 @@ use crate::register::{Body, Metadata};
 use crate::stores::answer::Answer;
 use crate::stores::https::{body, date_us, retry_after};
 
-/// In a path or a query, everything but these characters is percent-encoded: an object's name is one segment, including
-/// its slashes.
+/// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
+/// one segment.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The maximum length of an error's text.
+/// The maximum length of an error's text, in bytes.
 const MOST_ERROR_BYTES: usize = 4_096;
 
-/// A request, without its sender.
+/// A request without credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
@@ -34,7 +34,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Makes the project of `place` pay for the request, if there is one.
+    /// Returns the request with the project of `place` that pays for it, if there is one.
     pub(super) fn paid(mut self, place: &Place) -> Self {
         if let Some(project) = &place.user_project {
             let _ = write!(self.url, "&userProject={}", encoded(project));
@@ -43,7 +43,7 @@ impl Request {
     }
 }
 
-/// Reads generation, size and metadata of an object.
+/// Reads the generation, the size and the metadata of an object.
 pub(super) fn head(place: &Place, object: &str) -> Request {
     let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
                   contentLanguage%2Cmetadata";
@@ -72,11 +72,11 @@ pub(super) fn read(place: &Place, object: &str) -> Request {
     Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
-/// Writes `body` if the object has `generation` now; 0 for no object.
+/// Writes `body` if the object's current generation is `generation`. Generation 0 stands for no object.
 ///
-/// This is a multipart upload, because only that includes metadata. Without `no-store`, Google's caches keep a publicly
-/// readable record for an hour. The preconditions are checked once, for content and metadata, when the upload is
-/// complete.
+/// This is a multipart upload, because only such an upload includes metadata. Without `no-store`, Google's caches keep
+/// a publicly readable record for an hour. GCS checks the precondition once, for the content and the metadata, when the
+/// upload is complete.
 pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, boundary: Id) -> Request {
     let resource = Resource { name: Some(object.to_owned()), ..Resource::new(body.metadata) };
     let value_type = resource.content_type.as_deref().unwrap_or("application/octet-stream");
@@ -107,12 +107,13 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, b
     }
 }
 
-/// Deletes the object if it has `generation` now.
+/// Deletes the object if its current generation is `generation`.
 ///
-/// Google's own endpoints get only the precondition. A generation in the URL would select that version of the object.
-/// In a bucket with versioning, an overwritten version still exists, and it is not documented that the precondition
-/// then refers to the current one. If it does not, an old version is deleted, and a lock that is still held counts as
-/// released. The emulator fake-gcs-server needs the generation, because it ignores the precondition.
+/// Requests to Google's own endpoints contain only the precondition. A generation in the URL would select that version
+/// of the object. In a bucket with versioning, an overwritten version still exists, and Google does not document that
+/// the precondition then refers to the current version. If it did not, the request would delete an old version, and a
+/// lock that is still held would count as released. The emulator fake-gcs-server needs the generation, because it
+/// ignores the precondition.
 pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
     let generation = encoded(generation);
     let version = if place.is_trusted() { String::new() } else { format!("generation={generation}&") };
@@ -147,7 +148,7 @@ fn encoded(text: &str) -> impl std::fmt::Display {
     utf8_percent_encode(text, SEGMENT)
 }
 
-/// An object's metadata, in the field names of the JSON API.
+/// An object's metadata, with the field names of the JSON API.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Resource {
@@ -192,9 +193,9 @@ impl Resource {
         }
     }
 
-    /// Returns the metadata of the bytes.
+    /// Converts the resource to the metadata of an object.
     pub(super) fn into_metadata(self) -> Metadata {
-        // Emulators return an empty header if the object has none.
+        // Emulators return an empty text for a header that the object does not have.
         let said = |header: Option<String>| header.filter(|text| !text.is_empty());
         Metadata {
             content_type: said(self.content_type),
@@ -227,25 +228,25 @@ pub(super) struct Item {
     pub(super) name: String,
 }
 
-/// Returns the generation in the headers of a response. `None` if there is none.
+/// Returns the generation in the headers of a response. Returns `None` if there is none.
 pub(super) fn generation(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-goog-generation")?.to_str().ok()
 }
 
-/// The store's time in the head of a response.
+/// The store's time in the headers of a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dated {
     pub(super) us: u64,
     pub(super) sent: Moment,
     pub(super) received: Moment,
     status: StatusCode,
-    /// Whether it has headers that only GCS sends, or a server that speaks its protocol.
+    /// Whether the response has headers that only GCS and servers that speak its protocol send.
     by_headers: bool,
     is_json: bool,
 }
 
 impl Dated {
-    /// `None` if the response does not contain the time.
+    /// Reads the time in the headers of a response. Returns `None` if it is missing.
     pub(super) fn of(response: &Response, sent: Moment, received: Moment) -> Option<Self> {
         let headers = response.headers();
         let is_gcs = |name: &str| name.starts_with("x-goog-") || name == "x-guploader-uploadid";
@@ -260,8 +261,9 @@ impl Dated {
         })
     }
 
-    /// Whether the response, and so its date, certainly comes from the store: an intermediary has another clock.
-    /// `reason` is that of an error in GCS's JSON. The status of a gateway's own response shows that it is one.
+    /// Whether the response, and so its date, certainly comes from the store. An intermediary has another clock.
+    /// `reason` is the reason of an error in GCS's JSON. The status of a gateway's own response shows that it comes
+    /// from a gateway.
     pub(super) fn is_the_stores(&self, reason: Option<&str>, is_emulator: bool) -> bool {
         let is_gateways = matches!(self.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
         let in_its_form = if self.status.is_success() { self.is_json } else { reason.is_some() };
@@ -271,7 +273,7 @@ impl Dated {
     }
 }
 
-/// Parses a response other than success, including its body.
+/// Parses an unsuccessful response, including its body.
 pub(super) async fn refusal(response: Response) -> Answer {
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
@@ -280,7 +282,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     Answer { status, code, message, retry_after, ..Answer::default() }
 }
 
-/// Parses reason and message in an error's body: GCS's JSON, or plain text, which downloads return.
+/// Parses the reason and the message in an error's body. The body is GCS's JSON or, for a download, plain text.
 fn explanation(text: &[u8]) -> (Option<String>, Option<String>) {
     #[derive(Deserialize)]
     struct Body {

@@ -1,4 +1,5 @@
-//! The register against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the register against a scripted server: the requests that it sends, and its results for every kind of
+//! response.
 
 mod objects;
 mod reaching;
@@ -224,7 +225,7 @@ async fn only_responses_of_the_store_show_its_time() {
         (refused("502 Bad Gateway", DATE, "backendError"), false),
         (page("503 Service Unavailable", ""), false),
         (page("403 Forbidden", ""), false),
-        // Emulators respond so; Google does not.
+        // Emulators send such a response; Google does not.
         (page("404 Not Found", ""), true),
         (page("200 OK", ""), false),
         (
@@ -315,7 +316,7 @@ async fn listings_are_read_page_by_page() {
     assert_eq!(endless.requests().len(), 2);
 }
 
-/// A GCS that accepts every write and every delete, whatever its preconditions.
+/// Starts a GCS server that ignores preconditions and accepts every write and every delete.
 async fn careless() -> Server {
     let objects: Mutex<HashMap<String, u64>> = Mutex::default();
     Server::start(move |seen| {

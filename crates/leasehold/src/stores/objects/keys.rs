@@ -1,7 +1,7 @@
 //! Maps register keys to object keys and back.
 //!
-//! Everything except RFC 3986's unreserved characters and `/` is percent-encoded. So no store, proxy or tool interprets
-//! any part of a key, and each object key stands for exactly one register key.
+//! All characters except `/` and RFC 3986's unreserved characters are percent-encoded. So no store, proxy or tool
+//! interprets any part of a key, and each object key stands for exactly one register key.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -10,24 +10,24 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 /// The keys below one prefix of a bucket.
 #[derive(Clone, Debug)]
 pub(in crate::stores) struct Keys {
-    /// Empty, or ending in `/`. Not encoded, because the user's prefix may already exist, and may be in policies.
+    /// Empty, or ends with `/`. Not encoded, because the user's prefix may already exist, and policies may name it.
     base: String,
     encoded: bool,
 }
 
 impl Keys {
-    /// The keys below `prefix`, which has no `/` at either end. Empty for the whole bucket.
+    /// Returns the keys below `prefix`, which has no `/` at either end. An empty prefix stands for the whole bucket.
     pub(in crate::stores) fn below(prefix: &str) -> Self {
         Self { base: if prefix.is_empty() { String::new() } else { format!("{prefix}/") }, encoded: true }
     }
 
-    /// Like [`below`](Self::below), with object keys that equal the register keys, for sharing objects with other
-    /// clients.
+    /// Like [`below`](Self::below), but object keys equal the register keys, to share objects with other clients.
     pub(in crate::stores) fn verbatim(prefix: &str) -> Self {
         Self { encoded: false, ..Self::below(prefix) }
     }
 
-    /// The object key of register key `key`. For a prefix of keys, the prefix of their object keys.
+    /// Returns the object key for the register key `key`. For a prefix of register keys, returns the prefix of their
+    /// object keys.
     pub(in crate::stores) fn object(&self, key: &str) -> String {
         if self.encoded {
             format!("{}{}", self.base, utf8_percent_encode(key, ENCODED))
@@ -36,14 +36,15 @@ impl Keys {
         }
     }
 
-    /// The register key of object key `object`. `None` for an object key that [`object`](Self::object) never returns.
+    /// Returns the register key for the object key `object`. Returns `None` for an object key that
+    /// [`object`](Self::object) never returns.
     pub(in crate::stores) fn register(&self, object: &str) -> Option<String> {
         let encoded = object.strip_prefix(&self.base)?;
         if !self.encoded {
             return Some(encoded.to_owned());
         }
         let key = percent_decode_str(encoded).decode_utf8().ok()?;
-        // `%61` also decodes to `a`, but leasehold does not write `a` so. Two objects must not have the same key.
+        // `%61` also decodes to `a`, but leasehold never encodes `a`. Two objects must not have the same register key.
         (utf8_percent_encode(&key, ENCODED).to_string() == encoded).then(|| key.into_owned())
     }
 }

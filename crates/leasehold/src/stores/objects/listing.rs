@@ -1,4 +1,4 @@
-//! Listings, page by page.
+//! Lists register keys page by page.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,12 +14,12 @@ use crate::retry::retry;
 /// A page of object keys.
 pub(in crate::stores) struct Page {
     pub(in crate::stores) objects: Vec<String>,
-    /// The token for the next page. `None` after the last one.
+    /// The token for the next page. `None` on the last page.
     pub(in crate::stores) next: Option<String>,
 }
 
-/// Lists the register keys that start with `prefix`. `fetch` returns a page of the objects with a prefix, for the token
-/// of the page before. It is called again after a transient error.
+/// Lists the register keys that start with `prefix`. `fetch` returns the next page of the objects with a prefix, given
+/// the token of the previous page. It is called again after a transient error.
 pub(in crate::stores) fn listing<'a, F>(
     env: &'a Env,
     keys: &'a Keys,
@@ -34,7 +34,7 @@ where
     stream::try_unfold(pages, move |pages| next_listed(env, keys, pages, fetch.clone())).boxed()
 }
 
-/// The position of a listing.
+/// The state of a listing.
 struct Pages {
     prefix: String,
     page: VecDeque<String>,
@@ -58,7 +58,7 @@ where
 {
     loop {
         while let Some(object) = pages.page.pop_front() {
-            // leasehold did not write objects whose keys do not decode.
+            // Skips objects whose keys do not decode: leasehold did not write them.
             if let Some(key) = keys.register(&object) {
                 return Ok(Some((key, pages)));
             }

@@ -9,10 +9,10 @@ use crate::protocol::RegisterLeases;
 use crate::register::Register;
 use crate::url::StoreUrl;
 
-/// The form of a lock's objects.
+/// How objects represent a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::stores) enum Protocol {
-    /// A record that stays: `<name>.lock`, free or held.
+    /// A record, `<name>.lock`, that remains when the lock is free.
     Lease,
     /// The lock is held while an object with its name exists, as in simple lock clients.
     Existence,
@@ -31,7 +31,7 @@ impl Protocol {
         }
     }
 
-    /// Creates leases by this protocol on `register`.
+    /// Creates a lease store that uses this protocol on `register`.
     pub(in crate::stores) fn leases(
         self,
         register: Arc<dyn Register>,
@@ -43,7 +43,7 @@ impl Protocol {
         })
     }
 
-    /// The keys of objects below `prefix`.
+    /// Returns the keys of objects below `prefix`.
     pub(in crate::stores) fn keys(self, prefix: &str) -> Keys {
         match self {
             Self::Lease => Keys::below(prefix),

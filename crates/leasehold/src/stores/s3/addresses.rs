@@ -1,5 +1,5 @@
-//! The addresses of an endpoint's name. Each may be a separate front end. The connections of one client mostly go to
-//! one of them, so an examination uses all.
+//! Finds the addresses of an endpoint's name. Each may be a separate front end. One client mostly connects to only one
+//! of them, so an examination uses all of them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,17 +14,17 @@ use crate::clock::timeout;
 use crate::env::Env;
 use crate::stores::aws::config::CONNECT_LIMIT;
 
-/// How many connections are opened at once: a process may be limited to some hundred open files.
+/// The maximum number of connections that are opened at once. A process may be limited to a few hundred open files.
 const TRIED_AT_ONCE: usize = 64;
 
-/// Resolves a name. Tests replace it.
+/// A function that resolves a name. Tests replace it.
 pub(super) type Lookup = fn(String, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 
 pub(super) fn system(name: String, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
     async move { Ok(lookup_host((name, port)).await?.collect()) }.boxed()
 }
 
-/// The addresses of a name with several addresses.
+/// The addresses of a name, by whether they accept connections.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     /// The addresses that accept connections.
@@ -33,8 +33,9 @@ pub(super) struct Addresses {
     pub(super) silent: Vec<(IpAddr, String)>,
 }
 
-/// The addresses of the host in `url`. Empty if there are not several, if a proxy from the environment resolves the
-/// name, if it cannot be resolved, or if none responds; requests will then report why.
+/// Returns the addresses of the host in `url`. `answering` is empty if fewer than two addresses accept connections.
+/// Both lists are empty if none does, if the name cannot be resolved, or if a proxy from the environment resolves it.
+/// Requests then report why they fail.
 pub(super) async fn of(url: &str, lookup: Lookup, env: &Env) -> Addresses {
     let found = found(url, lookup, env).await.unwrap_or_default();
     match found.answering.len() {
@@ -62,8 +63,8 @@ async fn found(url: &str, lookup: Lookup, env: &Env) -> Option<Addresses> {
     while let Some((address, connected)) = tries.next().await {
         match connected {
             Ok(_) => found.answering.push(address),
-            // `localhost` has both loopback addresses, and servers usually listen on one, so a silent one is not
-            // reported.
+            // `localhost` has two loopback addresses, and servers usually listen on only one of them. So `::1` is not
+            // reported as silent.
             Err(_) if address == Ipv6Addr::LOCALHOST => {}
             Err(error) => found.silent.push((address, error.to_string())),
         }

@@ -1,4 +1,4 @@
-//! Bodies and metadata of objects, converted to and from the SDK's types.
+//! Converts the bodies and the metadata of objects to and from the SDK's types.
 
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ pub(super) async fn cell(
     }
 }
 
-/// Parses the response to a `HEAD`.
+/// Parses the response to a HEAD.
 pub(super) fn head(object: &str, output: HeadObjectOutput) -> Result<Head, StoreError> {
     let version = version(output.e_tag()).map_err(Fault::not_applied)?;
     let size = output.content_length().and_then(|length| u64::try_from(length).ok()).unwrap_or(0);
@@ -71,7 +71,7 @@ pub(super) fn head(object: &str, output: HeadObjectOutput) -> Result<Head, Store
     Ok(Head { version, metadata, size })
 }
 
-/// The headers that the responses of two operations share.
+/// The headers that the responses to a GET and a HEAD share.
 struct Headers {
     content_type: Option<String>,
     cache_control: Option<String>,
@@ -119,7 +119,8 @@ pub(super) fn with_metadata(request: PutObjectFluentBuilder, metadata: Metadata)
 pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
     let what = match etag {
         None | Some("") => "without an ETag",
-        // If-Match compares strongly, so a weak ETag never matches. A proxy that compresses creates such ETags.
+        // If-Match compares strongly, so a weak ETag never matches. A proxy that compresses responses creates such
+        // ETags.
         Some(etag) if etag.starts_with("W/") => "with a weak ETag",
         Some(etag) => return Ok(Version::new(etag)),
     };
@@ -133,7 +134,8 @@ pub(super) fn version(etag: Option<&str>) -> Result<Version, Fault> {
     ))
 }
 
-/// The ETag of an object with these bytes, unless it is encrypted with a customer's key: their MD5.
+/// Returns the ETag of an object with these bytes, which is their MD5. This does not hold for objects that are
+/// encrypted with a KMS key.
 pub(super) fn etag_of(bytes: &[u8]) -> Version {
     let digits: String = Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     Version::new(format!("\"{digits}\""))

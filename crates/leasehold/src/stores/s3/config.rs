@@ -1,4 +1,4 @@
-//! The settings in a store URL, checked by S3's rules.
+//! Parses the settings in a store URL and checks them by S3's rules.
 
 use super::settings::Settings;
 use crate::error::Error;
@@ -28,7 +28,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Parses `url`, and its settings for `options`.
+    /// Parses `url`, and applies its common settings to `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         let (access, bucket, path) = place(&mut url)?;
         let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
@@ -41,27 +41,28 @@ impl Location {
         Ok(location)
     }
 
-    /// Parses `url` as that of an object. Returns its location, and its key there.
+    /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
         let (access, bucket, path) = place(&mut url)?;
         let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
         url.finish()?;
-        // Keys are not encoded.
+        // This protocol does not encode keys.
         let protocol = Protocol::Existence;
         Ok((Self { bucket, prefix, access, path_style, protocol, settings }, key))
     }
 }
 
-/// Returns how to access the bucket, the bucket, and the path in it.
+/// Returns the access settings, the bucket, and the path in the bucket.
 fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     let mut access = Access::take(url, SERVICE)?;
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
         return Ok((access, checked_bucket(authority)?, url.path().to_owned()));
     }
-    // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: the name is in the path, or is percent-encoded.
+    // `arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/prefix`: `NAME` is in the URL's path, unless its slash is
+    // percent-encoded.
     let text = format!("{authority}{}", url.path());
     let Some((region, resource)) = arn(&text, "s3") else { return Err(not_an_access_point(&text)) };
     let name = resource.strip_prefix("accesspoint/").unwrap_or("");
@@ -69,7 +70,7 @@ fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     if !is_access_point(name) {
         return Err(not_an_access_point(&text));
     }
-    // The part before the resource, and the two parts of the resource.
+    // The ARN up to the resource, and the resource without the path.
     let head = text.len() - resource.len();
     let bucket = format!("{}accesspoint/{name}", &text[..head]);
     access.set_region_of_arn(&bucket, region)?;
@@ -202,7 +203,7 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");
             assert!(error.to_string().contains(named), "{url}: {error:?}");
-            // The error text of the switch already names its values.
+            // The error about a switch already names the allowed values.
             assert!(!error.help().is_empty() || url.contains("path_style"), "{url}: {error:?}");
         }
         let long = format!("s3://bucket/{}", "x".repeat(251));
@@ -222,7 +223,7 @@ mod tests {
             let location = read(&url).unwrap();
             assert_eq!((&*location.bucket, &*location.prefix), (arn, prefix), "{url}");
             assert_eq!(location.access.region.as_deref(), Some("eu-west-1"), "{url}");
-            // Tickets contain the URL as it is displayed.
+            // Tickets contain the displayed form of the URL.
             let shown = StoreUrl::parse(&url).unwrap().to_string();
             assert_eq!(read(&shown).unwrap(), location, "{shown}");
         }

@@ -13,8 +13,8 @@ use crate::env::Env;
 use crate::error::Error;
 
 impl Location {
-    /// Reads the machine's AWS configuration and creates a client. Sends no request, unless the machine's metadata
-    /// service must be asked for the region.
+    /// Reads the machine's AWS configuration and creates a client. Sends no request, except to the machine's metadata
+    /// service if it must be asked for the region.
     pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
@@ -43,7 +43,7 @@ impl Location {
     }
 }
 
-/// A client configuration with a different time limit for a request, for large bodies.
+/// Returns a client configuration with another time limit for a request, for large bodies.
 pub(super) fn limited(limit: Duration) -> Builder {
     let timeouts = TimeoutConfig::builder().read_timeout(limit).operation_attempt_timeout(limit).build();
     Builder::new().timeout_config(timeouts)

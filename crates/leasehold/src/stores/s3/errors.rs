@@ -1,4 +1,4 @@
-//! The meaning of a response of S3, or of a missing one. A pure function, so that every row of it is tested.
+//! Interprets the responses of S3, and missing responses. This is a pure function, so that tests can cover every case.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,20 +17,20 @@ fn permission(operation: Operation) -> &'static str {
     }
 }
 
-/// The bucket that was addressed, for messages.
+/// The bucket to which requests go.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) bucket: String,
     pub(super) region: String,
     /// `None` for Amazon's own endpoint.
     pub(super) endpoint: Option<String>,
-    /// The address to use, of those that the endpoint's name resolves to. `None` leaves the choice to the client.
+    /// The address of the endpoint's name to connect to. `None` leaves the choice to the client.
     pub(super) address: Option<IpAddr>,
 }
 
 impl Place {
-    /// Whether the bucket is known to honour preconditions, as Amazon documents for its general purpose buckets. This
-    /// is not assumed for other stores, nor for other kinds of names on Amazon's own endpoints: access points by ARN or
+    /// Whether the bucket is known to honour preconditions. Amazon documents this for general purpose buckets. It is
+    /// not assumed for other stores, or for other kinds of names on Amazon's own endpoints: access points by ARN or
     /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
     /// (`name--op-s3`), directory buckets (`name--x-s3`) and kinds that do not exist yet.
     pub(super) fn is_trusted(&self) -> bool {
@@ -42,12 +42,12 @@ impl Place {
         self.endpoint.is_none() && plain && !special
     }
 
-    /// Whether it is a directory bucket of S3 Express, or an access point of one.
+    /// Whether the bucket is a directory bucket of S3 Express, or an access point of one.
     pub(super) fn is_directory(&self) -> bool {
         self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
     }
 
-    /// The bucket, or the access point, in a policy.
+    /// Returns the ARN of the bucket or the access point, for a policy.
     pub(super) fn arn(&self) -> String {
         let Self { bucket, region, .. } = self;
         match bucket.starts_with("arn:") {
@@ -60,13 +60,13 @@ impl Place {
         }
     }
 
-    /// The ARN of an object, or of objects, in a policy.
+    /// Returns the ARN of the object `key`, or of all objects that match the pattern `key`, for a policy.
     pub(super) fn arn_of(&self, key: &str) -> String {
         let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
         format!("{}{objects}/{key}", self.arn())
     }
 
-    /// The endpoint and the bucket. The same at each address.
+    /// Returns the endpoint and the bucket. The text is the same for each address.
     pub(super) fn shown(&self) -> String {
         format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
     }
@@ -92,8 +92,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
     };
     match (operation, answer.status, answer.code.as_deref()) {
         (Operation::Read, 404, Some("NoSuchKey")) => Meaning::Absent,
-        // A response to HEAD has no body, and so no error code. The bucket may be what is missing. The write will show
-        // that.
+        // A response to HEAD has no body, and so no error code. If the bucket is missing, the write that follows
+        // reports it.
         (Operation::Head, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
@@ -115,12 +115,12 @@ impl fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// The request had no effect.
+    /// Returns the failure of a request that had no effect.
     fn refused(&self, fault: Fault) -> Meaning {
         Meaning::Failed(fault.not_applied())
     }
 
-    /// The request may have had its effect, if it can have one.
+    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
     fn unknown(&self, fault: Fault) -> Meaning {
         Meaning::Failed(self.asked().unknown(fault))
     }
@@ -132,14 +132,14 @@ impl Case<'_> {
     fn answered(&self, answer: &Answer) -> Meaning {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
-            // Throttled: the request was refused before S3 did anything.
+            // Throttled. S3 refused the request before it did anything.
             (503, "SlowDown") | (429, _) => self.refused(self.busy(answer)),
-            // Another conditional write of this key is under way. Nothing was written, and the lock may or may not be
+            // Another conditional write of this key is in progress. Nothing was written, and the lock may or may not be
             // held.
             (409, _) => self.refused(self.busy(answer)),
-            // S3 gave up reading the request. A proxy may respond so for a request that it has already forwarded. The
-            // same holds for other 503s: load balancers return them for connections that broke, and MinIO if too few
-            // disks took the write.
+            // With 408 and `RequestTimeout`, S3 gave up reading the request. But a proxy may send this response for a
+            // request that it has already forwarded. The outcome of other 503s is unknown too: load balancers return
+            // them for broken connections, and MinIO if too few disks accepted the write.
             (408 | 500..=500 | 502..=599, _) | (400, "RequestTimeout") => self.unknown(self.busy(answer)),
             (501, _) | (400, "NotImplemented") => self.refused(self.not_implemented(answer)),
             (_, "NoSuchBucket" | "InvalidBucketName") => self.refused(self.no_bucket(answer)),
@@ -190,7 +190,7 @@ impl Case<'_> {
         })
     }
 
-    /// The error of a bucket with Object Lock for a body without a checksum.
+    /// Returns the fault for a body without a checksum in a bucket with Object Lock.
     fn no_checksum(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
             "the bucket has Object Lock and accepts no object without a checksum: add ?checksum=crc32 to the store \
@@ -205,7 +205,8 @@ impl Case<'_> {
         )
     }
 
-    /// Amazon has conditional writes, so something else is wrong with the request.
+    /// Returns the fault of a bucket at Amazon. Amazon supports conditional writes, so something else is wrong with the
+    /// request.
     fn bad_setting(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(
             "check the options `checksum`, `sse` and `kms_key` of the store URL, and the settings of the bucket",
@@ -233,7 +234,8 @@ impl Case<'_> {
         })
     }
 
-    /// The SDK has learned the difference from this response and signs the next request by the store's clock.
+    /// Returns a transient fault: the SDK has learned the clock difference from this response and signs the next
+    /// request by the store's clock.
     fn skewed(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
             .with_help("this machine's wall clock is more than 15 minutes off, and S3 refuses its signatures: set the clock")

@@ -1,5 +1,5 @@
-//! The doctor's checks of a bucket's settings. They need permissions that locks do not; a missing permission is not an
-//! error.
+//! The doctor's checks of a bucket's settings. They need permissions that locks do not need, so a missing permission is
+//! not an error.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -58,7 +58,7 @@ impl S3Register {
         lines
     }
 
-    /// Amazon does not document how a directory bucket responds to a conditional delete of a missing object.
+    /// Checks how a directory bucket responds to a conditional delete of a missing object. Amazon does not document it.
     async fn delete_of_nothing(&self) -> Finding {
         let nothing = format!(".leasehold-probe-nothing-{}", Id::random(&self.env().random));
         let version = Version::new("\"00000000000000000000000000000000\"");
@@ -107,7 +107,7 @@ impl S3Register {
         }
     }
 
-    /// `Ok(None)` if nothing is configured. An error is a finding that explains why it is unknown.
+    /// Returns `Ok(None)` if nothing is configured. The error explains, for a finding, why the setting is unknown.
     fn asked<T, E>(
         &self,
         permission: &str,
@@ -129,7 +129,8 @@ impl S3Register {
     }
 }
 
-/// If such deletes succeed, a release would count as done although another client had deleted the lock.
+/// Judges the response to a conditional delete of a missing object. If such deletes succeed, a release does not notice
+/// that another client has deleted the lock.
 fn deleted_nothing(answer: Result<Deleted, StoreError>) -> Finding {
     const CHECK: &str = "delete-missing";
     match answer {
@@ -150,7 +151,7 @@ fn unanswered(status: &dyn Display) -> String {
     format!("not checked: the store responds with {status}")
 }
 
-/// Under a default retention, written objects cannot be deleted, not even those of the examination.
+/// Judges Object Lock. Under a default retention, no written object can be deleted, not even those of the examination.
 fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
     const CHECK: &str = "object-lock";
     let on = configuration
@@ -168,7 +169,7 @@ fn retention(configuration: Option<&ObjectLockConfiguration>) -> Finding {
     }
 }
 
-/// Which of our objects a rule applies to.
+/// The part of our objects that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     All,
@@ -176,11 +177,11 @@ enum Extent {
     Some,
 }
 
-/// Our objects have no tags, and a size between a few hundred bytes and a few kilobytes.
+/// Our objects have no tags, and sizes between a few hundred bytes and a few kilobytes.
 const LARGER_THAN_OURS: i64 = 64 << 10;
 const SMALLER_THAN_OURS: i64 = 256;
 
-/// Which objects below `base` the `rule` applies to.
+/// Returns the part of the objects below `base` that `rule` applies to. Returns `None` if it applies to none of them.
 fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
     if rule.status() != &ExpirationStatus::Enabled {
         return None;
@@ -210,7 +211,7 @@ fn extent(rule: &LifecycleRule, base: &str) -> Option<Extent> {
     }
 }
 
-/// A rule that deletes current objects deletes the records of locks.
+/// Judges rules that delete current objects. They also delete the records of locks.
 fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
     const CHECK: &str = "lifecycle";
     let named = |rule: &LifecycleRule| rule.id().unwrap_or("without a name").to_owned();
@@ -223,7 +224,7 @@ fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
             (None, None) => None,
         }
     });
-    // The most serious rule.
+    // Reports the most serious rule.
     match expiring.max_by_key(|(_, fatal, _)| *fatal) {
         None => Finding::passed(CHECK, "no rule deletes current objects here"),
         Some((rule, true, when)) => {
@@ -243,7 +244,7 @@ fn expiration(rules: &[LifecycleRule], base: &str) -> Finding {
     }
 }
 
-/// In a versioned bucket every renewal leaves a version.
+/// Judges versioning. In a versioned bucket, every renewal leaves a version.
 fn versions(on: bool, rules: &[LifecycleRule], base: &str) -> Finding {
     const CHECK: &str = "versioning";
     let ended = rules.iter().any(|rule| {

@@ -1,4 +1,4 @@
-//! Requests to the bucket, with the settings that the store URL has for all of them.
+//! Builds requests to the bucket, with the settings in the store URL that apply to all requests.
 
 use aws_sdk_s3::operation::delete_object::builders::DeleteObjectFluentBuilder;
 use aws_sdk_s3::operation::get_object::builders::GetObjectFluentBuilder;
@@ -64,8 +64,8 @@ impl Location {
     }
 }
 
-/// The checksum to send. A bucket with Object Lock requires one. Amazon's endpoints accept CRC32. Many compatible
-/// stores do not support the header.
+/// Returns the kind of checksum to send. A bucket with Object Lock requires one. Amazon's endpoints accept CRC32. Many
+/// compatible stores do not support the header.
 fn checksum(settings: &Settings, endpoint: Option<&str>) -> Checksum {
     let default = if endpoint.is_none() { Checksum::Crc32 } else { Checksum::None };
     settings.checksum.unwrap_or(default)

@@ -1,4 +1,4 @@
-//! The settings for each request to a bucket in a store URL. Does not use S3's client.
+//! Parses the settings in a store URL that apply to each request to a bucket. Does not use S3's client.
 
 use crate::error::Error;
 use crate::stores::aws::access::is_account;
@@ -7,10 +7,10 @@ use crate::url::StoreUrl;
 /// Settings that apply to all requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// The checksum of a body. `None` chooses it by what is known of the endpoint.
+    /// The checksum of a body. `None` selects the default for the endpoint.
     pub(super) checksum: Option<Checksum>,
     pub(super) encryption: Option<Encryption>,
-    /// The key for `encryption`, if it is not the account's own.
+    /// The KMS key for `encryption`. `None` selects the account's default key.
     pub(super) kms_key: Option<String>,
     /// The account that must own the bucket.
     pub(super) owner: Option<String>,
@@ -18,14 +18,14 @@ pub(super) struct Settings {
     pub(super) requester_pays: bool,
 }
 
-/// The checksum that proves that a body arrived as it was sent.
+/// The kind of checksum by which the store verifies a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
     None,
     Crc32,
     Crc32c,
     Sha256,
-    /// `Content-MD5`, which older stores support instead.
+    /// `Content-MD5`, for older stores that support no other checksum.
     Md5,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Encryption {
     Aes256,
     /// By S3, with a key in KMS.
     Kms,
-    /// The same in two layers.
+    /// By S3, with a key in KMS, in two layers.
     KmsDsse,
 }
 

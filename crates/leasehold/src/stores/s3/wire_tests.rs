@@ -1,6 +1,7 @@
-//! The register against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the register against a scripted server: the requests that it sends, and its results for every kind of
+//! response.
 //!
-//! Inside the crate, because tests can pass credentials here, and cannot set environment variables.
+//! These tests are inside the crate so that they can pass credentials. Tests cannot set environment variables.
 
 // Only Linux responds on all addresses of 127.0.0.0/8 by default.
 #[cfg(target_os = "linux")]
@@ -169,7 +170,7 @@ async fn a_silent_store_is_given_up() {
 
 #[tokio::test]
 async fn connections_that_the_store_closes_cost_no_second_request() {
-    // As moto does after every response.
+    // The server closes the connection after every response, as moto does.
     let server =
         Server::start(|_| Reply::Answer(answer("200 OK", "ETag: \"a\"\r\nConnection: close\r\n", ""))).await;
     let register = server.register();
@@ -318,7 +319,7 @@ async fn listings_are_read_page_by_page() {
     assert_eq!(endless.requests().len(), 2);
 }
 
-/// An S3 that accepts every write and every delete, whatever its preconditions.
+/// Starts an S3 server that ignores preconditions and accepts every write and every delete.
 async fn careless() -> Server {
     let objects: Mutex<HashMap<String, (usize, String)>> = Mutex::default();
     Server::start(move |seen| {

@@ -1,4 +1,4 @@
-//! Records to items and back, and the items of other clients.
+//! Tests the conversion of records to items and back, and the items of other clients.
 
 use serde_json::Value as Json;
 
@@ -25,7 +25,7 @@ pub(in super::super) fn record() -> Record {
     golden(GOLDEN[0])
 }
 
-/// The item as a write of `record` leaves it.
+/// Returns the item after a write of `record`.
 pub(in super::super) fn item(record: &Record) -> Item {
     let (fitted, set) = fitted(record, "deploy/prod", Dialect::Java);
     let history = history_of(&fitted).map(|history| (HISTORY, history));
@@ -40,7 +40,8 @@ fn read_record(item: &Item) -> Record {
     }
 }
 
-/// The item that AWS's Java client writes when it acquires: a whole new item, without leasehold's attributes.
+/// Returns the item that AWS's Java client writes when it acquires a lock. It is a whole new item, without leasehold's
+/// attributes.
 fn java(version: &str) -> Item {
     Item::from([
         (KEY.to_owned(), s("deploy/prod")),
@@ -134,8 +135,8 @@ fn another_clients_item_has_a_lease_but_no_trusted_token() {
     assert_eq!((free.state, free.unconfirmed), (RecordState::Free, true));
 }
 
-/// After an UpdateItem of another client, or a PutItem of the Go client, which copies what it had read, leasehold's
-/// attributes still exist.
+/// leasehold's attributes still exist after another client's UpdateItem, and after a PutItem of the Go client, which
+/// copies the attributes that it has read.
 #[test]
 fn our_attributes_do_not_count_after_another_client_writes() {
     let mut stale = item(&record());
@@ -238,7 +239,7 @@ fn an_item_in_the_other_dialect_says_which_option_to_add() {
     assert_eq!(theirs.ttl_ms, 20_000);
     let fault = read(&java(THEIRS), Dialect::Go).unwrap_err();
     assert!(fault.help.unwrap().contains("?dialect=java"));
-    // Items of leasehold are read in either dialect: only other clients read the leaseDuration.
+    // Items of leasehold can be read in either dialect, because only other clients read the `leaseDuration`.
     assert!(read(&item(&record()), Dialect::Go).is_ok());
 }
 
@@ -313,7 +314,7 @@ fn as_many_past_grants_are_kept_as_fit_and_no_fewer() {
     assert!(full > 0, "one length fills the write unit to the last byte");
 }
 
-/// https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/CapacityUnitCalculations.html
+/// The sizes are from <https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/CapacityUnitCalculations.html>.
 #[test]
 fn sizes_are_counted_as_dynamodb_counts_them() {
     for (value, bytes) in [

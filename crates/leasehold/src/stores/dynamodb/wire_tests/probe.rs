@@ -1,4 +1,4 @@
-//! The examination of a server that speaks DynamoDB's protocol.
+//! Tests the examination of a server that speaks DynamoDB's protocol.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct VersionedValue {
 struct Table {
     cells: Arc<Mutex<HashMap<String, VersionedValue>>>,
     flaw: Arc<Mutex<Flaw>>,
-    /// The number of requests that get no response, either before or after they take effect.
+    /// The number of accepted writes that get no response. They take effect.
     hang: Arc<Mutex<usize>>,
 }
 
@@ -175,7 +175,7 @@ async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
     assert!(error.fault().help.as_ref().unwrap().contains("doctor"), "{error:?}");
 }
 
-/// A server that is restarted or busy while a process waits for a lock is asked again. The process does not give up.
+/// If the server is restarted or busy while a process waits for a lock, the process asks again and does not give up.
 #[tokio::test]
 async fn an_examination_without_a_response_is_repeated() {
     let table = Table::new(Flaw::None);

@@ -1,4 +1,4 @@
-//! The table: checked before it is used, and created.
+//! Tests how a table is checked before it is used, and how it is created.
 
 use super::*;
 
@@ -92,7 +92,7 @@ fn unseen(server: &Server, url: &str) -> DynamoDb {
     store
 }
 
-/// A server that describes its table as `described`, and responds to every other request with success.
+/// Starts a server that describes its table as `described`, and responds to every other request with success.
 async fn with_table(described: String) -> Server {
     Server::start(move |seen| {
         Reply::Answer(match seen.operation() {
@@ -108,7 +108,7 @@ fn operations(server: &Server) -> Vec<String> {
     server.requests().iter().map(|seen| seen.operation().to_owned()).collect()
 }
 
-/// Between regions the last writer wins: conditions are checked against the copy of one region.
+/// Conditions are checked against the copy of one region, and between regions the last writer wins.
 #[tokio::test]
 async fn a_global_table_is_refused_at_first_use() {
     for consistency in [None, Some("EVENTUAL")] {
@@ -131,7 +131,7 @@ async fn a_global_table_is_refused_at_first_use() {
     }
 }
 
-/// In such a table every region evaluates conditions against the latest version of an item.
+/// With strong consistency, every region evaluates conditions against the latest version of an item.
 #[tokio::test]
 async fn a_strongly_consistent_global_table_is_used() {
     let server = with_table(table("ACTIVE", |t| {
@@ -169,7 +169,7 @@ async fn a_table_that_may_not_be_described_is_used() {
     assert!(finding.help.join(" ").contains("dynamodb:DescribeTable"), "{finding:?}");
 }
 
-/// The table is unknown then, and the error is transient.
+/// A transient error does not show whether the table is safe, so the table is described again.
 #[tokio::test]
 async fn a_table_that_cannot_be_described_now_is_described_later() {
     let answers = Mutex::new(vec![table("ACTIVE", |_| ()), refused("400 X", "", "ThrottlingException")]);
@@ -267,7 +267,7 @@ async fn a_new_table_is_created_with_the_options_of_the_url() {
     }
 }
 
-/// The host to which a request for Amazon's own endpoint goes, according to what the proxy is asked for.
+/// The request to the proxy names the host of Amazon's own endpoint.
 #[tokio::test]
 async fn the_options_choose_among_amazons_endpoints() {
     for (options, host) in [

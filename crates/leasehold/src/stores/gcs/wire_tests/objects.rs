@@ -1,4 +1,4 @@
-//! Objects with their metadata, which takes two requests to read.
+//! Tests objects with metadata. Reading such an object takes two requests.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The project that pays, the key that encrypts, and the way to the server.
+//! Tests the paying project, the encryption key, and the connection to the server.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -65,11 +65,11 @@ async fn a_proxy_is_asked_instead_of_the_endpoint() {
     let [tunnel] = &refusing.requests()[..] else { panic!() };
     assert_eq!(tunnel.line, "CONNECT storage.invalid:443");
 
-    // Without the option no proxy is used, whatever the environment sets.
+    // The first proxy received no request of the second register.
     assert!(proxy.requests().is_empty());
 }
 
-/// A server that sends `text` to every client, and closes the connection.
+/// Starts a server that sends `text` to every client and closes the connection. Returns its address.
 async fn saying(text: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,9 +1,9 @@
-//! Requests that GCS refuses because of a policy, and a missing bucket.
+//! Tests requests that GCS refuses because of a policy or a missing bucket.
 
 use super::*;
 use crate::diagnosis::{CheckStatus, Finding};
 
-/// A refusal with a text of GCS.
+/// Returns a refusal with a text of GCS.
 fn refused_with(status: &str, reason: &str, message: &str) -> String {
     let errors = serde_json::json!([{"domain": "global", "reason": reason, "message": message}]);
     let body = serde_json::json!({"error": {"code": 412, "message": message, "errors": errors}});
@@ -75,8 +75,8 @@ async fn the_doctor_names_a_bucket_that_is_not_there() {
     let lines: Vec<_> = server.requests().into_iter().map(|seen| seen.line).collect();
     assert_eq!(lines.len(), 1, "{lines:?}");
 
-    // A user who may not read the bucket's settings learns only that. The same holds for an emulator without such
-    // settings.
+    // If the user may not read the bucket's settings, or an emulator has none, the doctor reports that they were not
+    // checked, and no check fails.
     for (status, reason) in [("403 Forbidden", "forbidden"), ("404 Not Found", "notFound")] {
         let server = Server::always(refused_with(status, reason, "Not Found")).await;
         let examined = register(&server).examine().await;

@@ -1,11 +1,11 @@
-//! Credentials, and the token server that exchanges them.
+//! Tests credentials, and the token server that exchanges them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::credentials::SCOPE;
 use super::*;
 
-/// A key file in a temporary folder. It can be written while its token server is not running.
+/// Writes a key file to a temporary folder. Its token server need not be running yet.
 fn key_file(key: serde_json::Value) -> (tempfile::TempDir, Source) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key.json");
@@ -23,7 +23,7 @@ fn user(token_server: &str) -> serde_json::Value {
     })
 }
 
-/// A GCS, and a token server beside it that issues `token-1`, `token-2` and so on.
+/// Starts a server that is both GCS and a token server, which issues `token-1`, `token-2` and so on.
 async fn signing_in(store: impl Fn(&str) -> String + Send + Sync + 'static) -> Server {
     let tokens = AtomicUsize::new(0);
     Server::start(move |seen| {
@@ -83,8 +83,8 @@ async fn a_workload_identity_exchanges_its_token() {
     assert!(write.has("authorization: bearer token-1"), "{write:?}");
 }
 
-/// A register at a server whose first token is good for one request only. This is as after a suspend, which the
-/// library's clock does not notice.
+/// Returns a register at a server that accepts the first token for one request only. This also happens after a suspend,
+/// which the library's clock does not notice.
 async fn expiring() -> (tempfile::TempDir, GcsRegister) {
     let uses = AtomicUsize::new(0);
     let server = signing_in(move |token| match (token, uses.fetch_add(1, Ordering::SeqCst)) {
@@ -106,7 +106,7 @@ async fn a_refused_token_is_replaced_but_an_error_if_it_never_worked() {
     assert!(matches!(error, StoreError::NotApplied(_)) && error.is_transient(), "{error:?}");
     write().await.unwrap();
 
-    // Two requests with one token both fail, and neither reports credentials that were never good.
+    // Two requests with the same token both fail, and neither reports that the credentials were never accepted.
     let (_folder, register) = expiring().await;
     let write = async || register.write("x.lock", Precondition::Absent, value().into()).await;
     write().await.unwrap();
@@ -160,7 +160,7 @@ async fn with_bad_credentials_nothing_is_sent_and_no_secret_leaks() {
 
 const ACCOUNT: &str = "locks@project.iam.gserviceaccount.com";
 
-/// A register that acts as [`ACCOUNT`] by the credentials of `source`.
+/// Returns a register that impersonates [`ACCOUNT`] with the credentials of `source`.
 fn register_as_account(server: &Server, source: Source) -> GcsRegister {
     let register = register_at(&server.url, source.clone());
     let identity = Identity { source, impersonated: Some(Impersonated::at(ACCOUNT, &server.url)) };
@@ -266,7 +266,7 @@ async fn a_load_survives_its_request_and_restarts_if_its_runtime_ends() {
     assert!(headers["authorization"].is_sensitive() && headers["authorization"] == "Bearer t");
     assert_eq!(loads.load(Ordering::SeqCst), 1, "one load served both");
 
-    // A load in a runtime that ends before there is a response is started again, instead of being awaited forever.
+    // If the runtime of a load ends before there is a response, the load is started again and not awaited forever.
     credentials.refused(1);
     let begun = credentials.clone();
     let asked = gone.clone();

@@ -1,4 +1,4 @@
-//! An endpoint whose name has several addresses.
+//! Tests endpoints whose name has several addresses.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,14 +9,14 @@ use tokio::io::AsyncReadExt;
 
 use super::*;
 
-/// 127.0.0.1 twice, 127.0.0.2, and 127.0.0.3, where no server listens.
+/// Returns 127.0.0.1 twice, 127.0.0.2, and 127.0.0.3, where no server listens.
 fn three(name: String, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
     assert_eq!(name, "localhost");
     let addresses = [2, 1, 3, 1].map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 0, n), port)));
     async move { Ok(addresses.to_vec()) }.boxed()
 }
 
-/// An S3 that checks preconditions, with two front ends: the same port at two addresses.
+/// Starts an S3 server that checks preconditions and has two front ends: the same port at two addresses.
 async fn two_fronts() -> [Server; 2] {
     let objects: Arc<Mutex<HashMap<String, (String, String)>>> = Arc::default();
     let script = move |seen: &Seen| {
@@ -34,7 +34,7 @@ async fn two_fronts() -> [Server; 2] {
                 refused("412 Precondition Failed", "", "PreconditionFailed")
             }
             "PUT" if holds => {
-                // Each body has a different nonce.
+                // Each body has a different nonce, so each ETag is different too.
                 let body = String::from_utf8(seen.body.clone()).unwrap();
                 let etag = bodies::etag_of(body.as_bytes()).as_str().to_owned();
                 objects.insert(key, (etag.clone(), body));
@@ -62,7 +62,7 @@ fn named(server: &Server, lookup: Lookup) -> S3Register {
     register
 }
 
-/// How many creates of a race, and how many writes over one version, each server received.
+/// Returns how many racing creates, and how many racing replaces, each server received.
 fn races(servers: &[Server; 2]) -> [(usize, usize); 2] {
     servers.each_ref().map(|server| {
         let seen = server.requests();
@@ -78,7 +78,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     let servers = two_fronts().await;
     let register = named(&servers[0], three);
     probe(&register).await.unwrap();
-    // 44 races of 8.
+    // The probe runs 44 races of 8 requests.
     for (creates, replaces) in races(&servers) {
         assert!(creates > 120 && replaces > 120, "{creates}, {replaces}");
     }
@@ -96,7 +96,7 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     }
 }
 
-/// The addresses that accept no connection, as the doctor reports them.
+/// Returns the addresses that accept no connection, as the doctor reports them.
 fn silent(ends: &FrontEnds) -> Vec<String> {
     ends.silent.iter().map(|(address, why)| format!("{address}: {why}")).collect()
 }
@@ -141,7 +141,7 @@ async fn addresses_are_looked_up_for_the_host_of_the_requests() {
         named(&servers[0], |name, port| three(name.strip_prefix("bucket.").unwrap().to_owned(), port));
     register.path_style = false;
     assert_eq!(register.fronts().await.unwrap().answering.len(), 2);
-    // A proxy looks it up.
+    // A proxy resolves the name itself.
     register.access.proxy = Some("http://proxy:3128".to_owned());
     assert!(register.fronts().await.unwrap().answering.is_empty());
 }
@@ -159,7 +159,7 @@ async fn no_more_addresses_are_asked_than_there_are_racers() {
     assert_eq!((ends.answering.len(), ends.more, ends.silent.len()), (8, 11, 0));
 }
 
-/// The first message of TLS has the name for which a certificate is requested.
+/// The first TLS message contains the name for which the client requests a certificate.
 #[tokio::test]
 async fn tls_asks_for_the_name_even_when_connecting_by_address() {
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
@@ -168,7 +168,7 @@ async fn tls_asks_for_the_name_even_when_connecting_by_address() {
     let mut register = register(&format!("https://localhost:{port}"), test_credentials());
     register.lookup = three;
     let fronts = register.fronts().await.unwrap().answering;
-    // The connection that showed that they are taken.
+    // Discards the connection by which `fronts` tested the address.
     drop(listener.accept().await.unwrap());
     let greeting = async {
         let (mut stream, _) = listener.accept().await.unwrap();

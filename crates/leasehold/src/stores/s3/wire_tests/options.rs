@@ -1,4 +1,4 @@
-//! How the options of a store URL change requests.
+//! Tests how the options of a store URL change requests.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use super::*;
 
 const OPTIONS: &str = "sse=aws:kms&kms_key=alias/locks&expected_bucket_owner=111122223333&requester_pays=on";
 
-/// The bucket of `url` at `endpoint`, with a client that is created as usual. `amazons`: treated as Amazon's own
-/// endpoint.
+/// Opens the bucket of `url` at `endpoint`, with a client that is created as usual. With `amazons`, the endpoint is
+/// treated as Amazon's own.
 fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
     let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut StoreOptions::default()).unwrap();
     let env = Env::system();
@@ -111,18 +111,18 @@ async fn a_checksum_is_sent_to_amazon_and_on_request() {
             .collect();
         assert_eq!(sent.len(), header.iter().len(), "{options} {amazons}: {sent:?}");
         assert!(header.is_none_or(|header| sent[0].starts_with(header)), "{options} {amazons}: {sent:?}");
-        // In a header, and not in a trailer behind a chunked body.
+        // The checksum is in a header, and not in a trailer after a chunked body.
         assert_eq!(put.body, value(), "{options} {amazons}");
         assert!(!put.head.contains("aws-chunked") && !put.head.contains("trailer"), "{put:?}");
         assert!(others.iter().all(|seen| !seen.head.contains("x-amz-checksum-")), "{options}: {others:?}");
     }
-    // The checksum of `{"a":1}`, as zlib computes it, in lower case like all headers here.
+    // The checksum of `{"a":1}`, as zlib computes it. The scripted server converts all headers to lower case.
     let register = opened("s3://bucket/p", Some(&server.url), true);
     let [put, ..] = &each_operation(&server, &register).await[..] else { panic!() };
     assert!(put.has("x-amz-checksum-crc32: vhusrw=="), "{put:?}");
 }
 
-/// The host to which a request for Amazon's own endpoint goes, according to what the proxy is asked for.
+/// Returns the host of Amazon's own endpoint that a client connects to, as its proxy sees it.
 async fn host_of(url: &str) -> String {
     let proxy = Server::always(answer("403 Forbidden", "", "")).await;
     let mark = if url.contains('?') { '&' } else { '?' };
@@ -190,7 +190,7 @@ async fn a_directory_bucket_is_listed_by_whole_folders() {
     }
 }
 
-/// A bucket at `endpoint`, where only the certificates in `authority` are trusted.
+/// Opens a bucket at `endpoint`, and trusts only the certificates in `authority`.
 fn trusting(authority: &Path, endpoint: &str) -> S3Register {
     opened(&format!("s3://bucket/p?ca={}", authority.display()), Some(endpoint), false)
 }
@@ -213,7 +213,7 @@ async fn a_private_authority_is_trusted_only_with_its_ca_file() {
     };
     let said = write(trusting(&wrong, &server.url)).await;
     assert!(said.contains(&format!("{wrong:?}")) && said.contains(&server.url), "{said}");
-    // The machine has neither.
+    // The machine trusts neither authority.
     write(opened("s3://bucket/p", Some(&server.url), false)).await;
     assert!(server.requests().is_empty(), "nothing is sent to an untrusted server");
 }
