@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Requests and renewals run on one background thread of the process, which the first call starts. So a guard stays
-//! valid while its thread works or sleeps. All types of this module are `Send` and `Sync`.
+//! valid while its thread works or sleeps. The values of this module can be moved between threads and shared among
+//! them.
 //!
 //! # Differences from the async API
 //!

@@ -40,7 +40,7 @@ impl Object {
         Self(crate::Object::new(register, key))
     }
 
-    /// Sets how often an update retries with new content before it gives up. Defaults to 256 attempts.
+    /// Sets the maximum number of attempts of an update, each on new content. Defaults to 256.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self(self.0.attempts(attempts))
@@ -71,8 +71,8 @@ impl Object {
         wait(self.0.read())
     }
 
-    /// Replaces the object's content with the value that `make` computes from it. See [`update`](crate::update). `make`
-    /// runs on the calling thread, once for each attempt. It must not update the same handle.
+    /// Updates the object to the content that `make` returns for its current content. See [`update`](crate::update).
+    /// `make` runs on the calling thread, once for each attempt. It must not update the same handle.
     ///
     /// # Errors
     /// Returns the same errors as [`update`](crate::update).
@@ -83,8 +83,8 @@ impl Object {
         nested(async { Ok(self.0.update(|content| std::future::ready(make(content))).await) })
     }
 
-    /// Replaces the object's content with the value that `make` computes from it, unless a token higher than `token`
-    /// has written it before. See [`fence::update`](crate::fence::update).
+    /// Updates the object to the content that `make` returns for its current content, unless a token higher than
+    /// `token` has written it before. See [`fence::update`](crate::fence::update).
     ///
     /// # Errors
     /// Returns the same errors as [`fence::update`](crate::fence::update).
