@@ -253,7 +253,7 @@ impl Turn<'_> {
         let span = self.model.contender_span();
         let client = self.client(who);
         let landed = match client.task {
-            Task::Acquire { step: Step::Writing { .. }, landed, .. } => landed, // A guess without rule 4.
+            Task::Acquire { step: Step::Writing { .. }, landed, .. } => landed, // Without rule 4, the client guesses.
             Task::Acquire { had_landed, .. } => had_landed,
             _ => false,
         };

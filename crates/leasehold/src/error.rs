@@ -1,4 +1,4 @@
-//! Errors: [`Error`] for users of the library, and [`StoreError`] for its internal layers.
+//! Errors: [`Error`] for users of the library, and [`StoreError`] for the interface between the library and its stores.
 
 use std::fmt;
 use std::time::Duration;

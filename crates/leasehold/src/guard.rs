@@ -86,7 +86,7 @@ impl Guard {
     /// Returns the fencing token, which is greater than the token of every earlier grant of this lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the store's protocol has no tokens
+    /// Returns [`ErrorKind::Unsupported`] if the store's protocol has no tokens
     /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
     pub fn token(&self) -> Result<Token> {
         if self.hold.capabilities.tokens {
@@ -107,7 +107,7 @@ impl Guard {
     /// This reads the clock, so the result is also correct after a suspend.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     pub fn check(&self) -> Result<()> {
         let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
@@ -118,7 +118,7 @@ impl Guard {
     /// Use this if another process on this machine checks the deadline, as [`check`](Self::check) does in this one.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -156,7 +156,7 @@ impl Guard {
     /// borrow the guard. Cancel safe: dropping the future does not affect the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost or released. A loss is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost or released. A loss is final.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -206,8 +206,8 @@ impl Guard {
     /// the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before the release. This includes an eviction since the last renewal,
-    /// which only the store knows of.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost before the release. This includes an eviction since the last
+    /// renewal, which only the store knows of.
     pub(crate) async fn release_held(self) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         self.check()?;

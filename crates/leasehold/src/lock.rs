@@ -175,7 +175,7 @@ impl Lock {
     /// or lapses.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the name or a setting is invalid. Otherwise, any error from the store.
+    /// Returns [`ErrorKind::Invalid`] if the name or a setting is invalid, or any error from the store.
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -200,8 +200,8 @@ impl Lock {
     /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`], with the [holder](Error::holder), if the lock is held. Otherwise, returns the same errors
-    /// as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock is held. Otherwise, returns the same
+    /// errors as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -227,9 +227,9 @@ impl Lock {
     /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`], with the [holder](Error::holder), if the lock was not acquired within `limit`.
-    /// [`ErrorKind::Unavailable`] if the store did not respond within `limit`. Otherwise, returns the same errors as
-    /// [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock was not acquired within `limit`.
+    /// Returns [`ErrorKind::Unavailable`] if the store did not respond within `limit`. Otherwise, returns the same
+    /// errors as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.within(limit, |lock| async move { lock.acquire().await }).await
     }
@@ -268,8 +268,8 @@ impl Lock {
     /// Cancel safe: dropping the future drops the body and releases the lock in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before it was released, even if the body had ended. Otherwise, returns
-    /// the same errors as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Lost`] if the lock was lost before it was released, even if the body had ended. Otherwise,
+    /// returns the same errors as [`acquire`](Self::acquire).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -48,7 +48,7 @@ struct Shared {
 }
 
 impl Locker {
-    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`.
+    /// Opens the store that `url` names, such as `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table` or `mem:`.
     /// [`stores::STORES`] lists all stores.
     ///
     /// Cancel safe, except that the file of SQLite, or the table of DynamoDB with `create=true`, may already have been
@@ -116,12 +116,12 @@ impl Locker {
     /// Returns the current state of one lock. Cancel safe.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn inspect(&self, name: &LockName) -> Result<Status> {
         Ok(self.store().inspect(name).await?)
     }
 
-    /// Lists the names that start with `prefix`, of all locks that have a record.
+    /// Lists the names of all locks that have a record and whose names start with `prefix`.
     ///
     /// # Errors
     /// An error from the store is an item of the stream. The listing is then incomplete.
@@ -137,7 +137,7 @@ impl Locker {
     /// Not cancel safe: a dropped call may or may not have had an effect.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
         Ok(self.store().evict(name, token, None).instrument(span).await?)
@@ -149,7 +149,7 @@ impl Locker {
     /// Not cancel safe, like [`evict`](Self::evict).
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
         Ok(self.store().evict(name, token, Some(why)).instrument(span).await?)
@@ -160,7 +160,7 @@ impl Locker {
     /// Calls `on_wait` each time this learns who holds the lock. Cancel safe.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn wait_free(
         &self,
         name: &LockName,
@@ -188,7 +188,7 @@ impl Locker {
     /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
         for name in guard.names().filter(|_| !pids.is_empty()) {
             self.store().add_processes(name, pids).await?;
@@ -273,7 +273,7 @@ impl Locker {
     /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
         let mut grant = Grant::withdrawn(name.clone(), id, Ttl::DEFAULT, self.store().env().now());
         let span = info_span!("leasehold.release", lock = %grant.name);
@@ -307,7 +307,7 @@ impl Locker {
     /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub async fn init(&self) -> Result<()> {
         Ok(self.store().init().await?)
     }

@@ -61,9 +61,9 @@ impl StoreUrl {
     /// Parses `url`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if `url` is malformed: it has no scheme or a repeated option,
-    /// its percent-encoding is invalid, its password seems to contain a `/` or `?` that is not encoded, or its option
-    /// `tls` contradicts the scheme.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if `url` is malformed: it has no scheme or a repeated
+    /// option, its percent-encoding is invalid, its password seems to contain a `/` or `?` that is not encoded, or its
+    /// option `tls` contradicts the scheme.
     pub fn parse(url: &str) -> Result<Self, Error> {
         let (scheme, rest) =
             url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
@@ -162,8 +162,8 @@ impl StoreUrl {
         &self.path
     }
 
-    /// Returns the parts that distinguish this store from others, in a canonical spelling. `location` is the location
-    /// of the scheme.
+    /// Returns the parts that distinguish this store from others, in a canonical spelling. `location` is the kind of
+    /// location that the scheme has.
     pub(crate) fn identity(&self, location: Location) -> Self {
         let authority = self.authority.as_deref();
         let (authority, path) = match location {
@@ -226,7 +226,7 @@ impl StoreUrl {
     /// `false`, `0` and `no` mean `false`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other value.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other value.
     pub fn take_switch(&mut self, key: &'static str) -> Result<Option<bool>, Error> {
         match self.take(key).as_deref() {
             None => Ok(None),
@@ -239,7 +239,7 @@ impl StoreUrl {
     /// Removes and returns a duration such as `500ms`, `5s`, `2m` or `1h`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other text.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other text.
     pub fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>, Error> {
         let Some(text) = self.take(key) else { return Ok(None) };
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -262,7 +262,7 @@ impl StoreUrl {
     /// Removes the options that all stores understand, `store_clock` and `margin`, and sets them in `options`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid value.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid value.
     pub fn take_common(&mut self, options: &mut StoreOptions) -> Result<(), Error> {
         if let Some(on) = self.take_switch("store_clock")? {
             options.store_clock = on;
@@ -276,8 +276,8 @@ impl StoreUrl {
     /// Checks that all options were taken.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the first option that was not taken. The help lists the
-    /// existing options.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the first option that was not taken. The help
+    /// lists the existing options.
     pub fn finish(self) -> Result<(), Error> {
         let Some(unknown) = self.options.keys().next() else { return Ok(()) };
         let error = Error::invalid(format!("`{}:` stores have no option {unknown:?}", self.scheme));

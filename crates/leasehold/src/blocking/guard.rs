@@ -43,7 +43,7 @@ impl Guard {
     /// Returns the fencing token of this grant. See [`crate::Guard::token`].
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
+    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
     pub fn token(&self) -> Result<Token> {
         self.held()?.token()
     }
@@ -57,8 +57,8 @@ impl Guard {
     /// Checks that the lock is still held. Local, no I/O.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost), with the reason, if the lock was lost. A loss is final: acquire the
-    /// lock again.
+    /// Returns [`ErrorKind::Lost`](crate::ErrorKind::Lost), with the reason, if the lock was lost. A loss is final:
+    /// acquire the lock again.
     pub fn check(&self) -> Result<()> {
         self.held()?.check()
     }
@@ -67,7 +67,7 @@ impl Guard {
     /// work of another thread.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module.
     pub fn lost(&self) -> Result<Loss> {
         let held = self.held()?;
         wait(async { Ok(held.lost().await) })

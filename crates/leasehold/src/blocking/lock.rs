@@ -54,7 +54,7 @@ impl Lock {
     /// Acquires the lock if it is free now.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free. Otherwise, returns the same errors as
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free. Otherwise, returns the same errors as
     /// [`crate::Lock::try_acquire`].
     pub fn try_acquire(&self) -> Result<Guard> {
         wait(self.lock.try_acquire()).map(Guard::new)
@@ -63,8 +63,8 @@ impl Lock {
     /// Acquires the lock, waiting for at most `limit`.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if the lock was not acquired within `limit`. Otherwise, returns the
-    /// same errors as [`crate::Lock::acquire_within`].
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if the lock was not acquired within `limit`. Otherwise,
+    /// returns the same errors as [`crate::Lock::acquire_within`].
     pub fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.acquire_within(limit)).map(Guard::new)
     }

@@ -87,12 +87,12 @@ impl Locker {
     /// Returns the current state of one lock.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub fn inspect(&self, name: &LockName) -> Result<Status> {
         wait(self.0.inspect(name))
     }
 
-    /// Lists the names that start with `prefix`, of all locks that have a record.
+    /// Lists the names of all locks that have a record and whose names start with `prefix`.
     ///
     /// # Errors
     /// The items of the iterator include the errors of [`crate::Locker::list`].
@@ -103,7 +103,7 @@ impl Locker {
     /// Ends the grant of `name` that has this `token`, if it is still the current grant. See [`crate::Locker::evict`].
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         wait(self.0.evict(name, token))
     }
@@ -112,7 +112,7 @@ impl Locker {
     /// thread, each time this learns who holds the lock.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&HolderInfo) + Send + Sync)) -> Result<()> {
         wait(self.0.wait_free(name, on_wait))
     }
@@ -121,7 +121,7 @@ impl Locker {
     /// [`crate::Locker::add_processes`].
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
         wait(self.0.add_processes(guard.held()?, pids))
     }
@@ -161,7 +161,7 @@ impl Locker {
     /// Creates everything that the store needs, such as a file or a table. Does nothing if it already exists.
     ///
     /// # Errors
-    /// Any error from the store.
+    /// Returns any error from the store.
     pub fn init(&self) -> Result<()> {
         wait(self.0.init())
     }
@@ -169,8 +169,8 @@ impl Locker {
     /// Examines whether this store is safe for locks. See [`crate::Locker::examine`].
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module. A failed
-    /// request is a finding in the report.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module. A
+    /// failed request is a finding in the report.
     pub fn examine(&self, examination: &Examination) -> Result<Report> {
         wait(async { Ok(self.0.examine(examination).await) })
     }

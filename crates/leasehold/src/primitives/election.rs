@@ -144,8 +144,8 @@ impl Election {
     /// Cancel safe, like [`campaign`](Self::campaign).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if this candidate did not
-    /// lead within `limit`. Otherwise, returns the same errors as [`campaign`](Self::campaign).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if this candidate
+    /// did not lead within `limit`. Otherwise, returns the same errors as [`campaign`](Self::campaign).
     pub async fn campaign_within(&self, limit: Duration) -> Result<Leadership> {
         self.lock.acquire_within(limit).await.map(Leadership)
     }
@@ -155,8 +155,8 @@ impl Election {
     /// Cancel safe, like [`campaign`](Self::campaign).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if there is another
-    /// leader. Otherwise, returns the same errors as [`campaign`](Self::campaign).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if there is
+    /// another leader. Otherwise, returns the same errors as [`campaign`](Self::campaign).
     pub async fn try_campaign(&self) -> Result<Leadership> {
         self.lock.try_acquire().await.map(Leadership)
     }
@@ -245,7 +245,7 @@ impl Leadership {
     /// Returns the term, a fencing token that is greater than the term of every earlier leader.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens. See
+    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens. See
     /// [`Guard::token`].
     pub fn term(&self) -> Result<Token> {
         self.0.token()
@@ -256,7 +256,7 @@ impl Leadership {
     /// This reads the clock, so the result is also correct after a suspend.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the leadership was lost. A loss is final: campaign again.
+    /// Returns [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the leadership was lost. A loss is final: campaign again.
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }

@@ -17,8 +17,8 @@ use crate::lock::Lock;
 /// The period is measured on the store's clock, from the grant: it begins when the job begins, not when the job ends. A
 /// job that takes longer than its period may run again as soon as it has ended.
 ///
-/// A job may *succeed* more than once. If a machine dies or cannot reach the store between the end of the work and the
-/// record of the run, the job runs again.
+/// A job may *succeed* more than once. If a machine dies or cannot reach the store after the work is done but before
+/// the run is recorded, the job runs again.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -201,7 +201,7 @@ impl OncePer {
     /// Cancel safe, like [`run`](Self::run).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] if another process runs the job now. Otherwise, returns the same errors as
+    /// Returns [`ErrorKind::Held`] if another process is running the job. Otherwise, returns the same errors as
     /// [`run`](Self::run).
     pub async fn try_run<T, E>(
         &self,
@@ -216,7 +216,7 @@ impl OncePer {
     /// Cancel safe, like [`run`](Self::run).
     ///
     /// # Errors
-    /// - [`ErrorKind::Held`]: another process still ran the job after `limit`.
+    /// - [`ErrorKind::Held`]: another process was still running the job after `limit`.
     /// - [`ErrorKind::Unavailable`]: the store did not respond within `limit`.
     /// - Otherwise, the same errors as [`run`](Self::run).
     pub async fn run_within<T, E>(
@@ -228,7 +228,7 @@ impl OncePer {
     }
 
     /// Acquires the lock if the job is due. Waits while another process runs the job. Use this instead of
-    /// [`run`](Self::run) if your code cannot be a closure.
+    /// [`run`](Self::run) if your code cannot be written as a closure.
     ///
     /// Cancel safe, like [`Lock::acquire`].
     ///
@@ -258,7 +258,7 @@ impl OncePer {
     /// Acquires the lock like [`acquire`](Self::acquire), but without waiting. Cancel safe.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] if another process runs the job now. Otherwise, returns the same errors as
+    /// Returns [`ErrorKind::Held`] if another process is running the job. Otherwise, returns the same errors as
     /// [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Due> {
         self.check()?;

@@ -43,7 +43,7 @@ impl Permits {
     /// Creates `count` permits below the name of `lock`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
+    /// Returns [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
     pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
         let name = lock.checked()?;
         let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
@@ -153,7 +153,7 @@ impl Permits {
             turn.tell(held.clone());
             self.lock.tell(&held);
             waited = true;
-            // A transient error: the next poll has its own timeout.
+            // Ignore a transient error: the next poll has its own timeout.
             if let Err(error) = store.changed(&self.name, &held).await
                 && !error.is_transient()
             {

@@ -28,7 +28,7 @@ use crate::settings::settings;
 ///
 /// # Do not combine the plain lock of the same name with shared holders
 ///
-/// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. This hold excludes exclusive
+/// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. Such a hold excludes exclusive
 /// holders, and later shared acquisitions wait for its end. But **its acquisition does not wait for shared holders that
 /// already have a permit**. If some users acquire shared holds, all others must use [`exclusive`](Self::exclusive).
 ///
@@ -125,8 +125,8 @@ impl RwLock {
     /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if no shared hold is available now. Otherwise, returns the same
-    /// errors as [`shared`](Self::shared).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if no shared hold is available now. Otherwise, returns the
+    /// same errors as [`shared`](Self::shared).
     pub async fn try_shared(&self) -> Result<Guard> {
         self.permits()?.try_acquire().await
     }
@@ -166,7 +166,7 @@ impl RwLock {
     /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder. Otherwise, returns the same errors as
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder. Otherwise, returns the same errors as
     /// [`shared`](Self::shared).
     pub async fn try_exclusive(&self) -> Result<Guard> {
         let lock = self.clone();

@@ -98,8 +98,8 @@ impl Semaphore {
     /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, if the free ones are reserved for waiting
-    /// processes, or if a task of this process is waiting for a permit. Otherwise, returns the same errors as
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, if the free ones are reserved for
+    /// waiting processes, or if a task of this process is waiting for a permit. Otherwise, returns the same errors as
     /// [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         self.permits()?.try_acquire().await

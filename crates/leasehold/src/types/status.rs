@@ -9,7 +9,7 @@ use super::eviction::Eviction;
 use super::name::LockName;
 use super::terms::{Id, Token};
 
-/// The holder of a lock, as described by itself. For people, never for decisions.
+/// The holder of a lock, as it described itself. For people, never for decisions.
 ///
 /// ```
 /// use leasehold::Holder;
@@ -138,7 +138,7 @@ pub struct HolderInfo {
     /// store has no line. On etcd, also `None` if there are any, because counting them would take a request.
     pub ahead: Option<usize>,
     /// The waiter directly before this one in the line, without its [`value`](Holder::value). `None` if this waiter is
-    /// the first, or if the waiter before it is unknown. It may have died or given up since the line was read.
+    /// the first, or if the waiter before it is unknown. That waiter may have died or given up since the line was read.
     pub behind: Option<Holder>,
 }
 
@@ -234,7 +234,7 @@ impl Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// The process, as described by itself.
+    /// The process, as it described itself.
     pub holder: Holder,
     /// How long the process has been in the line, on the store's clock.
     pub waited: Option<Duration>,

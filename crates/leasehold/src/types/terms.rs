@@ -203,7 +203,7 @@ impl Ttl {
         self.0.mul_f64(1.0 + RATE_ERROR) + self.slack()
     }
 
-    /// Returns delta, which covers scheduling and rounding. The rates do not cover these.
+    /// Returns delta, the slack for scheduling and rounding, which the rates do not cover.
     fn slack(self) -> Duration {
         (self.0 / 100).max(Duration::from_millis(50))
     }
