@@ -1,5 +1,5 @@
-//! The steps of the clients: the protocol's driver (`protocol/driver` and the renewer in the library), one step at a
-//! time.
+//! The steps of the clients. They correspond to the driver of the protocol (`protocol/driver` and the renewer in the
+//! library), one step at a time.
 
 mod hold;
 
@@ -11,11 +11,11 @@ use crate::world::{
 };
 use crate::{LeaseModel, MARGIN, SHARED_CLAIM, SKEW, Turn};
 
-/// The number of claims per client: claims of different clients have different numbers.
+/// The maximum number of claims per client. It separates the ids of the claims of different clients.
 pub(crate) const CLAIMS_EACH: Grant = 5;
 
 impl LeaseModel {
-    /// Whether `record` may be granted to `who`, who has seen it unchanged for `unchanged_for`.
+    /// Returns whether `who` may be granted the lock over `record`, which it has seen unchanged for `unchanged_for`.
     pub(crate) fn may_be_granted(
         &self,
         who: Who,
@@ -28,7 +28,7 @@ impl LeaseModel {
             || self.lapsed_by_store_clock(who, client, record)
     }
 
-    /// Whether the grant that `client` holds with `guard` may be passed on to another task of its process.
+    /// Returns whether the grant that `client` holds with `guard` may be passed on to another task of its process.
     pub(crate) fn may_be_passed_on(&self, client: &Client, guard: &Guard) -> bool {
         let last =
             if self.safeguards.tokens_are_reserved { guard.top } else { guard.top + self.scope.hand_offs };
@@ -44,7 +44,7 @@ impl LeaseModel {
             && i32::from(now - record.stamp) * TICK >= self.contender_span() + i32::from(margin) * TICK
     }
 
-    /// The store's time as it is stored in a record that is written now.
+    /// Returns the store's time for a record that is written now.
     fn stamp(&self, who: Who, client: &Client) -> i8 {
         let (lower, upper) = store_time(who, client);
         match self.scope.store_clock {
@@ -55,7 +55,7 @@ impl LeaseModel {
     }
 }
 
-/// Bounds on what the store's clock shows, in ticks from now. Its `Date` is exact to a tick.
+/// Returns bounds of the store's clock, in ticks relative to now. The `Date` of the store is exact to a tick.
 fn store_time(who: Who, client: &Client) -> (i8, i8) {
     let front_end = if who == 1 { SKEW } else { 0 };
     (front_end - client.grain, front_end - client.grain + 1)
@@ -91,7 +91,7 @@ impl Turn<'_> {
         client.task = Task::call(claim);
         let client = *client;
         match client.seen {
-            // The warm path: one write without a read.
+            // The warm path, a write without a read.
             Some(Seen { record, unchanged_for, .. })
                 if self.model.may_be_granted(who, &client, &record, unchanged_for)
                     && record.grant != claim
@@ -106,7 +106,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Reads the record. The request's travel time matters only to contenders that count from when they asked.
+    /// Reads the record. If contenders count from the response, the travel time of the request does not matter, so the
+    /// store responds at once.
     pub(crate) fn look_at_once(&mut self, who: Who) {
         self.look(who);
         if self.model.rules.contender_counts_from_the_answer {
@@ -127,7 +128,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Remembers what was seen, and since when.
+    /// Records what the client has seen, and since when.
     fn see(&mut self, who: Who, found: Option<Record>, asked: Age) {
         let rules = self.model.rules;
         let client = self.client(who);
@@ -212,7 +213,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The store's clock, as a number from which tokens are taken: above all committed tokens, and above earlier
+    /// Returns a token from the store's clock. It is above all committed tokens, and above the tokens of earlier
     /// creates of the same claim.
     fn clock(&mut self, who: Who) -> Token {
         let created = self.client(who).attempts().iter().filter(|attempt| attempt.created);
@@ -220,7 +221,7 @@ impl Turn<'_> {
         1 + self.world.highest.max(latest)
     }
 
-    /// The user may believe in the grant, unless its time is already over. Then the grant is returned.
+    /// Lets the user believe in the grant, or returns the grant if its time is already over.
     fn granted(&mut self, who: Who, claim: Grant, age: Age, first: Token, found: Option<Record>) {
         let Some(record) = found else { return };
         let memo = Memo::of(record, true);
@@ -252,7 +253,7 @@ impl Turn<'_> {
         let span = self.model.contender_span();
         let client = self.client(who);
         let landed = match client.task {
-            Task::Acquire { step: Step::Writing { .. }, landed, .. } => landed, // Guessed: rule 4 is out.
+            Task::Acquire { step: Step::Writing { .. }, landed, .. } => landed, // Without rule 4, the client guesses.
             Task::Acquire { had_landed, .. } => had_landed,
             _ => false,
         };
@@ -271,14 +272,14 @@ impl Turn<'_> {
         self.end_by_id(who, claim);
     }
 
-    /// Reads whether `claim` was granted the lock, and returns the grant if so.
+    /// Reads whether `claim` was granted the lock. If so, ends the grant.
     fn end_by_id(&mut self, who: Who, claim: Grant) {
         let step = Step::Reading { asked: 0, answer: None };
         let attempts = Attempts::default();
         self.client(who).task = Task::Release { grant: claim, memo: None, attempts, step };
     }
 
-    /// A server stops acquiring for a claim for which others may act.
+    /// A server stops acquiring for a claim for which another server may act.
     pub(crate) fn stop_serving(&mut self, who: Who) {
         self.count(Event::ServerGaveUp);
         self.stop_waiting(who);
@@ -288,7 +289,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The client ends its claim through one server. Another one may still act for it.
+    /// The client ends its claim through one server. The other server may still act for it.
     pub(crate) fn withdraw(&mut self, who: Who) {
         if matches!(self.client(1 - who).task, Task::Acquire { .. } | Task::Keep { .. }) {
             self.count(Event::Withdrawn);
@@ -298,7 +299,7 @@ impl Turn<'_> {
         self.end_by_id(who, SHARED_CLAIM);
     }
 
-    /// The client of the shared claim ends what it believes, wherever it was told.
+    /// The client of the shared claim ends its belief in every grant that a server has reported to it.
     pub(crate) fn client_leaves(&mut self) {
         self.world.client_is_gone = true;
         for server in &mut self.world.clients[..2] {
@@ -310,7 +311,7 @@ impl Turn<'_> {
 
 /// Requests and responses.
 impl Turn<'_> {
-    /// Sends a conditional write. The attempt is listed before it is sent.
+    /// Sends a conditional write. The attempt is recorded before it is sent.
     fn send(&mut self, who: Who, expect: Option<Record>, write: Option<Record>, nonce: Nonce, token: Token) {
         let created = expect.is_none();
         let attempt = Attempt { nonce, age: 0, token, first: token, created, unknown: true };
@@ -355,7 +356,7 @@ impl Turn<'_> {
         let age = if model.rules.holder_counts_from_before_the_send { latest.age } else { 0 };
         match self.client(who).task {
             Task::Idle => {}
-            // If the response to a create was late, its token may no longer be above all others.
+            // If the response to a create was late, the create's token may no longer be above all other tokens.
             Task::Acquire { .. }
                 if latest.created && latest.age > 0 && model.safeguards.late_creates_are_written_again =>
             {
@@ -400,7 +401,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The request continues without its sender.
+    /// Stops waiting for the response to a write. The request remains in the network.
     fn stop_waiting(&mut self, who: Who) {
         if !matches!(self.client(who).step(), Step::Writing { .. }) {
             return;
@@ -413,7 +414,7 @@ impl Turn<'_> {
     }
 
     fn nonce(&mut self, claim: Grant) -> Nonce {
-        // Without rule 2: one nonce for all writes of a claim, apart from the fresh ones.
+        // Without rule 2, all writes of a claim have one nonce, in a range that fresh nonces do not use.
         if self.model.rules.fresh_nonces { self.world.fresh_nonce() } else { 32 + claim }
     }
 

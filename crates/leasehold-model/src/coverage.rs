@@ -1,77 +1,77 @@
-//! Counts what happened in the checked histories: a model in which nothing happens breaks no promise either.
+//! Counts the events in the checked histories, because a model in which nothing happens breaks no promise either.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An event that must occur in some history, or the check proves little.
+/// An event that must occur in some history. Otherwise, the check proves little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A grant with its response.
+    /// A client received the response to its grant.
     Granted,
-    /// A grant whose response was lost, found by its nonce.
+    /// A client found a grant by its nonce after the response was lost.
     GrantFoundByNonce,
-    /// An unexpected record of the client's own claim, adopted by a write (rule 5).
+    /// A client found an unexpected record of its own claim, and adopted it by a write (rule 5).
     AdoptedByWrite,
-    /// A grant whose time was over when its response arrived.
+    /// The time of a grant was over when its response arrived.
     GrantedTooLate,
-    /// A create that was written once more.
+    /// A create was written again.
     CreateWrittenAgain,
-    /// A lapsed lease that was granted to another client, by observation.
+    /// A lapsed lease was taken over, by observation.
     TakenOverByObservation,
-    /// The same, by the store's clock alone.
+    /// A lapsed lease was taken over, by the store's clock alone.
     TakenOverByStoreClock,
-    /// A renewal with its response.
+    /// A client received the response to its renewal.
     Renewed,
-    /// A renewal whose response was lost, found by its nonce.
+    /// A client found a renewal by its nonce after the response was lost.
     RenewalFoundByNonce,
-    /// A renewal whose response came after the deadline.
+    /// The response to a renewal arrived after the deadline.
     RenewedTooLate,
-    /// A deadline that passed.
+    /// A guard reached its deadline.
     Expired,
-    /// A holder that learned from the store that its lease is gone.
+    /// A holder learned from the store that its lease had ended.
     Gone,
     /// An acquirer returned "held".
     Held,
     /// An acquirer returned "lost" instead of "held" (rule 10).
     LostInBetween,
-    /// A release with its response.
+    /// A client received the response to its release.
     Released,
-    /// A read showed that a release had landed or was not needed.
+    /// A read showed that a release had been applied or was not needed.
     ReleaseSettledByReading,
     /// A write was applied after its sender had stopped waiting.
     LateWriteApplied,
-    /// A write whose sender had stopped waiting can no longer be applied.
+    /// A write whose sender had stopped waiting could no longer be applied.
     LateWriteRefused,
     /// A request arrived a second time.
     Doubled,
-    /// A grant was passed on within its process.
+    /// A grant was passed on to another task of its process.
     PassedOn,
-    /// The same, while a renewal was in progress or its outcome unknown.
+    /// A grant was passed on while a renewal was in progress or its outcome was unknown.
     PassedOnUnsettled,
     /// A guard that had been passed on reached its deadline.
     ExpiredWhenPassedOn,
-    /// A client that holds the lock was copied.
+    /// A client that held the lock was copied.
     Copied,
-    /// A holder found that a copy of it had renewed (rule 11).
+    /// A holder found that its copy had renewed the grant (rule 11).
     RenewedByACopy,
-    /// A server received a request for a claim for which another one acts.
+    /// A server received a request for a claim for which another server acts.
     ActsForTheSameClaim,
-    /// A repetition renewed the hold of its claim (rule 12).
+    /// A repeated request renewed the hold of its claim (rule 12).
     HoldRepeated,
-    /// A repetition was refused because the grant of its claim had ended (rule 12).
+    /// A repeated request was refused because the grant of its claim had ended (rule 12).
     Spent,
-    /// A server stopped acquiring.
+    /// A server stopped acquiring for a claim for which another server may act.
     ServerGaveUp,
     /// A client withdrew a claim while another server acted for it.
     Withdrawn,
     /// A withdrawal ended a grant.
     WithdrawalEndedAGrant,
-    /// A claim was granted the lock when its client had released or withdrawn it.
+    /// A claim was granted the lock after its client had released or withdrawn it.
     GrantedToNoOne,
 }
 
 const EVENTS: usize = Event::GrantedToNoOne as usize + 1;
 
-/// How often each event occurred, counted once for each transition of the state space.
+/// The number of times each event occurred, counted once per transition of the state space.
 #[derive(Debug, Default)]
 pub struct Coverage([AtomicU64; EVENTS]);
 
@@ -82,7 +82,7 @@ impl Clone for Coverage {
 }
 
 impl Coverage {
-    /// How often `event` occurred.
+    /// Returns how often `event` occurred.
     pub fn of(&self, event: Event) -> u64 {
         self.0[event as usize].load(Ordering::Relaxed)
     }

@@ -1,29 +1,30 @@
-//! How a client interprets what it reads: the same decisions as in `protocol/rules.rs` of the library. A test there
-//! compares the two on all small inputs.
+//! A client's interpretation of the record that it reads. The decisions are the same as in `protocol/rules.rs` of the
+//! library. A test there compares the two on all small inputs.
 
 use crate::rules::{Rules, Safeguards};
 use crate::world::{Attempt, Grant, Nonce, Record, Token};
 
-/// An acquirer's interpretation of what it read.
+/// An acquirer's interpretation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
-    /// One of its attempts landed.
+    /// One of the acquirer's attempts was applied.
     Ours(Attempt),
-    /// It may write a grant over it.
+    /// The acquirer may write a grant over the record.
     Grantable {
         /// Whether the token must come from the store's clock.
         floor_from_clock: bool,
     },
-    /// Its own record from an earlier call, believed in at once. Only without rule 5.
+    /// The record is the acquirer's own, from an earlier call, and the acquirer believes in it at once. Only without
+    /// rule 5.
     AdoptedByReading,
-    /// Another client has it.
+    /// Another client holds the lock.
     Taken,
-    /// Another client has it, and the acquirer may have had it in between.
+    /// Another client holds the lock, and the acquirer may have held it in the meantime.
     Lost,
 }
 
-/// Interprets what was read for `claim` after `attempts`. `lapsed`: a held record may be taken over. `repeatable`: other
-/// servers may act for the claim too.
+/// Interprets the record `found` for an acquirer with this `claim` and these `attempts`. If `lapsed`, a held record may
+/// be taken over. If `repeatable`, other servers may also act for the claim.
 pub fn judge(
     rules: &Rules,
     safeguards: &Safeguards,
@@ -60,24 +61,24 @@ pub fn judge(
     }
 }
 
-/// A holder's interpretation of what it read after a renewal without a clear success.
+/// A holder's interpretation of the record that it reads after a renewal without a clear success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// The attempt landed.
+    /// The attempt was applied.
     Landed(Attempt),
-    /// Still the holder's grant, in the state that an earlier write left.
+    /// The record is the holder's grant, as an earlier write left it.
     Earlier,
-    /// The holder's grant, but not its write: a copy of the client renews it too, or a late create of the client
-    /// landed.
+    /// The record is the holder's grant, but comes from none of its known writes. A copy of the client also renews the
+    /// grant, or a late create of the client was applied.
     Foreign,
-    /// Another client's, but overwritten. Only without rule 7.
+    /// The record is not the holder's, but the holder overwrites it. Only without rule 7.
     Stolen,
-    /// No longer the holder's.
+    /// The record is no longer the holder's.
     Gone,
 }
 
-/// Interprets what was read for the holder of `grant` after it sent `attempts` to renew it. `known` was the record's
-/// nonce before that.
+/// Interprets the record `found` for the holder of `grant` after it sent `attempts` to renew it. `known` is the nonce
+/// of the record before these attempts.
 pub fn settle_renewal(
     rules: &Rules,
     grant: Grant,
@@ -96,13 +97,13 @@ pub fn settle_renewal(
     }
 }
 
-/// Whether a release must be sent again, according to what was read for the holder of `grant`.
+/// Returns whether the holder of `grant`, having read `found`, must send its release again.
 pub fn still_ours(grant: Grant, found: Option<&Record>) -> bool {
     found.is_some_and(|record| record.grant == grant && record.held)
 }
 
-/// The highest token that may have been used before a grant over `over`. The tokens above it, up to the grant's own,
-/// belong to the grant. `None` if unknown; the grant then has only its own token.
+/// Returns the highest token that may have been used before a grant over `over`. The tokens above it, up to the grant's
+/// own, belong to the grant. Returns `None` if it is unknown. The grant then has only its own token.
 pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<Token> {
     match over {
         None if safeguards.a_create_has_one_token => None,
@@ -112,12 +113,12 @@ pub fn highest_before(safeguards: &Safeguards, over: Option<&Record>) -> Option<
     }
 }
 
-/// Whether `over` is a hold of `claim` that a repetition of the claim renews, so that it keeps its token.
+/// Returns whether `over` is a hold of `claim` that a repeated request renews, so that it keeps its token.
 pub fn is_kept(claim: Grant, over: Option<&Record>) -> bool {
     over.is_some_and(|record| record.grant == claim && record.held && !record.unconfirmed)
 }
 
-/// The record that grants `claim` over `over`, with a token of at least `floor` and room for `tokens` tokens.
+/// Returns the record that grants `claim` over `over`, with a token of at least `floor` and room for `tokens` tokens.
 pub fn grant(
     safeguards: &Safeguards,
     claim: Grant,
@@ -135,7 +136,7 @@ pub fn grant(
         held: true,
         token: over.map_or(0, |record| record.token + room).max(floor),
         grant: claim,
-        // Distinguishes it from the earlier grant of the same claim.
+        // This distinguishes the grant from the earlier grant of the same claim.
         heartbeat: again.map_or(0, |record| record.heartbeat + 1),
         nonce,
         unconfirmed: over.is_none(),
@@ -146,18 +147,19 @@ pub fn grant(
     }
 }
 
-/// The lowest token of the grant of `record` over `over`, if it has up to `more` tokens besides the record's.
+/// Returns the lowest token of the grant of `record` over `over`, if it has up to `more` tokens besides the record's
+/// token.
 pub fn first_token(safeguards: &Safeguards, over: Option<&Record>, record: &Record, more: u8) -> Token {
     let lowest = highest_before(safeguards, over).map_or(record.token, |before| before + 1);
     lowest.max(record.token.saturating_sub(more)).min(record.token)
 }
 
-/// The record that renews the grant of `previous`.
+/// Returns the record that renews the grant of `previous`.
 pub fn renewed(previous: &Record, nonce: Nonce, stamp: i8) -> Record {
     Record { heartbeat: previous.heartbeat + 1, nonce, unconfirmed: false, stamp, edition: 0, ..*previous }
 }
 
-/// The record that ends the grant of `previous`.
+/// Returns the record that ends the grant of `previous`.
 pub fn freed(previous: &Record, evicted: bool, nonce: Nonce) -> Record {
     let spent = if previous.held { 1 << previous.grant } else { 0 };
     let ended = previous.ended | if evicted { spent } else { 0 };

@@ -1,6 +1,7 @@
-//! A short list stored inline: states are copied and hashed millions of times.
+//! A short list that is stored inline, because states are copied and hashed millions of times.
 
-/// At most `N` items. Unused places hold the default value, so that equal lists are equal.
+/// A list of at most `N` items. Unused slots hold the default value, so that lists with the same items compare and hash
+/// equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Few<T, const N: usize> {
     items: [T; N],
@@ -14,24 +15,24 @@ impl<T: Copy + Default, const N: usize> Default for Few<T, N> {
 }
 
 impl<T: Copy + Default, const N: usize> Few<T, N> {
-    /// The items, in order.
+    /// Returns the items, in order.
     pub fn all(&self) -> &[T] {
         &self.items[..usize::from(self.len)]
     }
 
-    /// The items, mutable.
+    /// Returns the items, mutably.
     pub fn all_mut(&mut self) -> &mut [T] {
         &mut self.items[..usize::from(self.len)]
     }
 
-    /// Adds an item at the end. Panics if there is no place left: the scope is then too large.
+    /// Appends an item. Panics if there is no free slot, which means that the scope is too large.
     pub fn push(&mut self, item: T) {
         assert!(usize::from(self.len) < N, "the scope needs more than {N} places here");
         self.items[usize::from(self.len)] = item;
         self.len += 1;
     }
 
-    /// Removes the latest item.
+    /// Removes the last item.
     pub fn pop(&mut self) {
         if self.len > 0 {
             self.len -= 1;
@@ -39,7 +40,7 @@ impl<T: Copy + Default, const N: usize> Few<T, N> {
         }
     }
 
-    /// Keeps the items for which `keep` holds.
+    /// Keeps only the items for which `keep` returns `true`.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let mut kept = Self::default();
         for item in self.all() {

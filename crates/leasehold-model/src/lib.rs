@@ -1,13 +1,14 @@
-//! A model of leasehold's lease protocol: every order in which a few clients, their clocks, the network, the store and
-//! an operator can act, within a [`Scope`]. The tests check it exhaustively with stateright.
+//! A model of leasehold's lease protocol. It covers every order in which a few clients, their clocks, the network, the
+//! store and an operator can act, within a [`Scope`]. The tests check it exhaustively with stateright.
 //!
 //! Each of the twelve rules of the protocol, and each further safeguard, can be removed. The checker must then find a
 //! history that breaks the promise. `docs/model.md` describes what is modelled, what is not, and how large the scopes
 //! are.
 //!
-//! - [`world`]: the state. [`decide`]: how a client interprets what it reads. [`time`]: ticks, and clocks that are
-//!   wrong.
-//! - `client`, `store`: the possible next steps. [`properties`]: what must hold. [`coverage`]: what happened.
+//! - [`world`]: the state. [`decide`]: a client's interpretation of the record that it reads. [`time`]: ticks and
+//!   inexact clocks.
+//! - `client`, `store`: the possible next steps. [`properties`]: the properties that must hold. [`coverage`]: the
+//!   events that occurred.
 
 mod client;
 pub mod coverage;
@@ -27,20 +28,21 @@ use crate::scope::Scope;
 use crate::time::Rate;
 use crate::world::{Budget, Client, Grant, MOST_CLIENTS, Request, Step, Task, Who, World};
 
-/// How many ticks the second client's front end is ahead of the others', if clients know the store's time.
+/// How many ticks the clock of the second client's front end is ahead of the other clients', if clients use the store's
+/// clock.
 pub const SKEW: i8 = 2;
-/// The safety margin for that, in ticks.
+/// The safety margin for [`SKEW`], in ticks.
 pub const MARGIN: i8 = 2;
 
-/// The claim for which two servers act, if there is one.
+/// The claim for which two servers act, if the scope has one.
 pub(crate) const SHARED_CLAIM: Grant = 1;
 
 /// The protocol, within a scope.
 #[derive(Debug)]
 pub struct LeaseModel {
-    /// The rules that are followed.
+    /// The rules that the clients follow.
     pub rules: Rules,
-    /// The other safeguards.
+    /// The safeguards besides the rules.
     pub safeguards: Safeguards,
     /// The bounds of a history.
     pub scope: Scope,
@@ -53,34 +55,34 @@ pub struct LeaseModel {
 pub enum Action {
     /// A tick of true time passes.
     Tick,
-    /// A client asks for the lock with a new claim.
+    /// A client requests the lock with a new claim.
     Start(Who),
-    /// A client asks again with the claim that it gave up.
+    /// A client requests the lock again with the claim that it gave up.
     Retry(Who),
-    /// A client that waits reads the record.
+    /// A waiting client reads the record.
     Look(Who),
-    /// A waiting client writes over the record that it has seen, if it has lapsed by now.
+    /// A waiting client writes over the record that it has seen, if the record's lease has lapsed by now.
     TakeKnown(Who),
     /// The store responds to a client's read.
     Read(Who),
-    /// A client receives the response that it waits for, and continues.
+    /// A client receives the response for which it waits, and continues.
     Receive(Who),
     /// A client stops waiting for the response to its write.
     GiveUp(Who),
     /// A client stops acquiring and withdraws its claim.
     Abandon(Who),
-    /// A server stops acquiring for a claim that others may act for.
+    /// A server stops acquiring for a claim for which another server may act.
     StopServing(Who),
-    /// The client of such a claim withdraws it through this server.
+    /// The client of such a claim withdraws the claim through this server.
     Withdraw(Who),
-    /// A holder renews.
+    /// A holder sends a renewal.
     Renew(Who),
-    /// A holder's process passes the grant on: the user's guard ends, and another user's guard begins with the next
+    /// A holder's process passes the grant on. The user's guard ends, and another user's guard begins with the next
     /// token.
     PassOn(Who),
-    /// A holder releases; or its renewer does, after a loss.
+    /// A holder, or its renewer after a loss, sends a release.
     Release(Who),
-    /// A client stops releasing, whatever the outcome.
+    /// A client stops releasing, without knowing the outcome.
     Quit(Who),
     /// A write arrives at the store.
     Deliver(Request, Copy),
@@ -90,36 +92,36 @@ pub enum Action {
     Edit,
     /// A person deletes the record.
     Delete,
-    /// The machine of a holder (the first client) is copied while it runs, in place of the second client.
+    /// The machine of a holder (the first client) is copied while it runs. The copy replaces the second client.
     Clone(Who, Who),
 }
 
-/// Whether a request arrives again.
+/// Whether a request arrives a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
-    /// It does not.
+    /// The request does not arrive again.
     None,
-    /// It does; this copy gets the response.
+    /// The request arrives again. The current copy gets the response.
     ComesUnanswered,
-    /// It does; the later copy gets the response.
+    /// The request arrives again. The later copy gets the response.
     ComesAnswered,
 }
 
 impl LeaseModel {
-    /// The complete protocol, within `scope`.
+    /// Creates a model of the complete protocol within `scope`.
     pub fn new(scope: Scope) -> Self {
         assert!((1..=MOST_CLIENTS).contains(&scope.clients), "one to three clients");
         assert!(scope.claims <= client::CLAIMS_EACH, "up to {} claims each", client::CLAIMS_EACH);
         Self { rules: Rules::ALL, safeguards: Safeguards::ALL, scope, coverage: Coverage::default() }
     }
 
-    /// The same without some rule.
+    /// Returns the model without the rule that `take_out` removes.
     pub fn without(mut self, take_out: impl FnOnce(&mut Rules)) -> Self {
         take_out(&mut self.rules);
         self
     }
 
-    /// The same without some safeguard.
+    /// Returns the model without the safeguard that `take_out` removes.
     pub fn without_safeguard(mut self, take_out: impl FnOnce(&mut Safeguards)) -> Self {
         take_out(&mut self.safeguards);
         self
@@ -194,19 +196,21 @@ impl LeaseModel {
         }
     }
 
-    /// Whether other servers may act for `claim` too.
+    /// Returns whether other servers may also act for `claim`.
     fn is_repeatable(&self, claim: Grant) -> bool {
         self.scope.replicas && claim == SHARED_CLAIM
     }
 
-    /// Whether the client may withdraw the shared claim through `who`. With a hold, it is released.
+    /// Returns whether the client may withdraw the shared claim through `who`. A server with a hold releases it
+    /// instead.
     fn may_withdraw(&self, world: &World, who: Who) -> bool {
         let asked = || world.clients.iter().take(2).any(|server| server.claims > 0);
         let serves = matches!(world.clients[usize::from(who)].task, Task::Idle | Task::Acquire { .. });
         self.scope.replicas && who < 2 && serves && !world.client_is_gone && asked()
     }
 
-    /// Copies are made only while nothing is under way: it would belong to both, and the next renewal would show that.
+    /// Adds the possible copies. A client is copied only while it has no request in progress. Such a request would
+    /// belong to both copies, and the next renewal would reveal that.
     fn copies(&self, world: &World, actions: &mut Vec<Action>) {
         let clients = || (0..).zip(world.clients.iter().take(self.scope.clients));
         for (from, holder) in clients() {
@@ -235,8 +239,8 @@ impl LeaseModel {
 
 /// The interface for a model checker.
 impl LeaseModel {
-    /// The initial worlds, one for each combination of clocks. The order of clients does not matter, since they are
-    /// alike, unless their front ends differ.
+    /// Returns the initial worlds, one for each combination of clocks. The clients are alike, so their order does not
+    /// matter, unless their front ends differ.
     pub fn beginnings(&self) -> Vec<World> {
         let mut worlds = Vec::new();
         let choices = |i: usize| if i < self.scope.clients { 2 } else { 1 };
@@ -262,7 +266,7 @@ impl LeaseModel {
         worlds
     }
 
-    /// The possible next steps.
+    /// Adds the possible next steps to `actions`.
     pub fn actions(&self, world: &World, actions: &mut Vec<Action>) {
         actions.push(Action::Tick);
         for who in (0..).take(self.scope.clients) {
@@ -293,7 +297,7 @@ impl LeaseModel {
         }
     }
 
-    /// The world after `action`; `None` if nothing has changed.
+    /// Returns the world after `action`, or `None` if nothing has changed.
     pub fn next(&self, world: &World, action: Action) -> Option<World> {
         let mut turn = Turn { model: self, world: *world };
         match action {
@@ -323,7 +327,7 @@ impl LeaseModel {
     }
 }
 
-/// A world in the middle of an action.
+/// A world while an action changes it.
 struct Turn<'a> {
     model: &'a LeaseModel,
     world: World,

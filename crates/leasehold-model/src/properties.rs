@@ -1,48 +1,48 @@
-//! The properties that must hold in every state, and those that must be reached in some.
+//! The properties that must hold in every state, and those that must hold in some state.
 
 use crate::LeaseModel;
 use crate::time::{self, RATE_ERROR, SLACK, TTL};
 use crate::world::{Client, Guard, World};
 
-/// No two users believe in their grants at once, unless an operator ended one of them.
+/// No two users believe in their grants at the same time, unless an operator ended one of the grants.
 pub const EXCLUSION: &str = "no two users believe at once";
-/// The record shows the grant of every user that believes in one, unless an operator ended it. So no other client can
-/// even be granted the lock.
+/// The record shows the grant of every user that believes in one, unless an operator ended the grant. So no other
+/// client can even be granted the lock.
 pub const BACKED: &str = "the record shows the grant of every believer";
-/// Tokens rise with each grant in the order of commits, so no past grant comes back.
+/// In the order of commits, the token rises with each grant, so no past grant comes back.
 pub const TOKENS_RISE: &str = "tokens rise, and no past grant comes back";
-/// The token of every reported grant is above those of all earlier grants, including grants of records deleted by
-/// hand. A guard that is passed on gets a token that was neither reported nor granted before.
+/// The token of every reported grant is above the tokens of all earlier grants, including grants in records that were
+/// deleted by hand. A guard that is passed on gets a token that was neither reported nor granted before.
 pub const TOLD_TOKENS_RISE: &str = "every reported token is above all earlier ones";
-/// A user that learned of its loss no longer believes.
+/// A user that has learned of its loss never believes again.
 pub const LOST_IS_FINAL: &str = "lost is final";
 /// A call that was granted the lock never returns "held".
 pub const HELD_IS_TRUE: &str = "no granted call answers held";
-/// A client that has watched a dead lease for as long as it can last may take it over, whatever happened to its record
-/// meanwhile.
+/// A client that has watched a dead lease for as long as the lease can last may take it over, even if others changed
+/// its record in the meantime.
 pub const ONLY_THE_HOLDER_PROLONGS: &str = "only its holder prolongs a lease";
 
-/// Only one of a client and its copy renews what they hold. The other learns that it is lost.
+/// Of a client and its copy, only one renews the grant. The other learns that it has lost the grant.
 pub const ONE_COPY_RENEWS: &str = "only one of two copies renews";
 
-/// A claim that is repeated at another server is not granted the lock again after its grant has ended.
+/// A claim for which two servers act is not granted the lock again after its grant has ended.
 pub const ENDED_IS_SPENT: &str = "no claim is granted again after its end";
 
-/// A property that must hold in every state, or be reached in some.
+/// A property that must hold in every state, or in some state.
 #[derive(Clone, Copy, Debug)]
 pub struct Property {
-    /// One of the names above, or a description of what must be reached.
+    /// One of the names above, or a description of a state that must be reached.
     pub name: &'static str,
-    /// Whether it must hold in every state.
+    /// Whether the property must hold in every state.
     pub always: bool,
-    /// Whether it holds in a state.
+    /// Returns whether the property holds in a state.
     pub holds: fn(&LeaseModel, &World) -> bool,
 }
 
-/// All of them.
+/// All properties.
 pub const ALL: [Property; 12] = [
     always(EXCLUSION, |model, world| {
-        // The callers of two servers that act for one claim are one client, with one token.
+        // If two servers act for one claim, their callers are one client with one token.
         let same = |guard: &Guard| blameless(model, world).all(|other| other.token == guard.token);
         let count = blameless(model, world).count();
         count <= 1 || model.scope.replicas && blameless(model, world).all(same)
@@ -78,24 +78,25 @@ const fn sometimes(name: &'static str, holds: fn(&LeaseModel, &World) -> bool) -
 }
 
 impl LeaseModel {
-    /// How long a holder believes in its grant, in units of its clock.
+    /// Returns how long a holder believes in its grant, in units of its clock.
     pub(crate) fn holder_span(&self) -> i32 {
         let rate_error = if self.safeguards.rate_distances { RATE_ERROR } else { 0.0 };
         time::holder_span(f64::from(TTL), rate_error, SLACK) as i32
     }
 
-    /// How long a contender must wait, in units of its clock.
+    /// Returns how long a contender must wait, in units of its clock.
     pub(crate) fn contender_span(&self) -> i32 {
         let rate_error = if self.safeguards.rate_distances { RATE_ERROR } else { 0.0 };
         time::contender_span(f64::from(TTL), rate_error, SLACK) as i32
     }
 
-    /// The guard's `check()`: whether the user of `client` may believe in its grant now.
+    /// Returns the guard of `client` if its user may believe in the grant now. This corresponds to `Guard::check()`.
     pub(crate) fn belief<'a>(&self, client: &'a Client) -> Option<&'a Guard> {
         client.guard.as_ref().filter(|guard| self.in_time(client, guard))
     }
 
-    /// The same for each user. There is an earlier one if its guard outlived the hand-off.
+    /// Returns the guards of all users of `client` that may believe now. There are two if an earlier guard outlived the
+    /// hand-off.
     pub(crate) fn beliefs<'a>(&'a self, client: &'a Client) -> impl Iterator<Item = &'a Guard> {
         client.guard.iter().chain(&client.outlived).filter(|guard| self.in_time(client, guard))
     }
@@ -109,7 +110,7 @@ fn believers<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item 
     world.clients.iter().flat_map(|client| model.beliefs(client))
 }
 
-/// The users that believe, except those whose grant an operator ended: they cannot know it yet.
+/// Returns the users that believe, except those whose grant an operator ended, because they cannot know of it yet.
 fn blameless<'a>(model: &'a LeaseModel, world: &'a World) -> impl Iterator<Item = &'a Guard> {
     believers(model, world).filter(|guard| world.pardoned & (1 << guard.top) == 0)
 }

@@ -1,39 +1,41 @@
-//! The bounds of a history. Everything that is not bounded here is unbounded: reads, conflicts, and time.
+//! The bounds of a history. Everything else is unbounded: reads, conflicts, and time.
 
 /// A scope: the bounds that make the state space finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// Two or three.
+    /// The number of clients: two or three.
     pub clients: usize,
-    /// Whether each client's clock may be slow or fast. If not, the first one is slow, the others are fast.
+    /// Whether each client's clock may be slow or fast. If not, the first clock is slow and the others are fast.
     pub any_clocks: bool,
-    /// How many locks each client acquires, one after the other.
+    /// How often each client acquires the lock, with a new claim each time.
     pub claims: u8,
-    /// How many times a client asks again with a claim that it gave up.
+    /// How many times a client retries a claim that it gave up.
     pub retries: u8,
     /// How many renewals each grant may send.
     pub renewals: u8,
-    /// How many times each grant may be passed on within its process. It has as many additional tokens.
+    /// How many times each grant may be passed on within its process. The grant has the same number of additional
+    /// tokens.
     pub hand_offs: u8,
-    /// How many writes, in total, are given up before their response arrives. Each may have been applied already,
-    /// may be applied later, or never.
+    /// How many writes, in total, are given up before their response arrives. Each of them may have been applied
+    /// already, may be applied later, or may never be applied.
     pub unanswered: u8,
-    /// How many writes, in total, arrive twice, at any two times. Either of the two may get the response.
+    /// How many writes, in total, arrive twice, at any two times. Either copy may get the response.
     pub doubled: u8,
-    /// How many live grants an operator evicts.
+    /// How many current grants an operator evicts.
     pub evictions: u8,
     /// How many times the record is edited without changing its meaning.
     pub edits: u8,
-    /// How many times the record is deleted by hand, but not within the tick in which it was written.
+    /// How many times the record is deleted by hand. It is never deleted within the tick in which it was written.
     pub deletions: u8,
-    /// How many times a client that holds the lock is copied while it runs, in place of an idle client.
+    /// How many times a client that holds the lock is copied while it runs. The copy replaces an idle client.
     pub copies: u8,
-    /// Whether the first two clients are servers that act for one claim: the client of the claim sends its request to both,
-    /// at any times, and withdraws the claim through either. `claims` is how many requests each server receives.
+    /// Whether the first two clients are servers that act for one claim. The client of the claim sends its request to
+    /// both, at any times, and may withdraw the claim through either. `claims` is then the number of requests that each
+    /// server receives.
     pub replicas: bool,
-    /// Whether there is a record at the start. If not, the first grant creates it.
+    /// Whether the record exists at the start. If not, the first grant creates it.
     pub record_exists: bool,
-    /// Whether contenders use the store's clock too. Front ends disagree by up to the margin.
+    /// Whether contenders also use the store's clock. The clocks of its front ends differ by up to the margin.
     pub store_clock: bool,
 }
 
@@ -57,16 +59,16 @@ impl Scope {
         store_clock: false,
     };
 
-    /// Two responses that are lost.
+    /// Two responses are lost.
     pub const SILENCE: Self = Self { renewals: 1, unanswered: 2, ..Self::NETWORK };
 
-    /// With an operator who evicts, and duplicated requests.
+    /// An operator evicts a holder, and a request is duplicated.
     pub const OPERATOR: Self = Self { renewals: 0, doubled: 1, evictions: 1, ..Self::NETWORK };
 
-    /// A holder that keeps renewing after it was evicted, and a person who edits the record.
+    /// A holder keeps renewing after it was evicted, and a person edits the record.
     pub const EVICTED: Self = Self { unanswered: 0, evictions: 1, edits: 1, ..Self::NETWORK };
 
-    /// With a person who deletes the record. Grants are passed on too.
+    /// A person deletes the record, and grants are passed on.
     pub const BY_HAND: Self = Self {
         any_clocks: false,
         renewals: 0,
@@ -76,26 +78,26 @@ impl Scope {
         ..Self::NETWORK
     };
 
-    /// A claim that is given up and tried again.
+    /// A claim is given up and retried.
     pub const RETRIED: Self = Self { any_clocks: false, renewals: 0, retries: 1, ..Self::NETWORK };
 
-    /// Each client acquires twice.
+    /// Each client acquires the lock twice.
     pub const AGAIN: Self =
         Self { any_clocks: false, claims: 2, renewals: 1, unanswered: 0, ..Self::NETWORK };
 
     /// Takeovers by the store's clock.
     pub const STORE_CLOCK: Self = Self { renewals: 1, unanswered: 0, store_clock: true, ..Self::NETWORK };
 
-    /// Grants that are passed on while renewals are in progress and responses are lost.
+    /// Grants are passed on while renewals are in progress and responses are lost.
     pub const HAND_OFF: Self = Self { any_clocks: false, renewals: 1, hand_offs: 2, ..Self::NETWORK };
 
-    /// The same, for holders that are evicted.
+    /// Grants are passed on, and a holder is evicted.
     pub const HAND_OFF_EVICTED: Self = Self { any_clocks: false, renewals: 1, hand_offs: 1, ..Self::EVICTED };
 
-    /// A holder that is copied while it runs.
+    /// A holder is copied while it runs.
     pub const COPIED: Self = Self { any_clocks: false, copies: 1, ..Self::NETWORK };
 
-    /// Two servers that act for one claim, and a contender.
+    /// Two servers act for one claim, and a third client contends.
     pub const REPLICAS: Self =
         Self { clients: 3, any_clocks: false, renewals: 0, unanswered: 0, replicas: true, ..Self::NETWORK };
 

@@ -1,11 +1,11 @@
-//! Steps outside the clients: time, the network, the store, and people.
+//! The steps outside the clients: of time, the network, the store, and people.
 
 use crate::coverage::Event;
 use crate::decide;
 use crate::world::{Client, Copied, Record, Request, Step, Task, Who, World};
 use crate::{Copy, Turn};
 
-/// Older stamps make no difference.
+/// The oldest stamp. Stamps that are older have the same effect.
 const OLDEST_STAMP: i8 = -6;
 
 impl Turn<'_> {
@@ -121,7 +121,7 @@ impl Turn<'_> {
         if !before.is_some_and(goes_on) {
             let sender = &world.clients[usize::from(request.from)];
             let attempt = sender.attempts().iter().find(|attempt| attempt.nonce == request.nonce);
-            // The lowest token that will be reported.
+            // The lowest token that will be reported for this grant.
             let first = attempt.map_or(record.token, |attempt| attempt.first);
             if record.token <= world.highest {
                 world.wrongs.token_went_back |= untouched;
@@ -154,7 +154,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Both believe from now on, and exclusion does not apply to them: until one of them renews, they cannot notice.
+    /// Copies a holder over an idle client. From now on, both users believe. Exclusion does not apply to them, because
+    /// they cannot detect the copy until one of them renews.
     pub(crate) fn copy(&mut self, from: Who, to: Who) {
         self.world.budget.copies -= 1;
         let original = *self.client(from);
@@ -173,7 +174,7 @@ impl Turn<'_> {
         let deleted = self.world.store.take();
         for client in &mut self.world.clients {
             if let Task::Acquire { claim, landed, .. } = &mut client.task {
-                // Deleting the record deletes its history too.
+                // Deleting the record also deletes its history.
                 *landed &= deleted.is_some_and(|record| record.grant != *claim && !record.remembers(*claim));
             }
         }
@@ -187,7 +188,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Removes what has no effect any more, so that equivalent worlds become one state.
+    /// Removes state that no longer has any effect, so that equivalent worlds become one state.
     pub(crate) fn forget_what_nothing_depends_on(&mut self) {
         self.drop_dead_requests();
         let (model, world) = (self.model, &mut self.world);
@@ -219,7 +220,7 @@ impl Turn<'_> {
         self.number_nonces();
     }
 
-    /// Numbers the nonces in the order in which the world refers to them: only their equality matters.
+    /// Renumbers the nonces in the order in which the world refers to them, because only their equality matters.
     fn number_nonces(&mut self) {
         if !self.model.rules.fresh_nonces {
             return;
@@ -237,8 +238,8 @@ impl Turn<'_> {
         self.world.requests.all_mut().sort_unstable();
     }
 
-    /// Removes requests without a waiting sender that can have no effect any more, because they expect a record that
-    /// will never exist again. Only with fresh nonces: without them records do come back.
+    /// Removes requests without a waiting sender that can no longer have an effect, because they expect a record that
+    /// will never exist again. Does nothing without fresh nonces, because equal records can then come back.
     fn drop_dead_requests(&mut self) {
         let rules = &self.model.rules;
         if !rules.fresh_nonces {
@@ -263,7 +264,7 @@ impl Turn<'_> {
     }
 }
 
-/// One bit for each claim that may still return "held".
+/// Returns one bit for each claim that may still return "held".
 fn claims_that_may_be_judged(world: &World) -> u16 {
     let claim = |client: &Client| match client.task {
         Task::Acquire { claim, .. } => Some(claim),
@@ -272,7 +273,7 @@ fn claims_that_may_be_judged(world: &World) -> u16 {
     world.clients.iter().filter_map(claim).fold(0, |claims, claim| claims | 1 << claim)
 }
 
-/// The tokens that a client has or may still get.
+/// Returns one bit for each token that the store has, or that a client has or may still get.
 fn tokens_in_use(world: &World) -> u32 {
     let mut used = world.store.map_or(0, |record| 1 << record.token);
     for client in &world.clients {

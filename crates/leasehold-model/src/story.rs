@@ -6,8 +6,8 @@ use crate::world::{Record, Request, Token, World};
 use crate::{Action, Copy, LeaseModel};
 
 impl LeaseModel {
-    /// Describes `actions` from `beginning`, line by line: true time in ticks, the action, and, where it changes, the
-    /// record in the store and who believes in a grant.
+    /// Describes `actions` from `beginning`, line by line. Each line shows the true time in ticks and the action. If
+    /// the record in the store or the set of believing users changes, the line also shows the new value.
     pub fn story(&self, beginning: World, actions: &[Action]) -> String {
         let (mut text, mut world, mut ticks) = (String::new(), beginning, 0);
         for (i, client) in world.clients.iter().enumerate().take(self.scope.clients) {
@@ -33,7 +33,7 @@ impl LeaseModel {
         text
     }
 
-    /// The clients whose users believe in a grant, and the tokens.
+    /// Returns the clients whose users believe in a grant, with the tokens of their guards.
     fn believing(&self, world: &World) -> Vec<(usize, Token)> {
         let clients = world.clients.iter().enumerate();
         clients.flat_map(|(i, client)| self.beliefs(client).map(move |guard| (i, guard.token))).collect()

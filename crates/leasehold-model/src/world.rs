@@ -1,4 +1,4 @@
-//! The state of the world: the store, the network, the clients, and what the properties need to know about the past.
+//! The state of the world: the store, the network, the clients, and the facts about the past that the properties need.
 
 use crate::inline_vec::Few;
 use crate::time::{Age, Rate};
@@ -7,47 +7,48 @@ use crate::time::{Age, Rate};
 pub type Token = u8;
 /// The id of a claim; 0 is unused.
 pub type Grant = u8;
-/// A nonce. A fresh one is the lowest that nothing in the world refers to.
+/// A nonce. A fresh nonce is the lowest one to which nothing in the world refers.
 pub type Nonce = u8;
 /// The number of a client.
 pub type Who = u8;
 
-/// The most clients there can be.
+/// The maximum number of clients.
 pub const MOST_CLIENTS: usize = 3;
 
-/// A lock's record. Its version is its content, like an ETag: equal content, equal version.
+/// A lock's record. Its version is its content, like an ETag, so records with equal content have equal versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Record {
-    /// Held or free.
+    /// Whether the lock is held or free.
     pub held: bool,
     /// The token of the current or latest grant.
     pub token: Token,
     /// The claim that was granted.
     pub grant: Grant,
-    /// Counts renewals.
+    /// The number of renewals of the grant.
     pub heartbeat: u8,
-    /// Fresh in every write.
+    /// The nonce, fresh in every write.
     pub nonce: Nonce,
-    /// Whether a create wrote this record and its claim has not renewed it since.
+    /// Whether a create wrote this record and its claim has not confirmed it since, by a renewal or a release.
     pub unconfirmed: bool,
-    /// When it was written, by the store's clock, in ticks from now (negative: in the past).
+    /// The time of the write by the store's clock, in ticks relative to now. Negative in the past.
     pub stamp: i8,
-    /// How many times it was edited since it was written. Each edit gives a new version with the same meaning.
+    /// How many times the record was edited since it was written. Each edit creates a new version with the same
+    /// meaning.
     pub edition: u8,
-    /// The history: one bit for each claim whose grant lapsed or was evicted. Unlimited here; the library remembers
-    /// the latest eight grants.
+    /// The history: one bit for each claim whose grant lapsed or was evicted. It is unlimited here, whereas the library
+    /// remembers the latest eight grants.
     pub ended: u16,
-    /// The same for each claim whose grant has ended in any way. Only claims that are repeated at another server need it.
+    /// One bit for each claim whose grant has ended in any way. Only claims for which two servers act need it.
     pub spent: u16,
 }
 
 impl Record {
-    /// Whether `claim` was granted before and not released.
+    /// Returns whether a grant of `claim` lapsed or was evicted.
     pub fn remembers(&self, claim: Grant) -> bool {
         self.ended & (1 << claim) != 0
     }
 
-    /// Whether `claim` had the lock and does not have it any more.
+    /// Returns whether a grant of `claim` has ended in any way.
     pub fn has_seen_the_end_of(&self, claim: Grant) -> bool {
         self.spent & (1 << claim) != 0
     }
@@ -56,66 +57,66 @@ impl Record {
 /// A conditional write in the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Request {
-    /// Who sent it.
+    /// The sender.
     pub from: Who,
-    /// Whether its sender waits for the response.
+    /// Whether the sender waits for the response.
     pub awaited: bool,
-    /// The expected record; `None` if there must be none.
+    /// The expected record. `None` if there must be no record.
     pub expect: Option<Record>,
-    /// The new record; `None` deletes the record.
+    /// The new record. `None` deletes the record.
     pub write: Option<Record>,
     /// The nonce of the write.
     pub nonce: Nonce,
 }
 
-/// What a client knows about a write that it sent.
+/// A client's knowledge about a write that it sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Attempt {
     /// The nonce in the write.
     pub nonce: Nonce,
-    /// The time since before it was sent.
+    /// The time since before the write was sent.
     pub age: Age,
     /// The token that it grants.
     pub token: Token,
     /// The lowest token that belongs to the same grant.
     pub first: Token,
-    /// Whether it creates the record.
+    /// Whether the write creates the record.
     pub created: bool,
-    /// Whether its response was lost.
+    /// Whether the outcome is unknown.
     pub unknown: bool,
 }
 
-/// The writes that may still turn out to have landed.
+/// The writes that may still turn out to have been applied.
 pub type Attempts = Few<Attempt, 6>;
 
-/// What a client waits for.
+/// The event that a client waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Nothing.
     #[default]
     Ready,
-    /// A read, and the response once there is one.
+    /// The response to a read.
     Reading {
-        /// The time since it was sent; counted only if contenders use it.
+        /// The time since the read was sent. Counted only if contenders use it.
         asked: Age,
-        /// What was read; `Some(None)`: no record.
+        /// The response, once there is one. `Some(None)` means that there is no record.
         answer: Option<Option<Record>>,
     },
-    /// A write of this record (`None`: a deletion), and the response once there is one.
+    /// The response to a write.
     Writing {
-        /// What was sent.
+        /// The record that was sent. `None` for a deletion.
         sent: Option<Record>,
-        /// Whether it was committed.
+        /// Whether the write was committed, once there is a response.
         answer: Option<bool>,
     },
 }
 
-/// The record as its holder left it, and the version that the holder's next write replaces.
+/// The record as its holder left it, and the version that the holder's next write will replace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Memo {
     /// The record from which renewals and releases are made.
     pub record: Record,
-    /// The record that they expect.
+    /// The record that renewals and releases expect.
     pub version: Record,
     /// Whether the response to the grant arrived in time, so that its token is certain.
     pub confirmed: bool,
@@ -128,23 +129,23 @@ impl Memo {
     }
 }
 
-/// What a client is doing.
+/// The current task of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// Nothing. It may ask again with a claim that it gave up.
+    /// Nothing. The client may retry a claim that it gave up.
     #[default]
     Idle,
-    /// Acquires. With no request under way and no attempts, it found the lock held and waits.
+    /// Acquires. If no request is in progress and there are no attempts, the client has found the lock held and waits.
     Acquire {
         /// The id of the claim.
         claim: Grant,
-        /// The writes of this call.
+        /// The writes of this call that may still turn out to have been applied.
         attempts: Attempts,
-        /// What it waits for.
+        /// The event that the client waits for.
         step: Step,
-        /// Whether a write of this call has been committed, whether or not the client knows.
+        /// Whether a write of this call has been committed, even if the client does not know it.
         landed: bool,
-        /// The same at the time of the latest read.
+        /// The value of `landed` at the time of the latest read.
         had_landed: bool,
     },
     /// Keeps a grant.
@@ -153,26 +154,26 @@ pub enum Task {
         grant: Grant,
         /// The record.
         memo: Memo,
-        /// Renewals with unknown outcome.
+        /// The renewals with an unknown outcome.
         attempts: Attempts,
-        /// What it waits for.
+        /// The event that the client waits for.
         step: Step,
     },
-    /// Releases a grant, or withdraws a claim that may have been granted (no memo).
+    /// Releases a grant. Without a memo, withdraws a claim that may have been granted.
     Release {
         /// The claim.
         grant: Grant,
         /// The record, if it is known.
         memo: Option<Memo>,
-        /// Writes with unknown outcome.
+        /// The writes with an unknown outcome.
         attempts: Attempts,
-        /// What it waits for.
+        /// The event that the client waits for.
         step: Step,
     },
 }
 
 impl Task {
-    /// An acquisition that has sent nothing.
+    /// Returns an acquisition that has not sent anything.
     pub fn call(claim: Grant) -> Self {
         Task::Acquire {
             claim,
@@ -184,58 +185,58 @@ impl Task {
     }
 }
 
-/// What the user holds: belief in a lease.
+/// A user's belief in a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Guard {
     /// The token of this guard.
     pub token: Token,
-    /// The token of its grant: the record's token, and the last one with which the grant may be passed on.
+    /// The token of the grant in the record. It is also the last token with which the grant may be passed on.
     pub top: Token,
-    /// The time since the deadline began to count.
+    /// The time since the moment from which the deadline is counted.
     pub age: Age,
-    /// Whether the user has learned that it is lost.
+    /// Whether the user has learned of the loss.
     pub lost: bool,
-    /// Whether another task of the process had the grant before.
+    /// Whether another task of the process held the grant before.
     pub passed_on: bool,
 }
 
-/// What a client has seen, and for how long.
+/// The record that a client has seen, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
-    /// The record as it was seen last.
+    /// The record, as last seen.
     pub record: Record,
-    /// How long it has shown no sign of life, as the client counts.
+    /// How long the record has shown no sign of life, as counted by the client.
     pub unchanged_for: Age,
-    /// How long (state, grant, token, heartbeat) has been unchanged.
+    /// How long the tuple (state, grant, token, heartbeat) has been unchanged.
     pub watched: Age,
 }
 
-/// One client: a process with one lock.
+/// A client, which is a process that uses one lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Client {
-    /// Its clock.
+    /// The rate of the client's clock.
     pub rate: Rate,
-    /// How many ticks its view of the store's clock lags behind its front end's clock.
+    /// How many ticks the client's view of the store's clock lags behind the clock of its front end.
     pub grain: i8,
-    /// What it is doing.
+    /// The current task.
     pub task: Task,
-    /// What its user holds.
+    /// The guard of the client's user.
     pub guard: Option<Guard>,
-    /// The previous user's guard, although the grant was passed on. Only without a safeguard.
+    /// The previous user's guard, which is still valid although the grant was passed on. Only without a safeguard.
     pub outlived: Option<Guard>,
-    /// What it has seen.
+    /// The record that the client has seen.
     pub seen: Option<Seen>,
-    /// How many claims it has made.
+    /// How many claims the client has made.
     pub claims: u8,
-    /// How many more renewals its grant may send.
+    /// How many more renewals may be sent for the grant.
     pub renewals: u8,
-    /// How many times it may ask again with the same claim.
+    /// How many more times the client may retry a claim.
     pub retries: u8,
-    /// The claim that it gave up, and may ask again with.
+    /// The claim that the client gave up and may retry.
     pub given_up: Option<Grant>,
 }
 
-/// What is left of the scope's bounds.
+/// How many steps of each kind the scope still allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "see Scope")]
 pub struct Budget {
@@ -247,60 +248,61 @@ pub struct Budget {
     pub copies: u8,
 }
 
-/// Violations on the way to a state, where the state itself would not show them.
+/// Violations on the way to a state that the state itself would not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Wrongs {
-    /// A grant was committed whose token is not above all earlier ones, although the record was not deleted.
+    /// A grant was committed whose token is not above all earlier tokens, although the record was not deleted.
     pub token_went_back: bool,
-    /// A grant was reported whose token was not above all those committed before it.
+    /// A grant was reported whose token was not above all previously committed tokens.
     pub low_token_told: bool,
-    /// A guard that was lost came back.
+    /// A lost guard became valid again.
     pub lost_came_back: bool,
     /// A call returned "held" although its grant had been committed.
     pub held_denied: bool,
-    /// A client had watched a dead lease for as long as it can last, and did not get it.
+    /// A client had watched a dead lease for as long as it can last, but could not take it over.
     pub prolonged_by_others: bool,
-    /// Both a client and its copy have renewed what they hold.
+    /// Both a client and its copy have renewed their grant.
     pub renewed_by_two: bool,
     /// A claim was granted the lock again after its grant had ended.
     pub spent_was_granted: bool,
 }
 
-/// A grant that two clients have, because one is a copy of the other.
+/// A grant that two clients hold because one is a copy of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copied {
-    /// Its claim.
+    /// The claim of the grant.
     pub grant: Grant,
-    /// Its token.
+    /// The token of the grant.
     pub token: Token,
-    /// The client that has renewed it.
+    /// The client that has renewed the grant.
     pub renewed_by: Option<Who>,
 }
 
-/// The state.
+/// The state of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct World {
     /// The record in the store.
     pub store: Option<Record>,
-    /// Whether it has existed for a tick (tracked only if records are deleted by hand).
+    /// Whether the record has existed for a tick. Tracked only if records are deleted by hand.
     pub settled: bool,
-    /// The requests in the network, sorted by content: the network has no order.
+    /// The requests in the network. Sorted by content, because the network has no order.
     pub requests: Few<Request, 6>,
-    /// The clients; those beyond the scope do nothing.
+    /// The clients. Those beyond the scope do nothing.
     pub clients: [Client; MOST_CLIENTS],
     /// The remaining budget of steps.
     pub budget: Budget,
     /// The highest token that was committed or reported.
     pub highest: Token,
-    /// The nonces of grants whose token was not above all earlier ones.
+    /// The nonces of grants whose token was not above all earlier tokens.
     pub low: Few<Nonce, 4>,
-    /// One bit for each token whose grant was evicted or deleted by hand: exclusion does not apply to its holder.
+    /// One bit for each token whose grant was evicted, deleted by hand or copied. Exclusion does not apply to its
+    /// holder.
     pub pardoned: u32,
-    /// The grant that two clients have.
+    /// The grant that two clients hold because one is a copy of the other.
     pub copied: Option<Copied>,
-    /// Whether the claim for which two servers act has had a grant that ended.
+    /// Whether a grant of the claim for which two servers act has ended.
     pub shared_ended: bool,
-    /// Whether the client of that claim has released or withdrawn it. It then accepts no response any more.
+    /// Whether the client of that claim has released or withdrawn it. The client then no longer accepts responses.
     pub client_is_gone: bool,
     /// The violations.
     pub wrongs: Wrongs,
@@ -334,7 +336,7 @@ impl World {
         }
     }
 
-    /// Visits every nonce that the world refers to, those that clients know first.
+    /// Visits every nonce that the world refers to, beginning with those that clients know.
     pub fn each_nonce(&mut self, mut visit: impl FnMut(&mut Nonce)) {
         for client in &mut self.clients {
             client.attempts_mut().iter_mut().for_each(|attempt| visit(&mut attempt.nonce));
@@ -344,7 +346,7 @@ impl World {
         self.low.all_mut().iter_mut().for_each(visit);
     }
 
-    /// A nonce that nothing refers to.
+    /// Returns a nonce to which nothing refers.
     pub fn fresh_nonce(&mut self) -> Nonce {
         let mut used = 1_u64; // 0 is unused.
         self.each_nonce(|nonce| used |= 1 << *nonce);
@@ -353,7 +355,7 @@ impl World {
 }
 
 impl Client {
-    /// The writes that may still turn out to have landed.
+    /// Returns the writes that may still turn out to have been applied.
     pub fn attempts(&self) -> &[Attempt] {
         match &self.task {
             Task::Idle => &[],
@@ -363,7 +365,7 @@ impl Client {
         }
     }
 
-    /// The same, mutable.
+    /// Returns the writes that may still turn out to have been applied, mutably.
     pub fn attempts_mut(&mut self) -> &mut [Attempt] {
         match &mut self.task {
             Task::Idle => &mut [],
@@ -373,7 +375,7 @@ impl Client {
         }
     }
 
-    /// What the client waits for.
+    /// Returns the event that the client waits for.
     pub fn step(&self) -> Step {
         match self.task {
             Task::Idle => Step::Ready,
@@ -381,7 +383,7 @@ impl Client {
         }
     }
 
-    /// The same, mutable.
+    /// Returns the event that the client waits for, mutably. Returns `None` if the client is idle.
     pub fn step_mut(&mut self) -> Option<&mut Step> {
         match &mut self.task {
             Task::Idle => None,

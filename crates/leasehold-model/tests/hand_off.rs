@@ -1,5 +1,5 @@
-//! Local hand-off: a grant has several tokens, which the holder's process gives out one by one to its tasks. With all
-//! of its rules no history breaks a promise; without any one of them some history does.
+//! Local hand-off: a grant has several tokens, which the holder's process issues to its tasks one by one. With all
+//! rules of the hand-off, no history breaks a promise. Without any one of them, some history does.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

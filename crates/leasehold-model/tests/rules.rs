@@ -1,7 +1,7 @@
-//! The twelve rules: with all of them no history breaks a promise; without any one of them some history does.
+//! The twelve rules. With all of them, no history breaks a promise. Without any one of them, some history does.
 //!
-//! Each scope is also checked with all rules, to show that only the removal breaks the promise. `--nocapture` prints
-//! the histories.
+//! Each scope is also checked with all rules, to show that only the removal of a rule breaks the promise. `--nocapture`
+//! prints the histories.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -104,7 +104,7 @@ fn with_all_rules_one_copy_of_a_holder_goes_on() {
     all_rules(Scope::COPIED, large, 10_000, &[Copied, RenewedByACopy, RenewalFoundByNonce]);
 }
 
-/// No record is mistaken for that of a copy.
+/// No record is mistaken for a record that a copy has written.
 #[test]
 fn without_copies_no_renewal_by_a_copy_is_found() {
     for scope in [Scope::NETWORK, Scope::EVICTED] {

@@ -1,4 +1,4 @@
-//! The safeguards besides the twelve rules: clock rates, the store's clock, and records that are deleted by hand.
+//! Safeguards besides the twelve rules, for clock rates, the store's clock, and records that are deleted by hand.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! A lock that is shared with gcslock, or any client that creates an object and deletes it.
+//! Shares a lock with gcslock, or with any other client that creates and deletes an object.
 //!
 //! ```text
 //! cargo run --example beside_gcslock                                                      # in memory
@@ -44,7 +44,7 @@ async fn main() -> Result<()> {
     delete(&*register, &object).await
 }
 
-/// What gcslock does to acquire a lock: it creates the object if there is none.
+/// Acquires the lock like gcslock: creates the object if it does not exist.
 async fn create(register: &dyn Register) -> Result<Option<Version>> {
     match register.write(LOCK, Precondition::Absent, "1".into()).await? {
         Write::Committed(version) => Ok(Some(version)),
@@ -52,7 +52,8 @@ async fn create(register: &dyn Register) -> Result<Option<Version>> {
     }
 }
 
-/// What gcslock does to release it. gcslock deletes any object; a register deletes only this version of it.
+/// Releases the lock like gcslock, by deleting the object. gcslock deletes any version of the object, but a register
+/// deletes only the given one.
 async fn delete(register: &dyn Register, object: &Version) -> Result<()> {
     match register.delete(LOCK, object).await? {
         Deleted::Deleted => Ok(()),

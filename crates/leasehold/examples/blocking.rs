@@ -1,4 +1,4 @@
-//! Threads without async: each appends one line to a report while it holds the lock.
+//! Uses a lock from threads, without async. Each thread prints a line while it holds the lock.
 //!
 //! ```text
 //! cargo run --features blocking --example blocking

@@ -1,4 +1,5 @@
-//! A holder crashes, and another process takes over. The example starts itself again as the holder, and kills it.
+//! A holder crashes, and another process takes over. The example starts a second instance of itself as the holder, and
+//! kills it.
 //!
 //! ```text
 //! cargo run --example crash                                      # SQLite: taken over at once

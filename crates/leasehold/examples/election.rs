@@ -1,5 +1,5 @@
-//! A small service of three processes: one leads and does the work, the others follow it. The example starts itself as
-//! these processes. It kills the leader and starts it again, and then asks the next leader to end.
+//! A small service of three processes. One of them leads and does the work, and the others follow it. The example
+//! starts itself as these processes. It kills the leader, restarts it, and then asks the next leader to exit.
 //!
 //! ```text
 //! cargo run --example election                                      # SQLite: the next one leads at once
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// One process of the service, until its stdin is closed.
+/// Runs one process of the service until its stdin is closed.
 async fn serve(url: &str, name: &str) -> Result<()> {
     let locker = Locker::open(url).await?;
     let address = format!("http://{name}.example:8080");
@@ -42,7 +42,8 @@ async fn serve(url: &str, name: &str) -> Result<()> {
             loss = leadership.lost() => println!("{name}: {loss}"),
             () = work(&leadership, &locker) => {}
             _ = &mut asked_to_end => {
-                // Resign only after the work has ended. The next one then leads at once, not when the lease ends.
+                // The work has ended, so it is safe to resign. The next candidate then leads at once, not only when the
+                // lease ends.
                 leadership.resign().await?;
                 println!("{name} has resigned");
                 break;
@@ -53,15 +54,16 @@ async fn serve(url: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What only the leader does. It is dropped when the leadership ends.
+/// The work of the leader. The future is dropped when the leadership ends.
 async fn work(leadership: &Leadership, locker: &Locker) {
     while leadership.check().is_ok() {
-        // One step. It sends the term with each write, so that the resource can refuse earlier leaders.
+        // One step of the work. A real leader sends its term with each write, so that the resource can refuse earlier
+        // leaders.
         locker.store().env().sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Follows the leader: the other processes send their requests to it.
+/// Follows the leader. A real follower sends its requests to the leader's address.
 async fn follow(election: Election, name: String, own: String) {
     let mut changes = election.observe();
     while let Some(change) = changes.next().await {
@@ -75,7 +77,7 @@ async fn follow(election: Election, name: String, own: String) {
     }
 }
 
-/// Starts the processes and checks who leads.
+/// Starts the processes and checks which one leads.
 fn play(url: &str) -> Result<()> {
     let (said, lines) = channel();
     let mut members = BTreeMap::new();
@@ -100,7 +102,7 @@ fn play(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the processes printed.
+/// The state that the output of the processes shows.
 struct Seen {
     lines: Receiver<String>,
     leader: Option<String>,
@@ -108,7 +110,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Waits until another process than `before` leads, and `followers` processes follow it.
+    /// Waits until a process other than `before` leads and `followers` processes follow it.
     fn led_by_another_than(&mut self, before: Option<&str>, followers: usize) -> Result<String> {
         loop {
             if let Some(leader) = self.leader.clone().filter(|leader| before != Some(leader)) {

@@ -1,5 +1,5 @@
-//! One lock, many tasks: each holds the lock for a while. At the end, the example prints how long that took, and how many
-//! requests each acquisition took.
+//! Many tasks share one lock, and each holds it for a while. At the end, the example prints the total time and the
+//! number of requests per acquisition.
 //!
 //! ```text
 //! cargo run --example hundred_tasks                              # in memory, 100 tasks, 5 ms each
@@ -50,7 +50,7 @@ async fn main() -> Result<()> {
     let work = (hold * u32::try_from(tasks).unwrap_or(u32::MAX)).as_secs_f64();
     println!("all {tasks} had their turn in {took:.1} s, {work:.1} s of it under the lock");
     if counted {
-        // Includes renewals and the examination of an unknown store.
+        // The count includes renewals and the check of an unknown store.
         let requests = requests.load(Ordering::Relaxed);
         println!("{requests} requests, {:.2} per acquisition", requests as f64 / tasks.max(1) as f64);
     }
@@ -65,7 +65,8 @@ fn number(argument: Option<String>, default: u64) -> Result<u64> {
     })
 }
 
-/// Opens the store that `url` names. Also returns whether its requests are counted: those of a register are.
+/// Opens the store that `url` names. Also returns whether its requests are counted, which is the case only for
+/// registers.
 async fn open(url: &str, requests: &Arc<AtomicUsize>) -> Result<(Locker, bool)> {
     let parsed = StoreUrl::parse(url)?;
     let register: Arc<dyn Register> = match parsed.scheme() {

@@ -1,4 +1,4 @@
-//! Work that is cancelled when the lock is lost. An operator evicts the holder, which learns of it at its next renewal.
+//! Cancels work when the lock is lost. An operator evicts the holder, which learns of it at its next renewal.
 //!
 //! ```text
 //! cargo run --example loss
@@ -33,7 +33,7 @@ async fn main() -> Result<()> {
     let loss = guard.lost().await;
     println!("{loss}");
     println!("the work stopped after {} steps", work.await.unwrap_or(0));
-    // For code that asks instead of waiting:
+    // Code that polls can call `check` instead.
     assert!(guard.check().is_err());
     Ok(())
 }

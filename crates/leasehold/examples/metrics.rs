@@ -1,4 +1,5 @@
-//! Metrics for Prometheus, without `leasehold serve`: an observer that counts with the crate prometheus-client.
+//! Exports metrics for Prometheus, without `leasehold serve`. An observer counts events with the crate
+//! prometheus-client.
 //!
 //! ```text
 //! cargo run --example metrics
@@ -16,7 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use prometheus_client::registry::Registry;
 
-/// No label has the name of a lock: there may be any number of them.
+/// The metrics of this process. Lock names are not labels, because their number is not limited.
 struct Metrics {
     registry: Registry,
     held: Gauge,
@@ -28,7 +29,7 @@ struct Metrics {
     store_seconds: Family<[(&'static str, &'static str); 1], Histogram>,
 }
 
-/// 1 ms to 32 s.
+/// Creates a histogram with buckets from 1 ms to 32 s.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
@@ -61,7 +62,7 @@ impl Metrics {
         }
     }
 
-    /// The body of `/metrics`.
+    /// Returns the body of `/metrics`.
     fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -101,7 +102,7 @@ impl Observer for Metrics {
             Event::Released { .. } | Event::HandedOn { .. } => {
                 self.held.dec();
             }
-            // Also the events of later versions.
+            // This includes the events of later versions.
             _ => {}
         }
     }

@@ -16,13 +16,13 @@ const PERIOD: Duration = Duration::from_secs(60);
 async fn main() -> Result<()> {
     let scratch = std::env::temp_dir().join(format!("leasehold-periodic-job-{}.db", std::process::id()));
     let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", scratch.display()));
-    // Both start at once. One runs the job; the other waits, and learns that the job ran.
+    // Both machines start at the same time. One runs the job. The other waits and learns that the job ran.
     tokio::try_join!(start("machine one", &url), start("machine two", &url))?;
-    // Again within the period: nothing is run.
+    // A second start within the period does not run the job.
     start("machine one", &url).await
 }
 
-/// What cron would start on each machine.
+/// The program that cron would start on each machine.
 async fn start(machine: &str, url: &str) -> Result<()> {
     let locker = Locker::open(url).await?;
     let lock = locker.lock("examples/periodic-job").owner(machine).ttl(Duration::from_secs(2));
@@ -40,7 +40,7 @@ async fn start(machine: &str, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes longer than the lease. It is dropped if the lock is lost.
+/// Takes longer than the ttl of the lease. The future is dropped if the lock is lost.
 async fn job(guard: &Guard, locker: &Locker, machine: &str) -> Result<()> {
     for step in 1..=3 {
         guard.check()?; // Still held? Local, no request.

@@ -1,4 +1,4 @@
-//! A lock with a time to live: try it, wait for it, and send its token with each write.
+//! Tries to acquire a lock, waits for it, and sends its token with each write.
 //!
 //! ```text
 //! cargo run --example try_and_wait                                                        # SQLite
@@ -16,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn main() -> Result<()> {
     let scratch = std::env::temp_dir().join(format!("leasehold-try-and-wait-{}.db", std::process::id()));
     let url = std::env::args().nth(1).unwrap_or_else(|| format!("sqlite:{}", scratch.display()));
-    // As in two processes.
+    // Two lockers with separate connections, as in two processes.
     let (one, two) = (lock(&url, "one").await?, lock(&url, "two").await?);
 
     let first = one.acquire().await?;
@@ -61,7 +61,7 @@ fn refused(what: &str, outcome: Result<Guard>) -> Result<()> {
     }
 }
 
-/// What the lock protects. It remembers the highest token, and refuses lower ones.
+/// The resource that the lock protects. It remembers the highest token and refuses lower ones.
 #[derive(Default)]
 struct Resource {
     highest: Option<Token>,

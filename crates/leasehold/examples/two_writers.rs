@@ -1,4 +1,5 @@
-//! Two writers of one JSON object. Each adds 1 ten times: first with a lock (pessimistic), then without one (optimistic).
+//! Two writers update one JSON object. Each adds 1 ten times, first with a lock (pessimistic), then without a lock
+//! (optimistic).
 //!
 //! ```text
 //! cargo run --example two_writers                                                         # in memory
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 const ADDITIONS: u32 = 10;
 
-/// What one process would have.
+/// The handles that one process would have.
 struct Writer {
     locker: Locker,
     object: Object,
@@ -38,19 +39,19 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Pessimistic: one writer at a time. For work that takes long, or that must not be repeated.
+/// Pessimistic: one writer at a time. Use this for work that takes long or must not be repeated.
 async fn with_lock(writer: &Writer) -> Result<()> {
     for _ in 0..ADDITIONS {
         let guard = writer.locker.lock("examples/two-writers").acquire().await?;
-        // The object refuses this write if a later holder has written: this writer may have been paused.
+        // If this writer was paused and a later holder has written, the object refuses this write.
         writer.object.update_fenced(guard.token()?, async |content| add(content)).await?;
         guard.release().await?;
     }
     Ok(())
 }
 
-/// Optimistic: a write succeeds only if the object has not changed since it was read. Otherwise the addition is repeated.
-/// Returns the number of attempts.
+/// Optimistic: a write succeeds only if the object has not changed since it was read. Otherwise, the addition is
+/// repeated. Returns the number of attempts.
 async fn without_lock(writer: &Writer) -> Result<u32> {
     let mut attempts = 0;
     for _ in 0..ADDITIONS {
@@ -59,7 +60,7 @@ async fn without_lock(writer: &Writer) -> Result<u32> {
     Ok(attempts)
 }
 
-/// The change. It may run several times, so it must have no other effects.
+/// Computes the new content. This may run several times, so it must have no side effects.
 fn add(content: Option<Bytes>) -> Result<Option<Bytes>> {
     let mut value = parse(content)?;
     value["n"] = (n(&value) + 1).into();
@@ -81,7 +82,7 @@ fn n(value: &Value) -> u64 {
     value["n"].as_u64().unwrap_or(0)
 }
 
-/// Two writers with separate connections, as in two processes.
+/// Creates two writers with separate connections, as in two processes.
 async fn writers(url: Option<String>) -> Result<[Writer; 2]> {
     let Some(url) = url else {
         let register: Arc<dyn Register> = Arc::new(MemoryRegister::new(Env::system()));

@@ -1,4 +1,4 @@
-//! The same locks for programs without async: the names of the crate, without `await`.
+//! Locks for programs without async. The types and methods have the same names as in the async API.
 //!
 //! ```
 //! use std::time::Duration;
@@ -15,20 +15,21 @@
 //! ```
 //!
 //! Requests and renewals run on one background thread of the process, which the first call starts. So a guard stays
-//! valid while its thread works or sleeps. The values of this module may be shared among threads and moved between them.
+//! valid while its thread works or sleeps. The values of this module can be moved between threads and shared among
+//! them.
 //!
-//! # Differences from the async interface
+//! # Differences from the async API
 //!
-//! - A call cannot be cancelled. Use a method that takes a limit, such as [`Lock::acquire_within`].
-//! - A guard that is dropped releases its lock *before* the drop returns, so that a program that ends right after it
-//!   does not leave the lock to its lease.
-//! - A closure is not stopped if the lock is lost while it runs. Call [`Guard::check`] before each step that must not be
-//!   done twice.
-//! - Callbacks such as [`Lock::on_wait`] run on the background thread. A call from there that would wait returns an
-//!   error.
+//! - A call cannot be cancelled. Instead, use a method that takes a limit, such as [`Lock::acquire_within`].
+//! - Dropping a guard releases its lock *before* the drop returns. So a program that exits right afterwards does not
+//!   leave the lock held until the lease lapses.
+//! - If the lock is lost while a closure runs, the closure is not stopped. Call [`Guard::check`] before each step that
+//!   must not be done twice.
+//! - Callbacks such as that of [`Lock::on_wait`] run on the background thread. A blocking call from a callback returns
+//!   an error.
 //!
-//! In an async program, use the [async interface](crate): a call of this module blocks the thread that makes it. After
-//! `fork`, a child process must not use what its parent has opened.
+//! In an async program, use the [async API](crate), because calls of this module block the calling thread. After a
+//! `fork`, the child process must not use values that its parent has created.
 
 mod election;
 mod guard;

@@ -1,4 +1,4 @@
-//! Access to the machine's time and randomness, both of which tests can replace.
+//! Access to time and randomness. Tests can replace both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,17 +33,17 @@ pub struct Env {
 }
 
 impl Env {
-    /// The machine's own clocks and randomness.
+    /// Returns the machine's own clocks and randomness.
     pub fn system() -> Self {
         Self { clock: Arc::new(SystemClock), random: Random::from_os() }
     }
 
-    /// `clock`, with randomness that is the same for the same `seed`. For tests.
+    /// Returns `clock` with randomness that depends only on `seed`. For tests.
     pub fn seeded(clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self { clock, random: Random::seeded(seed) }
     }
 
-    /// The current time on the clock.
+    /// Returns the current time on the clock.
     pub fn now(&self) -> Moment {
         self.clock.now()
     }

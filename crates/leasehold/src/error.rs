@@ -1,4 +1,4 @@
-//! Errors: [`Error`] for users of the library, [`StoreError`] between its layers.
+//! Errors: [`Error`] for users of the library, and [`StoreError`] for the interface between the library and its stores.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 pub use crate::types::InvalidValue;
 use crate::types::{HolderInfo, LockName, Loss, Token, is_unprintable, printable};
 
-/// A [`Result`](std::result::Result) with leasehold's [`Error`].
+/// A [`Result`](std::result::Result) whose error is leasehold's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -37,7 +37,7 @@ struct Inner {
     loss: Option<Box<Loss>>,
     refused_by: Option<Token>,
     maybe_applied: bool,
-    /// Other clients changed the record each time: the store responds.
+    /// Whether other clients changed the record at every attempt, although the store responded.
     contended: bool,
     source: Option<Source>,
 }
@@ -67,22 +67,22 @@ pub enum ErrorKind {
     Held,
     /// The lock was lost. Stop the work that it protected. Acquire the lock again to get a new token.
     Lost,
-    /// The store cannot be reached or does not respond before the time limit. Try again later.
+    /// The store cannot be reached or did not respond within the time limit. Try again later.
     Unavailable,
-    /// The store refused the request: credentials or permissions.
+    /// The store refused the request because of its credentials or permissions.
     Denied,
-    /// The input is invalid: a URL, a name, a duration.
+    /// The input is invalid, such as a URL, a name or a duration.
     Invalid,
     /// The store or this build does not support the operation.
     Unsupported,
     /// The content of the store cannot be understood. Nothing was overwritten.
     Corrupt,
-    /// Other writers changed the object during each attempt to update it. Try again later, or with more attempts.
+    /// Other writers changed the object during each attempt to update it. Try again later, or allow more attempts.
     Conflict,
 }
 
 impl ErrorKind {
-    /// One word, for labels and logs: `unavailable`.
+    /// Returns the kind as one word for labels and logs, such as `unavailable`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -104,7 +104,7 @@ impl fmt::Display for ErrorKind {
 }
 
 impl Error {
-    /// An error with this `kind` and `message`, for stores and tools that are built on leasehold.
+    /// Creates an error with this `kind` and `message`, for stores and tools that are built on leasehold.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -119,17 +119,18 @@ impl Error {
         }))
     }
 
-    /// An error of kind [`ErrorKind::Invalid`]. The message says what is invalid, and why.
+    /// Creates an error of kind [`ErrorKind::Invalid`]. The message should say what is invalid and why.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// An error of kind [`ErrorKind::Unsupported`].
+    /// Creates an error of kind [`ErrorKind::Unsupported`].
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// An error of kind [`ErrorKind::Held`] for the lock `name`, for servers that tell their clients who has it.
+    /// Creates an error of kind [`ErrorKind::Held`] for the lock `name`, for servers that tell their clients who holds
+    /// it.
     pub fn held(name: &LockName, held: HolderInfo) -> Self {
         let message = match held.in_cooldown {
             true => format!("lock `{name}` is in its cooldown"),
@@ -138,7 +139,7 @@ impl Error {
         Self::held_as(message, held)
     }
 
-    /// An error with this `message`, and with help for `held`.
+    /// Creates an error of kind [`ErrorKind::Held`] with this `message`, and with help for `held`.
     pub(crate) fn held_as(message: impl Into<String>, held: HolderInfo) -> Self {
         let mut error = Self::new(ErrorKind::Held, message);
         if held.foreign.is_some() {
@@ -166,14 +167,14 @@ impl Error {
         error
     }
 
-    /// The error for a write that was refused because the token `by` wrote before.
+    /// Creates the error for a write that was refused because the higher token `by` had written before.
     pub(crate) fn refused(message: impl Into<String>, by: Token) -> Self {
         let mut error = Self::new(ErrorKind::Lost, message);
         error.0.refused_by = Some(by);
         error
     }
 
-    /// Marks the write that failed as possibly applied, now or later.
+    /// Marks the failed write as one that may have been applied or may be applied later.
     pub(crate) fn after_maybe_applied(mut self) -> Self {
         self.0.maybe_applied = true;
         self
@@ -199,39 +200,39 @@ impl Error {
         self
     }
 
-    /// The kind of this error.
+    /// Returns the kind of this error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What to do about the error, one line each. Empty if there is nothing to add.
+    /// Returns advice on what to do about the error, one line each. Empty if there is none.
     pub fn help(&self) -> &[String] {
         &self.0.help
     }
 
-    /// The holder of the lock, if the kind is [`ErrorKind::Held`].
+    /// Returns the holder of the lock, if the kind is [`ErrorKind::Held`].
     pub fn holder(&self) -> Option<&HolderInfo> {
         self.0.held.as_deref()
     }
 
-    /// How the lock was lost, if the kind is [`ErrorKind::Lost`].
+    /// Returns how the lock was lost, if the kind is [`ErrorKind::Lost`].
     pub fn loss(&self) -> Option<&Loss> {
         self.0.loss.as_deref()
     }
 
-    /// The higher token that wrote before, if a [fenced write](crate::fence) was refused. The kind is then
+    /// Returns the higher token that wrote before, if a [fenced write](crate::fence) was refused. The kind is then
     /// [`ErrorKind::Lost`].
     pub fn refused_by(&self) -> Option<Token> {
         self.0.refused_by
     }
 
-    /// Whether the update or fenced write that failed may have been applied, or may be applied later. If `false`, it
+    /// Returns whether the failed update or fenced write may have been applied, or may be applied later. If `false`, it
     /// was not applied and never will be.
     pub fn maybe_applied(&self) -> bool {
         self.0.maybe_applied
     }
 
-    /// Whether other clients changed the record at every attempt, although the store was available.
+    /// Returns whether other clients changed the record at every attempt, although the store was available.
     pub(crate) fn is_contended(&self) -> bool {
         self.0.contended
     }
@@ -263,9 +264,9 @@ impl std::error::Error for Error {
     }
 }
 
-/// An error of a request to a store.
+/// The error of a request to a store.
 ///
-/// For safety only one distinction matters: whether the request certainly had no effect.
+/// For safety, only one distinction matters: whether the request certainly had no effect.
 ///
 /// ```
 /// use leasehold::error::{Fault, StoreError};
@@ -276,13 +277,13 @@ impl std::error::Error for Error {
 /// ```
 #[derive(Debug)]
 pub enum StoreError {
-    /// The request certainly had no effect, and will have none.
+    /// The request certainly had no effect, and will never have one.
     NotApplied(Fault),
     /// The request may have had an effect, may have one later, or may never have one.
     MaybeApplied(Fault),
 }
 
-/// What went wrong with a request.
+/// The cause of a [`StoreError`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -298,75 +299,75 @@ pub enum StoreError {
 /// ```
 #[derive(Debug)]
 pub struct Fault {
-    /// The kind of error. Only [`ErrorKind::Unavailable`] is worth a retry.
+    /// The kind of error. Retry only [`ErrorKind::Unavailable`].
     pub kind: ErrorKind,
-    /// What happened, for people. Contains no secrets.
+    /// A message for people. Contains no secrets.
     pub message: String,
-    /// What to do about it.
+    /// Advice on what to do about it.
     pub help: Option<String>,
-    /// How long the store asked clients to wait before the next request.
+    /// How long the store asked clients to wait before their next request.
     pub retry_after: Option<Duration>,
-    /// Whether other clients changed the record each time.
+    /// Whether other clients changed the record at every attempt.
     contended: bool,
 }
 
 impl Fault {
-    /// A fault with this `kind` and `message`.
+    /// Creates a fault with this `kind` and `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: clean(message.into()), help: None, retry_after: None, contended: false }
     }
 
-    /// A fault of kind [`ErrorKind::Unavailable`], which is worth a retry.
+    /// Creates a fault of kind [`ErrorKind::Unavailable`], which may be retried.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// A fault of a write that met conflicts until its time limit. The store responds, so a waiter does not count
-    /// this time as an outage.
+    /// Creates the fault of a write that met conflicts until its time limit. The store did respond, so a waiter does
+    /// not count this time as an outage.
     pub(crate) fn contended(message: impl Into<String>) -> Self {
         Self { contended: true, ..Self::unavailable(message) }
     }
 
-    /// Sets what to do about it.
+    /// Sets advice on what to do about the fault.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(clean(help.into()));
         self
     }
 
-    /// Sets how long the store asked clients to wait.
+    /// Sets how long the store asked clients to wait before their next request.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// The error for a request that certainly had no effect.
+    /// Returns the error of a request that certainly had no effect.
     pub fn not_applied(self) -> StoreError {
         StoreError::NotApplied(self)
     }
 
-    /// The error for a request that may have had an effect.
+    /// Returns the error of a request that may have had an effect.
     pub fn maybe_applied(self) -> StoreError {
         StoreError::MaybeApplied(self)
     }
 }
 
 impl StoreError {
-    /// What went wrong.
+    /// Returns the cause.
     pub fn fault(&self) -> &Fault {
         match self {
             Self::NotApplied(fault) | Self::MaybeApplied(fault) => fault,
         }
     }
 
-    /// Whether a retry may succeed.
+    /// Returns whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         self.fault().kind == ErrorKind::Unavailable
     }
 
-    /// This error of the latest request, as that of the whole operation: with `applied`, an earlier request may have
-    /// been applied.
+    /// Converts the error of the latest request to the error of the whole operation. `applied` means that an earlier
+    /// request may have been applied.
     #[allow(dead_code, reason = "used by stores that are cargo features")]
     pub(crate) fn if_maybe(self, applied: bool) -> Self {
         match self {
@@ -388,8 +389,8 @@ fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
-/// Replaces unprintable characters. Errors are shown on terminals and repeat text from elsewhere: records, URLs,
-/// responses of the store.
+/// Replaces unprintable characters. Errors are shown on terminals, and they repeat text from elsewhere: from records,
+/// URLs and responses of the store.
 fn clean(text: String) -> String {
     if text.contains(is_unprintable) { printable(&text, text.len()) } else { text }
 }

@@ -1,7 +1,7 @@
-//! Properties of data that is read from outside, for any bytes. The fuzz targets in `fuzz/` use them, and every
+//! Properties of the parsers of external data. The fuzz targets in `fuzz/` check them on arbitrary bytes, and every
 //! test run checks them on the corpus. See docs/fuzzing.md.
 //!
-//! A property takes any bytes, and panics if it does not hold.
+//! A property is a function that takes arbitrary bytes and panics if the property does not hold.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -33,10 +33,10 @@ pub use crate::stores::etcd::fuzzing::etcd_key;
 #[cfg(feature = "sqlite")]
 pub use crate::stores::sqlite::fuzzing::sqlite_row;
 
-/// A property that holds for any bytes.
+/// A property that must hold for arbitrary bytes.
 pub type Property = fn(&[u8]);
 
-/// Each property, with the name of its fuzz target and of its corpus folder.
+/// All properties. Each name is that of the fuzz target and of the corpus folder.
 pub const TARGETS: &[(&str, Property)] = &[
     #[cfg(any(fuzzing, feature = "dynamodb"))]
     ("dynamodb_item", dynamodb_item),
@@ -54,7 +54,7 @@ pub const TARGETS: &[(&str, Property)] = &[
     ("update_marks", update_marks),
 ];
 
-/// Asserts that `text` cannot move a terminal's cursor, and neither reorders nor hides text.
+/// Asserts that `text` cannot move the cursor of a terminal, and cannot reorder or hide text.
 pub(crate) fn assert_readable(text: &str) {
     let hostile = |c: char| {
         c.is_control()
@@ -80,7 +80,7 @@ pub(crate) struct StandingClock(Mutex<Duration>);
 /// 2026-01-01T00:00:00Z.
 pub(crate) const NOW_US: u64 = 1_767_225_600_000_000;
 
-/// How long the machine had been up at [`NOW_US`].
+/// The uptime of the machine at [`NOW_US`].
 const UP: Duration = Duration::from_secs(86_400);
 
 impl Default for StandingClock {
@@ -98,13 +98,13 @@ impl Clock for StandingClock {
     }
 
     async fn sleep(&self, duration: Duration) {
-        // Input from outside must never cause a very long sleep.
+        // External input must never cause a very long sleep.
         assert!(duration < Duration::from_secs(3_600), "{duration:?}");
         *self.0.lock().unwrap() += duration;
     }
 }
 
-/// A seed that depends on all of the input, so that no input can foresee it.
+/// Returns a seed that depends on the whole input, so that no input can predict it.
 pub(crate) fn seed(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)

@@ -1,21 +1,22 @@
 //! Golden files: every format that leasehold has ever written to a store, in `tests/records`.
 //!
-//! The files are never edited, because the formats must remain readable. When a written format changes (by an
-//! addition), a file is added.
+//! The files are never edited, because all formats must remain readable. Formats change only by additions. A changed
+//! format gets a new file.
 
 use std::fs;
 use std::path::Path;
 
 use crate::protocol::record::{Content, Record, parse};
 
-/// The content of the golden file `name`, without the newline at its end, which is there for editors.
+/// Returns the content of the golden file `name`, without the newline at its end, which exists only for editors.
 pub(crate) fn golden(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records").join(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.trim_end_matches('\n').to_owned()
 }
 
-/// The record in `1-held.json`, `1-free.json` or `1-resting.json`. The other golden files were written from these.
+/// Returns the record in `1-held.json`, `1-free.json` or `1-resting.json`. The other golden files were written from
+/// these records.
 pub(crate) fn golden_record(name: &str) -> Record {
     match parse(golden(name).as_bytes()).unwrap() {
         Content::Record(record) => *record,
@@ -23,7 +24,7 @@ pub(crate) fn golden_record(name: &str) -> Record {
     }
 }
 
-/// Asserts that what is written now equals the golden file `name`.
+/// Asserts that `written`, which the current code wrote, equals the golden file `name`.
 pub(crate) fn assert_written(name: &str, written: &str) {
     assert_eq!(
         written,
@@ -32,7 +33,7 @@ pub(crate) fn assert_written(name: &str, written: &str) {
     );
 }
 
-/// Every format that is written has a golden file, and some test reads it.
+/// Every written format has a golden file, and at least one test reads each golden file.
 #[test]
 fn every_format_has_its_golden_files() {
     let mut found: Vec<String> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records"))

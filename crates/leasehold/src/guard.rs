@@ -1,4 +1,4 @@
-//! [`Guard`]: a lock that is held.
+//! [`Guard`]: a held lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,18 +17,17 @@ use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
 
-/// A lock that is held. It is renewed in the background for as long as this value lives.
+/// A held lock. Its lease is renewed in the background for as long as this value exists.
 ///
 /// The guard detects a loss before another process can be granted the lock, even if the network is down. Call
 /// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost).
 ///
 /// No lock can stop a process that is paused between the check and the step. Send the [`token`](Self::token) with every
-/// write, and let the resource refuse lower tokens. The token also protects in two rare cases:
+/// write, and let the resource refuse lower tokens. The token also protects the resource in two rare cases:
 ///
-/// - A virtual machine is paused together with its clocks. Right after the pause, `check()` may pass although the lease
-///   is over. The next renewal detects the loss.
-/// - A running process is copied (a live snapshot). Both copies consider the lock held until one of them has renewed
-///   it.
+/// - A virtual machine is paused together with its clocks. Right after the pause, `check()` may succeed although the
+///   lease is over. The next renewal detects the loss.
+/// - A running process is copied (a live snapshot). Both copies consider the lock held until one of them renews it.
 ///
 /// Dropping a guard invalidates it at once and releases the lock in the background, without blocking. Outside a
 /// runtime, the lease lapses instead. Prefer [`release`](Self::release), which reports whether the lock was held until
@@ -53,7 +52,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that keeps `grant`, which is that of a ticket. Must be called inside a tokio runtime.
+    /// Creates a guard that keeps `grant`, the grant of a ticket. Must be called within a tokio runtime.
     pub(crate) fn new(opened: Arc<Opened>, grant: Grant) -> Self {
         Self::of(keep(opened, grant, None, None))
     }
@@ -62,32 +61,32 @@ impl Guard {
         Self { parts: Vec::new(), hold }
     }
 
-    /// Takes over `parts`. From then on, this guard is held only while all of them are held.
+    /// Takes ownership of `parts`. From then on, this guard is held only while all of them are held.
     pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
         self.parts = parts;
         bind(self.each().map(|guard| guard.hold.lease.clone()).collect());
         self
     }
 
-    /// This guard, then the guards of its parts.
+    /// Returns this guard, followed by the guards of its parts.
     fn each(&self) -> impl Iterator<Item = &Guard> {
         std::iter::once(self).chain(&self.parts)
     }
 
-    /// The names of this guard's lock and of its parts.
+    /// Returns the names of this guard's lock and of its parts.
     pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
         self.each().map(|guard| &guard.hold.identity.name)
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &LockName {
         &self.hold.identity.name
     }
 
-    /// The fencing token. It is greater than the token of every earlier grant of this lock.
+    /// Returns the fencing token, which is greater than the token of every earlier grant of this lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the store's protocol has no tokens
+    /// Returns [`ErrorKind::Unsupported`] if the store's protocol has no tokens
     /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
     pub fn token(&self) -> Result<Token> {
         if self.hold.capabilities.tokens {
@@ -97,27 +96,29 @@ impl Guard {
         Err(Error::unsupported(message).with_help("docs/stores lists the protocols with tokens"))
     }
 
-    /// For how long the lock is certain to be held without another renewal. Zero if it was lost. Local, no I/O.
+    /// Returns how long the lock is certain to be held without another renewal. Returns zero if the lock was lost.
+    /// Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.each().map(|guard| guard.hold.lease.remaining()).min().unwrap_or_default()
     }
 
     /// Checks that the lock is still held. Local, no I/O.
     ///
-    /// This reads the clock, so the result is correct after a suspend too.
+    /// This reads the clock, so the result is also correct after a suspend.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     pub fn check(&self) -> Result<()> {
         let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
-    /// The time until which the lock is certain to be held without another renewal. Local, no I/O. For a program
-    /// that checks the deadline in another process of this machine, as [`check`](Self::check) does it here.
+    /// Returns the time until which the lock is certain to be held without another renewal. Local, no I/O.
+    ///
+    /// Use this if another process on this machine checks the deadline, as [`check`](Self::check) does in this one.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost. A loss is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -134,8 +135,8 @@ impl Guard {
         earliest.ok_or_else(|| Error::lost(self.hold.identity.loss(LossReason::Ended)))
     }
 
-    /// Completes when the deadline is another one than `known`: a renewal has moved it. Returns the new deadline. Never
-    /// completes if the lock is lost: await [`lost`](Self::lost) too. Cancel safe.
+    /// Waits until a renewal has moved the deadline away from `known`, and returns the new deadline. Never completes if
+    /// the lock is lost, so also await [`lost`](Self::lost). Cancel safe.
     pub async fn renewed(&self, known: Deadline) -> Deadline {
         loop {
             // A renewal after this line is not missed.
@@ -147,14 +148,15 @@ impl Guard {
         }
     }
 
-    /// Renews the lease now, and returns the new deadline. The lock was then certainly held after this call, even where
-    /// [`check`](Self::check) can be wrong: after a pause during which both clocks of the machine stood still.
+    /// Renews the lease now and returns the new deadline. Success means that the lock was certainly still held after
+    /// the call was made. Unlike [`check`](Self::check), this is also reliable after a pause during which both clocks
+    /// of the machine stood still.
     ///
-    /// While the store does not respond, this waits for the next attempts, until the lock is lost. The future does not
-    /// borrow the guard. Cancel safe: dropping the future leaves the lock as it is.
+    /// While the store does not respond, this waits for further attempts until the lock is lost. The future does not
+    /// borrow the guard. Cancel safe: dropping the future does not affect the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost or released. That is final.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost or released. A loss is final.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -178,13 +180,12 @@ impl Guard {
         }
     }
 
-    /// Completes when the lock is lost, no later than its deadline. Cancel safe.
+    /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline. Cancel safe.
     pub async fn lost(&self) -> Loss {
         select_all(self.each().map(|guard| Box::pin(guard.hold.lease.lost(&guard.hold.identity)))).await.0
     }
 
-    /// A cancellation token that is cancelled as soon as the lock is no longer held: lost, released, or handed on as a
-    /// ticket.
+    /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket.
     pub fn cancellation(&self) -> CancellationToken {
         self.hold.lease.over()
     }
@@ -195,16 +196,18 @@ impl Guard {
     /// background.
     ///
     /// # Errors
-    /// The store did not respond. The release is then retried in the background until the lease has lapsed.
+    /// Returns an error if the store did not respond. The release is then retried in the background until the lease has
+    /// lapsed.
     pub async fn release(self) -> Result<Released> {
         self.give_up(Command::Release).await
     }
 
-    /// Releases the lock at the end of work that it protected. Logs an error of the release, which is then retried in
+    /// Releases the lock at the end of the work that it protected. If the release fails, logs the error and retries in
     /// the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before. Until the next renewal, only the store knows of an eviction.
+    /// Returns [`ErrorKind::Lost`] if the lock was lost before the release. This includes an eviction since the last
+    /// renewal, which only the store knows of.
     pub(crate) async fn release_held(self) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         self.check()?;
@@ -219,20 +222,20 @@ impl Guard {
         }
     }
 
-    /// Releases the lock with a cooldown: it is not granted again before `period` has passed since this grant.
+    /// Releases the lock with a cooldown. The lock is not granted again before `period` has passed since this grant.
     ///
     /// Use this for work that must not be repeated too soon, such as an hourly report or a batch job that several
     /// machines start.
     ///
-    /// From the release on, the cooldown counts on the store's clock. The guard is invalidated before the release is
-    /// sent. The release is retried until the lease has ended, because a lock without a cooldown may be granted at
-    /// once. If the future is dropped, this continues in the background.
+    /// After the release, the cooldown is measured on the store's clock. The guard is invalidated before the release is
+    /// sent. The release is retried until the lease has ended, because without a recorded cooldown, the lock may be
+    /// granted again at once. If the future is dropped, the retries continue in the background.
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`]: the store has no cooldowns
     ///   ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)), or this is an exclusive hold of a
     ///   [`RwLock`](crate::RwLock), which consists of several locks. The lock is then released without a cooldown.
-    /// - Errors of the store, if the cooldown could not be recorded before the lease ended.
+    /// - Any error from the store, if the cooldown could not be recorded before the lease ended.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -258,7 +261,7 @@ impl Guard {
         self.give_up(move |reply| Command::Cooldown(period, reply)).await
     }
 
-    /// Stops the renewals and returns the lock as a [`Ticket`], which another process can renew and release.
+    /// Stops the renewals and returns the lock as a [`Ticket`], with which another process can renew and release it.
     ///
     /// The lease continues from its last renewal. If the future is dropped, the lock is released.
     ///
@@ -266,9 +269,9 @@ impl Guard {
     /// - [`ErrorKind::Lost`]: the lock was already lost.
     /// - [`ErrorKind::Unsupported`]: this is an exclusive hold of a [`RwLock`](crate::RwLock), which consists of
     ///   several locks.
-    /// - Errors of the store.
+    /// - Any error from the store.
     ///
-    /// In all these cases the lock is released.
+    /// In all these cases, the lock is released.
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;
@@ -292,7 +295,7 @@ impl Guard {
         }
         // Invalidate all parts before a request is sent for any of them.
         self.end();
-        // Several releases in a row run in a task, which continues if the caller stops polling.
+        // A hold of several locks is released in a task, which continues if the caller stops polling.
         match self.hold.renewer.as_ref().filter(|_| !self.parts.is_empty()).map(RenewerHandle::runtime) {
             Some(runtime) => {
                 let all = task::answer_in(&runtime, |reply| async move {
@@ -319,7 +322,7 @@ impl Guard {
         })
     }
 
-    /// Sends `command` for this guard's own lock, after the guard was invalidated.
+    /// Sends `command` for this guard's own lock. The guard must have been invalidated before.
     async fn settled(
         mut self,
         command: impl FnOnce(oneshot::Sender<Result<Released>>) -> Command,
@@ -337,7 +340,7 @@ impl Guard {
         }
     }
 
-    /// Fails for a guard of several locks.
+    /// Returns an error if this guard holds several locks.
     fn single(&self, what: &str) -> Result<()> {
         if self.parts.is_empty() {
             return Ok(());

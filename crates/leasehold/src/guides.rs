@@ -1,4 +1,4 @@
-//! The Rust code in `docs`, which is compiled and run as documentation tests.
+//! The Rust code in `docs`, compiled and run as documentation tests.
 
 #[doc = include_str!("../../../docs/guides/leader-election.md")]
 struct LeaderElection;

@@ -1,5 +1,5 @@
 //! Distributed locks with leases on storage that you already have: a local file, a bucket, a database, etcd or
-//! Kubernetes. All stores give the guarantees below; the README lists the exceptions.
+//! Kubernetes. All stores provide the guarantees below. The README lists the exceptions.
 //!
 //! ```
 //! use std::time::Duration;
@@ -21,21 +21,21 @@
 //!
 //! For every lock name, on every store:
 //!
-//! 1. **Exclusion.** A grant begins only after the previous one was released or evicted, or after its holder's own
-//!    deadline has passed, or, with SQLite on Linux, after its process died.
-//! 2. **Fencing.** Every grant carries a [`Token`] that is greater than the token of every earlier grant of that name:
-//!    across release, expiry, takeover, eviction, and deletion of the record by hand.
-//! 3. **No trusted client clock.** No client's wall clock is compared with another's. Clients only measure durations,
+//! 1. **Exclusion.** A grant begins only after the previous grant was released or evicted, or after the deadline of its
+//!    holder has passed. With SQLite on Linux, it may also begin after the holder's process has died.
+//! 2. **Fencing.** Every grant carries a [`Token`] that is greater than the token of every earlier grant of that name.
+//!    This holds across release, expiry, takeover, eviction, and deletion of the record by hand.
+//! 3. **No trusted client clock.** The wall clocks of two clients are never compared. Clients only measure durations,
 //!    on a clock that counts through suspend. Clock *rates* are assumed to be within 0.5 % of true time.
-//! 4. **The holder detects a loss first.** The [`Guard`] reports loss no later than its local deadline, even if the
+//! 4. **The holder detects a loss first.** The [`Guard`] reports a loss no later than its local deadline, even if the
 //!    network is down or a renewal hangs.
 //! 5. **Lost responses are resolved.** If the response to a write is lost, leasehold does not guess whether it was
 //!    applied. It looks for the nonce of the write in the record.
-//! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, an unknown option: each is a
-//!    clear error, and never a silent double grant.
+//! 6. **Fail closed.** A store that ignores preconditions, a record that does not parse, or an unknown option causes an
+//!    error, never a silent double grant.
 //!
-//! A lease cannot promise that a paused process stops writing. Send the token with every write, and let the resource
-//! refuse lower tokens.
+//! A lease cannot keep a process that was paused from writing after its deadline. Send the token with every write, and
+//! let the resource refuse lower tokens.
 //!
 //! # Overview
 //!
@@ -45,13 +45,13 @@
 //!   a leader and tells observers how to reach it.
 //! - [`update`] changes an object that has several writers, without a lock. [`fence`] writes an object with a guard's
 //!   token. [`Object`] opens an object by its URL.
-//! - [`Observer`] receives events for metrics. Acquisitions, renewals, releases and requests to the store are spans of
-//!   `tracing`.
+//! - [`Observer`] receives events for metrics. Each acquisition, renewal, release and request to the store has a
+//!   `tracing` span.
 //! - To add a store, implement [`lease::LeaseStore`], or the smaller trait [`Register`]. [`RegisterLeases`] runs the
 //!   lease protocol on a register.
 //!
-//! Everything needs a tokio runtime with time enabled. Programs without async use the module `blocking`, of the feature
-//! of that name.
+//! The async API needs a tokio runtime with time enabled. Programs without async can use the module `blocking`, which
+//! the cargo feature `blocking` enables.
 
 #[cfg(feature = "blocking")]
 pub mod blocking;

@@ -1,4 +1,4 @@
-//! [`Lock`]: a named lock, and how to acquire it.
+//! [`Lock`]: a named lock and its acquisition.
 
 mod repeatable;
 
@@ -25,7 +25,7 @@ const MAX_TEXT: usize = 200;
 /// The maximum length of the value that a leader advertises, in characters.
 pub(crate) const MAX_VALUE: usize = 1_024;
 
-/// A named lock: a cheaply cloned handle, with the settings for acquiring it.
+/// A handle to a named lock, with the settings for acquiring it. Cheap to clone.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -51,9 +51,9 @@ pub struct Lock {
     hands_on: bool,
     /// Whether acquisitions ignore the line of waiters.
     barges: bool,
-    /// Whether the lock is for a process that leasehold does not see here.
+    /// Whether the lock is acquired on behalf of another process.
     for_another: bool,
-    /// The queue of this lock, if it is one of several permits.
+    /// The queue of this lock, if the lock is one of several permits.
     permit_queue: Option<PermitQueue>,
     /// Why the store does not respond to the current acquisition.
     trouble: StoreTrouble,
@@ -77,15 +77,16 @@ impl Lock {
         }
     }
 
-    /// Sets the lease's time to live: how long other processes wait if this one dies. Between 500 ms and 24 h;
-    /// defaults to 30 s.
+    /// Sets the lease's time to live, which is how long other processes wait if this one dies. Must be between 500 ms
+    /// and 24 h. Defaults to 30 s.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Describes the purpose of this acquisition. Waiters and inspection show it. At most 200 characters are kept.
+    /// Sets a note that describes the purpose of the acquisition. Waiters see the note, and so does anyone who inspects
+    /// the lock. It is truncated to 200 characters.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.holder.note = Some(kept(&note.into()));
@@ -99,40 +100,40 @@ impl Lock {
         self
     }
 
-    /// Sets the value that the holder advertises. If the value is too long, the acquisition fails: a truncated URL would
-    /// be wrong.
+    /// Sets the value that the holder advertises. If the value is too long, the acquisition fails, because a truncated
+    /// URL would be wrong.
     pub(crate) fn value(mut self, value: String) -> Self {
         self.holder.value = Some(value);
         self
     }
 
-    /// Sets how much longer other processes wait after this lease has lapsed (never after a release), up to 24 h. Use this
-    /// if the resource does not check fencing tokens and may receive a late write.
+    /// Sets how much longer other processes wait after this lease has lapsed, up to 24 h. The delay does not apply
+    /// after a release. Use it if the resource does not check fencing tokens and may receive a late write.
     #[must_use]
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Sets how long to keep trying a store that does not respond. Defaults to 15 s, and to 5 min for an acquisition
-    /// that waits once the store has responded to it.
+    /// Sets how long to retry while the store does not respond. Defaults to 15 s. For an acquisition that waits,
+    /// defaults to 5 min as soon as the store has responded once.
     #[must_use]
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = Some(timeout);
         self
     }
 
-    /// Marks the lock as one that will be passed on as a [`Ticket`](crate::Ticket): other processes see that no
-    /// process needs to live for it, and a store that notices the death of processes ignores the end of this one.
+    /// Marks the lock as one that will be handed on as a [`Ticket`](crate::Ticket). Other processes then see that the
+    /// hold does not depend on a process, and a store that detects dead processes ignores the death of this one.
     #[must_use]
     pub fn for_ticket(mut self) -> Self {
         self.holder.pid = 0;
         self
     }
 
-    /// Acquires the lock for another process, as a server does for its clients: other processes see `holder`, and a store
-    /// that notices the death of processes ignores the end of this one. At most 200 characters of each text are kept,
-    /// other than of the value.
+    /// Sets another process as the holder, as a server does for its clients. Other processes then see `holder`, and a
+    /// store that detects dead processes ignores the death of this process. Each text except the value is truncated to
+    /// 200 characters.
     #[must_use]
     pub fn on_behalf_of(mut self, holder: Holder) -> Self {
         self.holder = Holder {
@@ -145,34 +146,36 @@ impl Lock {
         self
     }
 
-    /// Takes the lock as soon as it is free, even if other processes have waited for longer, and takes no place in the
-    /// line of waiters. By default, processes get the lock in the order in which they joined the line, on stores that
-    /// [have one](crate::lease::Capabilities::fifo). Has no effect on etcd.
+    /// Makes acquisitions ignore the line of waiters. They take the lock as soon as it is free, even if other processes
+    /// have waited for longer, and do not join the line. By default, on stores that
+    /// [have a line](crate::lease::Capabilities::fifo), processes get the lock in the order in which they joined it.
+    /// Has no effect on etcd.
     #[must_use]
     pub fn barge(mut self) -> Self {
         self.barges = true;
         self
     }
 
-    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock, for progress displays and logs.
+    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock. Useful for progress displays
+    /// and logs.
     #[must_use]
     pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         self.on_wait = Some(Arc::new(tell));
         self
     }
 
-    /// Acquires the lock. Waits without a limit.
+    /// Acquires the lock, waiting for as long as it takes.
     ///
-    /// Tasks of one process that wait for the same lock are served in the order of their arrival, and are one
-    /// contender at the store. Tasks with the same settings pass the lock on among themselves without a request, each
-    /// with a higher token. After a while, other processes get a turn. (Not on etcd, where the tasks of all processes are
-    /// in one queue.)
+    /// Tasks of one process that wait for the same lock are served in the order of their arrival. To the store, they
+    /// are a single contender. Tasks with the same settings pass the lock on among themselves without a request, each
+    /// with a higher token. After a while, other processes get a turn. (On etcd, the tasks of all processes share one
+    /// queue instead.)
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a bad name or ttl; the store's errors.
+    /// Returns [`ErrorKind::Invalid`] if the name or a setting is invalid, or any error from the store.
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -181,23 +184,24 @@ impl Lock {
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
-    /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to rest.
+    /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to be in a
+    /// cooldown.
     pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         Acquisition::enter(self.request(claim, Wait::UntilCooldown), queue).outcome().await.map(Guard::of)
     }
 
-    /// Acquires the lock if it is free now, or its last holder's lease has lapsed.
+    /// Acquires the lock if it is free now, or if its last holder's lease has lapsed.
     ///
-    /// While another task of this process acquires the lock, no second request is sent. The lock then counts as held,
-    /// by a [holder](Error::holder) that is unknown until the store has responded to that task.
+    /// If another task of this process is acquiring the lock, this call sends no request. The lock then counts as held.
+    /// Its [holder](Error::holder) is unknown until the store has responded to that task.
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`], with the [holder](Error::holder); [`ErrorKind::Invalid`] for a bad name or ttl; the
-    /// store's errors.
+    /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock is held. Otherwise, returns the same
+    /// errors as [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -216,20 +220,21 @@ impl Lock {
 
     /// Acquires the lock, waiting for at most `limit`.
     ///
-    /// On a store without an [order of waiters](crate::lease::Capabilities::fifo), a process whose tasks want the lock all
-    /// the time leaves it to other processes now and then, for up to three seconds. A shorter limit may end during such a
-    /// time.
+    /// On a store without an [order of waiters](crate::lease::Capabilities::fifo), a process whose tasks want the lock
+    /// all the time leaves it to other processes from time to time, for up to three seconds. A shorter limit may expire
+    /// during such a pause.
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] after the time limit, with the [holder](Error::holder), or [`ErrorKind::Unavailable`] if
-    /// the store had not responded by then; otherwise as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Held`], with the [holder](Error::holder), if the lock was not acquired within `limit`.
+    /// Returns [`ErrorKind::Unavailable`] if the store did not respond within `limit`. Otherwise, returns the same
+    /// errors as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.within(limit, |lock| async move { lock.acquire().await }).await
     }
 
-    /// Runs `acquire` for at most `limit`, in a task, so that the limit applies even if the caller does not poll.
+    /// Runs `acquire` for at most `limit`. It runs in a task, so the limit applies even if the caller does not poll.
     pub(crate) async fn within<F>(
         &self,
         limit: Duration,
@@ -246,7 +251,8 @@ impl Lock {
         task::run(async move {
             match timeout(&*env.clock, limit, acquisition.as_mut()).await {
                 Some(outcome) => outcome,
-                // Dropping the acquisition gives up its turn and what is known about the holder, so this comes first.
+                // Read this before the acquisition is dropped: the drop gives up the turn and discards the known
+                // holder.
                 None => match queue.seen() {
                     Some(held) => Err(Error::held(&name, held)),
                     None => Err(lock.unanswered(&name, limit)),
@@ -262,8 +268,8 @@ impl Lock {
     /// Cancel safe: dropping the future drops the body and releases the lock in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before it was released, even if the body had ended; otherwise as
-    /// [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Lost`] if the lock was lost before it was released, even if the body had ended. Otherwise,
+    /// returns the same errors as [`acquire`](Self::acquire).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -284,14 +290,14 @@ impl Lock {
         Ok(output)
     }
 
-    /// The lock is never passed on among the tasks of this process: observers must see each holder as a separate
-    /// grant.
+    /// Prevents the tasks of this process from passing the lock on among themselves, because observers must see each
+    /// holder as a separate grant.
     pub(crate) fn not_handed_on(mut self) -> Self {
         self.hands_on = false;
         self
     }
 
-    /// This lock as a permit whose waiters have a `queue`.
+    /// Returns this lock as a permit whose waiters use `queue`.
     pub(crate) fn queued(self, queue: Option<PermitQueue>) -> Self {
         Self { permit_queue: queue, ..self }
     }
@@ -300,35 +306,35 @@ impl Lock {
         self.permit_queue.as_ref()
     }
 
-    /// The lock of the [`PermitQueue`] called `name`. Its ttl is short, because its holder waits: if that process dies, the
-    /// others need not wait for long.
+    /// Returns the lock of the [`PermitQueue`] called `name`. Its ttl is short because its holder is itself waiting: if
+    /// that process dies, the others do not wait for long.
     pub(crate) fn for_queue(&self, name: &LockName) -> Self {
         let (ttl, lock_delay) = (self.ttl.min(LONGEST_PAUSE), Duration::ZERO);
         Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_handed_on() }
     }
 
-    /// Whether `held` names this process, or no holder.
+    /// Returns whether `held` names this process or no holder.
     pub(crate) fn is_of_this_process(&self, held: &HolderInfo) -> bool {
         let identity = |holder: &Holder| (holder.name.clone(), holder.host.clone(), holder.pid);
         held.holder.as_ref().is_none_or(|holder| identity(holder) == identity(&self.holder))
     }
 
-    /// Whether acquisitions ignore the line of waiters.
+    /// Returns whether acquisitions ignore the line of waiters.
     pub(crate) fn barges(&self) -> bool {
         self.barges
     }
 
-    /// The callback for waiting acquisitions.
+    /// Returns the callback for waiting acquisitions.
     pub(crate) fn on_waiting(&self) -> Option<&OnWait> {
         self.on_wait.as_deref()
     }
 
-    /// Another lock with the same settings.
+    /// Returns the lock called `name` with the same settings.
     pub(crate) fn renamed(&self, name: &LockName) -> Self {
         Self { name: name.to_string(), ..self.clone() }
     }
 
-    /// Adds a callback for each time a waiting acquisition learns which process holds the lock.
+    /// Adds a callback that runs whenever a waiting acquisition learns which process holds the lock.
     pub(crate) fn noting(&self, note: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         let on_wait = self.on_wait.clone();
         self.clone().on_wait(move |held| {
@@ -389,7 +395,7 @@ impl Lock {
         }
     }
 
-    /// Starts to measure how long the store does not respond.
+    /// Starts measuring how long the store has not responded.
     pub(crate) fn outage(&self) -> Outage {
         Outage::new(self.locker.opened(), &self.name, self.store_timeout)
     }
@@ -398,7 +404,7 @@ impl Lock {
         self.locker.queues().of(name)
     }
 
-    /// The error of an acquisition of `name` without a response from the store within `limit`.
+    /// Returns the error for an acquisition of `name` that got no response from the store within `limit`.
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
         let store = self.locker.opened().shown();
         let mut message = format!("lock `{name}`: no response from {store} within {limit:.1?}");
@@ -408,7 +414,7 @@ impl Lock {
         Error::new(ErrorKind::Unavailable, message)
     }
 
-    /// This lock, with a separate record of the store's trouble.
+    /// Returns this lock with a separate record of the store's trouble.
     pub(crate) fn with_own_trouble(&self) -> Self {
         Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
@@ -425,7 +431,7 @@ fn kept(text: &str) -> String {
 }
 
 impl Locker {
-    /// The lock named `name`. Sends no request; the acquisition reports an invalid name.
+    /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }

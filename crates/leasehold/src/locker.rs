@@ -1,4 +1,4 @@
-//! [`Locker`]: an open store, from which locks are made.
+//! [`Locker`]: an open store and the locks in it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,30 +41,31 @@ pub struct Locker(Arc<Shared>);
 struct Shared {
     opened: Arc<Opened>,
     queues: Queues<Hold>,
-    /// The queues of semaphores and readers-writer locks, which consist of several locks.
+    /// The queues of semaphores and readers-writer locks, each of which consists of several locks.
     places: Queues<Hold>,
     /// How records describe this process.
     holder: Holder,
 }
 
 impl Locker {
-    /// Opens the store that `url` names: `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table`, `mem:`.
+    /// Opens the store that `url` names, such as `sqlite:path.db`, `s3://bucket/prefix`, `dynamodb://table` or `mem:`.
     /// [`stores::STORES`] lists all stores.
     ///
-    /// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
+    /// Cancel safe, except that the file of SQLite, or the table of DynamoDB with `create=true`, may already have been
+    /// created.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the URL is malformed or has an unknown option.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): this build does not include the store.
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn open(url: &str) -> Result<Self> {
         Self::open_with(url, StoreOptions::default()).await
     }
 
-    /// Opens a store as [`open`](Self::open) does, with settings from code. Options in the URL override them.
+    /// Opens a store like [`open`](Self::open), with the given settings. Options in the URL override them.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the same errors as [`open`](Self::open).
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
         let (shown, identity) = (url.to_string(), stores::identity(&url).to_string());
@@ -72,14 +73,14 @@ impl Locker {
         Ok(Self::sharing(Opened::new(store, Some(shown), Some(identity))))
     }
 
-    /// A locker for a store that you opened or implemented yourself.
+    /// Creates a locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self::sharing(Opened::new(store, None, None))
     }
 
-    /// A locker for the same store that reports to `observer`, and to the observers that this one has.
+    /// Returns a locker for the same store that reports to `observer` in addition to the observers of this locker.
     ///
-    /// Tasks share queues only with tasks that use a clone of the same locker, so call this right after opening the store.
+    /// The new locker does not share its queues with this one, so call this right after opening the store.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -112,43 +113,43 @@ impl Locker {
         }))
     }
 
-    /// The current state of one lock. Cancel safe.
+    /// Returns the current state of one lock. Cancel safe.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn inspect(&self, name: &LockName) -> Result<Status> {
         Ok(self.store().inspect(name).await?)
     }
 
-    /// The names of all locks that have a record and whose names start with `prefix`.
+    /// Lists the names of all locks that have a record and whose names start with `prefix`.
     ///
     /// # Errors
-    /// An error of the store is an item of the stream. The listing is then incomplete.
+    /// An error from the store is an item of the stream. The listing is then incomplete.
     pub fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName>> {
         self.store().list(prefix).map(|name| name.map_err(Error::from)).boxed()
     }
 
-    /// Ends the grant of `name` with this `token`, if that is still the current grant.
+    /// Ends the grant of `name` that has this `token`, if it is still the current grant.
     ///
-    /// The holder may be any process. It learns of the eviction only at its next renewal, so make sure first that it
+    /// The holder may be any process. It learns of the eviction only at its next renewal, so first make sure that it
     /// has stopped.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect.
+    /// Not cancel safe: a dropped call may or may not have had an effect.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
         Ok(self.store().evict(name, token, None).instrument(span).await?)
     }
 
-    /// As [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
-    /// [history](Status::history) keeps who decided it and why.
+    /// Does the same as [`evict`](Self::evict). On SQLite, S3, GCS, Azure, DynamoDB and Kubernetes, the lock's
+    /// [history](Status::history) also records who decided it and why.
     ///
-    /// Not cancel safe, as [`evict`](Self::evict).
+    /// Not cancel safe, like [`evict`](Self::evict).
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
         let span = info_span!("leasehold.evict", lock = %name, token = token.get());
         Ok(self.store().evict(name, token, Some(why)).instrument(span).await?)
@@ -156,10 +157,10 @@ impl Locker {
 
     /// Waits until the lock is free or its lease has lapsed, without acquiring it.
     ///
-    /// Calls `on_wait` each time it learns who holds the lock. Cancel safe.
+    /// Calls `on_wait` each time this learns who holds the lock. Cancel safe.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn wait_free(
         &self,
         name: &LockName,
@@ -176,18 +177,18 @@ impl Locker {
         }
     }
 
-    /// Adds processes that this process has started to the holder of `guard`.
+    /// Adds processes, such as children of this process, to the holder of `guard`.
     ///
-    /// On a store that [detects dead processes](Capabilities::sees_dead_processes), the death of this process then ends
-    /// the lock only when the added processes have ended too. A release and the end of the lease still end it as
-    /// before. Use this if the children of a process work under its lock and may outlive it.
+    /// On a store that [detects dead processes](Capabilities::sees_dead_processes), the lock then counts as abandoned
+    /// only when this process and all added processes have ended. A release and the end of the lease still end the hold
+    /// as before. Use this if child processes work under the lock and may outlive their parent.
     ///
-    /// The ids of processes that have already ended are ignored. On other stores this does nothing.
+    /// Ids of processes that have already ended are ignored. On other stores, this does nothing.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
         for name in guard.names().filter(|_| !pids.is_empty()) {
             self.store().add_processes(name, pids).await?;
@@ -195,29 +196,29 @@ impl Locker {
         Ok(())
     }
 
-    /// Renews the lock of `ticket` and returns a guard, which then keeps it like any other guard.
+    /// Renews the lock of `ticket` and returns a guard, which keeps it like any other guard.
     ///
-    /// The ticket remains valid. The guard and other users of the ticket do not know of each other: the first one that
-    /// releases the lock ends it for all of them.
+    /// The ticket remains valid. The guard and the other users of the ticket are not coordinated: the first one that
+    /// releases the lock ends the hold for all of them.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
     /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost in the meantime.
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
     ///   ([`Ticket::check_store`]).
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         self.check(ticket)?;
         Ok(Guard::new(self.opened().clone(), self.renewed(ticket).await?))
     }
 
-    /// Renews the lock of `ticket` once. Returns the ticket, and for how long the lock is now certain to be held.
+    /// Renews the lock of `ticket` once. Returns the ticket with the time for which the lock is now certain to be held.
     ///
-    /// Not cancel safe, as [`resume`](Self::resume).
+    /// Not cancel safe, like [`resume`](Self::resume).
     ///
     /// # Errors
-    /// As [`resume`](Self::resume).
+    /// Returns the same errors as [`resume`](Self::resume).
     pub async fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         self.check(ticket)?;
         let grant = self.renewed(ticket).await?;
@@ -235,24 +236,24 @@ impl Locker {
 
     /// Releases the lock of `ticket`.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the ticket belongs to another store
     ///   ([`Ticket::check_store`]).
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn release(&self, ticket: &Ticket) -> Result<Released> {
         self.end(ticket, None).await
     }
 
-    /// As [`release`](Self::release), and the lock is not granted for `cooldown`.
+    /// Releases the lock of `ticket` like [`release`](Self::release). The lock is then not granted for `cooldown`.
     ///
-    /// Not cancel safe, as [`release`](Self::release).
+    /// Not cancel safe, like [`release`](Self::release).
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has
     ///   [no cooldowns](Capabilities::cooldowns).
-    /// - Otherwise as [`release`](Self::release).
+    /// - Otherwise, the same errors as [`release`](Self::release).
     pub async fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
         self.end(ticket, Some(cooldown)).await
     }
@@ -264,47 +265,49 @@ impl Locker {
         Ok(self.store().release(&mut grant, cooldown).instrument(span).await?)
     }
 
-    /// Withdraws the acquisition of `name` that was started with this `id`
-    /// ([`Lock::acquire_ticket`](crate::Lock::acquire_ticket)): ends the hold that it may have received unnoticed, and gives
-    /// up its place in the line. A request that arrives at the store later may still be granted, and then lapses.
+    /// Withdraws the acquisition of `name` that was started with this `id` by
+    /// [`Lock::acquire_ticket`](crate::Lock::acquire_ticket). Ends the hold that the acquisition may have received
+    /// unnoticed, and gives up its place in the line. If one of its requests arrives at the store later, it may still
+    /// be granted. That grant then lapses.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
         let mut grant = Grant::withdrawn(name.clone(), id, Ttl::DEFAULT, self.store().env().now());
         let span = info_span!("leasehold.release", lock = %grant.name);
         Ok(self.store().release(&mut grant, None).instrument(span).await?)
     }
 
-    /// Refuses a ticket of another store. Without this check, this store would report a loss that did not happen.
+    /// Refuses a ticket of another store. Without this check, this store would report a loss although the lock is still
+    /// held.
     fn check(&self, ticket: &Ticket) -> Result<()> {
         self.url().map_or(Ok(()), |url| ticket.check_store(url))
     }
 
-    /// Deletes the record of `name` if the lock has been free for `older_than`, measured by the store's own clock.
+    /// Deletes the record of `name` if the lock has been free for `older_than`, as measured by the store's own clock.
     ///
     /// With `dry_run`, this only determines whether it would delete the record. Tokens continue to rise after a delete.
-    /// If another process acquires the lock in the meantime, it keeps it. Together with [`list`](Self::list), this
-    /// cleans up a store in which many names were used once.
+    /// If another process acquires the lock in the meantime, its hold is not affected. Together with
+    /// [`list`](Self::list), this cleans up a store in which many names were used once.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect.
+    /// Not cancel safe: a dropped call may or may not have had an effect.
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store has no conditional deletes, or its clock
     ///   must not be used (`store_clock=off`).
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
         Ok(self.store().sweep(name, older_than, dry_run).await?)
     }
 
-    /// Creates what the store needs, such as a file or a table. Does nothing if it already exists.
+    /// Creates everything that the store needs, such as a file or a table. Does nothing if it already exists.
     ///
-    /// Not cancel safe: a call that is dropped may or may not have had an effect. It may be repeated.
+    /// Not cancel safe: a dropped call may or may not have had an effect. The call may be repeated.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub async fn init(&self) -> Result<()> {
         Ok(self.store().init().await?)
     }
@@ -312,10 +315,10 @@ impl Locker {
     /// Examines whether this store is safe for locks.
     ///
     /// Sends requests that a safe store must refuse, under names that begin with [`doctor::RESERVED`]. Takes a few
-    /// seconds and some hundred requests.
+    /// seconds and a few hundred requests.
     ///
-    /// Returns no error: a request that fails is one of the findings. Not cancel safe: an examination that is dropped
-    /// leaves behind what it has written, which does not affect any lock.
+    /// Returns no error: a failed request is one of the findings. Not cancel safe: a dropped examination leaves behind
+    /// the data that it has written. This data does not affect any lock.
     ///
     /// ```
     /// # use leasehold::{Locker, doctor::Examination};
@@ -329,17 +332,17 @@ impl Locker {
         doctor::examine(&**self.store(), examination).await
     }
 
-    /// The capabilities of this store.
+    /// Returns the capabilities of this store.
     pub fn capabilities(&self) -> Capabilities {
         self.store().capabilities()
     }
 
-    /// The store. Requests to it are reported to the observers too.
+    /// Returns the store. Direct requests to it are also reported to the observers.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         &self.0.opened.store
     }
 
-    /// The URL that the store was opened with, without passwords.
+    /// Returns the URL with which the store was opened, without passwords.
     pub fn url(&self) -> Option<&str> {
         self.0.opened.url.as_deref()
     }

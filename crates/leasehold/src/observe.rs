@@ -1,7 +1,7 @@
-//! Events for metrics and logs: what a [`Locker`](crate::Locker) asks its store, and what happens to its locks.
+//! Events for metrics and logs: the requests of a [`Locker`](crate::Locker) to its store, and the changes of its locks.
 //!
-//! Implement [`Observer`], and set it with [`Locker::observed_by`](crate::Locker::observed_by). The page
-//! `docs/observability.md` shows metrics for Prometheus, and the spans that leasehold opens with `tracing`.
+//! Implement [`Observer`], and register it with [`Locker::observed_by`](crate::Locker::observed_by). The page
+//! `docs/observability.md` describes metrics for Prometheus, and the `tracing` spans that leasehold opens.
 
 mod store;
 mod waiting;
@@ -20,12 +20,12 @@ use crate::types::LockName;
 
 /// Receives the events of a [`Locker`](crate::Locker).
 ///
-/// leasehold calls it where something happens, mostly in tasks that renew and release locks. So it must return quickly:
-/// count, or send to a channel, and do not block. While it runs, the next renewal of that lock waits: an observer that
-/// blocks for longer than the rest of a lease loses the lock. The deadline does not depend on observers:
+/// leasehold calls the observer mostly in the tasks that renew and release locks. So the observer must return quickly:
+/// it may count or send to a channel, but must not block. While it runs, the next renewal of the lock waits. If it
+/// blocks for longer than the remaining lease, the lock is lost. The deadline does not depend on observers, because
 /// [`Guard::check`](crate::Guard::check) compares it with the clock.
 ///
-/// A panic in an observer is caught and logged, and has no effect on the lock. (With `panic = "abort"`, it ends the
+/// A panic in an observer is caught and logged. It has no effect on the lock. (With `panic = "abort"`, it aborts the
 /// process.)
 ///
 /// ```
@@ -52,21 +52,23 @@ use crate::types::LockName;
 /// # Ok::<_, leasehold::Error>(()) }).unwrap();
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Called at each event. Must return quickly.
+    /// Handles one event. Must return quickly.
     fn observe(&self, event: &Event<'_>);
 }
 
-/// Something that happened. No event contains a secret: no ticket, no id of an acquisition, no URL.
+/// An event of a [`Locker`](crate::Locker). Events contain no secrets: no tickets, no acquisition ids, and no URLs.
 ///
 /// A *hold* is a lock that a guard of this process holds. It begins with [`Acquired`](Self::Acquired) or
 /// [`Resumed`](Self::Resumed), and ends with exactly one of [`Lost`](Self::Lost), [`Released`](Self::Released) and
-/// [`HandedOn`](Self::HandedOn), unless the tokio runtime ends before. Its [`Renewed`](Self::Renewed) come in between.
-/// Renewals and releases by a [`Ticket`](crate::Ticket), which is no hold of this process, are reported as requests only.
+/// [`HandedOn`](Self::HandedOn), unless the tokio runtime ends earlier. Its [`Renewed`](Self::Renewed) events come in
+/// between. A [`Ticket`](crate::Ticket) is not a hold of this process, so renewals and releases by ticket are reported
+/// only as requests.
 ///
-/// A permit of a semaphore is a lock with a separate name, and so is a share of a readers-writer lock.
+/// Each permit of a semaphore, and each share of a readers-writer lock, is reported as a separate lock with its own
+/// name.
 ///
-/// The token means nothing on a store [without tokens](crate::lease::Capabilities::tokens). Durations count on the clock
-/// that continues while the machine is suspended.
+/// On a store [without tokens](crate::lease::Capabilities::tokens), the token has no meaning. Durations include time
+/// during which the machine is suspended.
 ///
 /// ```
 /// use leasehold::observe::Event;
@@ -84,37 +86,38 @@ pub trait Observer: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A request to the store has ended: one call of [`LeaseStore`](crate::lease::LeaseStore). On some stores, it consists of
-    /// several requests over the network, with retries. The polls of a waiting acquisition are not reported.
+    /// A request to the store has ended. A request is one call of [`LeaseStore`](crate::lease::LeaseStore). On some
+    /// stores, it consists of several requests over the network, with retries. The polls of a waiting acquisition are
+    /// not reported.
     #[non_exhaustive]
     Request {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// The lock that it was about; `None` for [`Operation::List`] and [`Operation::Init`].
+        /// The lock that the request was about. `None` for [`Operation::List`] and [`Operation::Init`].
         lock: Option<&'a LockName>,
-        /// How long it took.
+        /// How long the request took.
         took: Duration,
-        /// The response.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// An acquisition begins to wait: another process holds the lock, or another task of this process holds or acquires
-    /// it.
+    /// An acquisition begins to wait, because another process holds the lock, or another task of this process holds or
+    /// is acquiring it.
     #[non_exhaustive]
     WaitBegan {
         /// The lock.
         lock: &'a LockName,
     },
-    /// That wait has ended. If the lock was acquired, this follows [`Acquired`](Self::Acquired).
+    /// An acquisition has stopped waiting. If the lock was acquired, this event follows [`Acquired`](Self::Acquired).
     #[non_exhaustive]
     WaitEnded {
         /// The lock.
         lock: &'a LockName,
-        /// How long the wait was.
+        /// How long the acquisition waited.
         waited: Duration,
         /// Whether the lock was acquired. If not, the acquisition failed, or its caller gave up.
         acquired: bool,
     },
-    /// A lock was acquired: from the store, or from another task of this process, which passed it on.
+    /// A lock was acquired, from the store or from another task of this process that passed it on.
     #[non_exhaustive]
     Acquired {
         /// The lock.
@@ -126,7 +129,7 @@ pub enum Event<'a> {
         /// The time since the acquisition began.
         waited: Duration,
     },
-    /// A guard was made from a ticket ([`Locker::resume`](crate::Locker::resume)).
+    /// A guard was created from a ticket ([`Locker::resume`](crate::Locker::resume)).
     #[non_exhaustive]
     Resumed {
         /// The lock.
@@ -143,8 +146,8 @@ pub enum Event<'a> {
         lock: &'a LockName,
         /// Its fencing token.
         token: Token,
-        /// What was left of the lease when the store's confirmation arrived. `left` divided by `ttl` is the slack: about
-        /// two thirds while all goes well. Near zero, the lock was almost lost.
+        /// The remaining time of the lease when the store's confirmation arrived. The slack, `left` divided by `ttl`,
+        /// is normally about two thirds. If it is near zero, the lock was almost lost.
         left: Duration,
         /// The lease's time to live.
         ttl: Ttl,
@@ -156,21 +159,22 @@ pub enum Event<'a> {
         lock: &'a LockName,
         /// Its fencing token.
         token: Token,
-        /// How long it was held, to the moment at which the loss was noticed.
+        /// How long the lock was held, until the loss was noticed.
         held: Duration,
-        /// Why. For a lock that consists of several, which are lost together, that of the first.
+        /// Why the lock was lost. If several locks that form one hold are lost together, this is the reason of the
+        /// first loss.
         reason: &'a LossReason,
     },
-    /// A hold was given up by its guard, which was released or dropped.
+    /// The guard of a hold was released or dropped.
     #[non_exhaustive]
     Released {
         /// The lock.
         lock: &'a LockName,
         /// Its fencing token.
         token: Token,
-        /// How long it was held, to the moment at which its guard ended.
+        /// How long the lock was held, until its guard ended.
         held: Duration,
-        /// What became of the lock.
+        /// The result of the release.
         result: ReleaseResult,
     },
     /// A hold became a ticket: by [`Guard::into_ticket`](crate::Guard::into_ticket), or right after
@@ -181,17 +185,17 @@ pub enum Event<'a> {
         lock: &'a LockName,
         /// Its fencing token.
         token: Token,
-        /// How long this process held it.
+        /// How long this process held the lock.
         held: Duration,
     },
-    /// This process has evicted the holder of a lock. The holder notices it later, as a loss.
+    /// This process has evicted the holder of a lock. The holder learns of it later, as a loss.
     #[non_exhaustive]
     Evicted {
         /// The lock.
         lock: &'a LockName,
-        /// The fencing token of the grant that was ended.
+        /// The fencing token of the evicted grant.
         token: Token,
-        /// Who decided it and why, if that was given.
+        /// Who decided the eviction and why, if known.
         why: Option<&'a Eviction>,
     },
 }
@@ -222,16 +226,16 @@ pub enum Operation {
     Evict,
     /// Reading the state of a lock.
     Inspect,
-    /// Listing locks, from the first page to the last, with the time that the caller takes in between.
+    /// Listing locks, from the first page to the last. Includes the time that the caller takes in between.
     List,
-    /// Creating what the store needs.
+    /// Creating everything that the store needs.
     Init,
     /// Deleting the record of an unused lock.
     Sweep,
 }
 
 impl Operation {
-    /// Its name, for labels: `add_processes`.
+    /// Returns the name of the operation for labels, such as `add_processes`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
@@ -255,7 +259,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The response to a request.
+/// The outcome of a request.
 ///
 /// ```
 /// use leasehold::{ErrorKind, observe::Outcome};
@@ -266,20 +270,21 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The store did what it was asked to do, or returned what was requested.
+    /// The request succeeded.
     Done,
     /// Another holder has the lock.
     Held,
     /// The grant that the request was about has ended.
     Lost,
-    /// An error.
+    /// The request failed with this kind of error.
     Failed(ErrorKind),
-    /// There was no response before the caller gave up: its time was over, or its future was dropped.
+    /// The caller gave up before there was a response: its time was over, or its future was dropped.
     GivenUp,
 }
 
 impl Outcome {
-    /// One word, for labels: `done`, `held`, `lost`, `given_up`; the kind of an error: `unavailable`.
+    /// Returns the outcome as one word for labels: `done`, `held`, `lost`, `given_up`, or the kind of the error, such
+    /// as `unavailable`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -297,7 +302,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What became of a lock whose guard ended.
+/// The result of releasing or dropping a guard.
 ///
 /// ```
 /// assert_eq!(leasehold::observe::ReleaseResult::PassedOn.to_string(), "passed_on");
@@ -305,18 +310,18 @@ impl fmt::Display for Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReleaseResult {
-    /// The store has confirmed the release.
+    /// The store confirmed the release.
     Released,
-    /// Another task of this process has it now.
+    /// The lock was passed on to another task of this process.
     PassedOn,
-    /// The lock had already been lost, which was not known before.
+    /// The lock had already been lost, which was discovered only by the release.
     AlreadyLost,
     /// The store did not confirm the release before the lease ended.
     Unconfirmed,
 }
 
 impl ReleaseResult {
-    /// Its name, for labels: `already_lost`.
+    /// Returns the result as one word for labels, such as `already_lost`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",
@@ -347,7 +352,7 @@ impl fmt::Display for ReleaseResult {
 pub(crate) struct Observers(Arc<[Arc<dyn Observer>]>);
 
 impl Observers {
-    /// These and another one.
+    /// Returns these observers and `observer`.
     pub(crate) fn with(&self, observer: Arc<dyn Observer>) -> Self {
         Self(self.0.iter().cloned().chain([observer]).collect())
     }
@@ -356,12 +361,12 @@ impl Observers {
         self.0.is_empty()
     }
 
-    /// Reports `event`. Must not be called while a mutex is locked.
+    /// Reports `event` to all observers. Must not be called while a mutex is locked.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         for observer in &*self.0 {
-            // It must not end the task that renews a lock.
+            // A panic must not end the task that renews a lock.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| observer.observe(event))) {
-                // Dropping it might panic again.
+                // Dropping the payload might panic again.
                 std::mem::forget(panic);
                 tracing::error!("an observer of leasehold panicked; the lock is not affected");
             }
@@ -369,7 +374,7 @@ impl Observers {
     }
 }
 
-/// How long it is since `earlier`, for people: a wall clock that is set does not count.
+/// Returns the time since `earlier`, for people. Changes of the wall clock have no effect on it.
 pub(crate) fn elapsed(earlier: Moment, now: Moment) -> Duration {
     now.since_boot().saturating_sub(earlier.since_boot())
 }

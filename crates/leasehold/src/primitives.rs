@@ -1,4 +1,5 @@
-//! What is built from locks: semaphores, readers-writer locks, elections, and jobs that run once per period.
+//! Primitives that are built from locks: semaphores, readers-writer locks, elections, and jobs that run once per
+//! period.
 
 mod election;
 mod once;

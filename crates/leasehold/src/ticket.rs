@@ -1,4 +1,4 @@
-//! [`Ticket`]: a held lock as text, which another process can renew and release.
+//! [`Ticket`]: a held lock as text, with which another process can renew and release it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,10 +26,10 @@ const MAX_BYTES: usize = 8 * 1024;
 /// Anyone who has the text can renew and release the lock, so treat it as a password. `Debug` does not show it.
 /// `Display` does, because that is its purpose.
 ///
-/// A ticket names the store of its lock, and anyone can write a ticket. Therefore leasehold never opens a store only
-/// because a ticket names it.
-/// Open the store of your own configuration and pass the ticket to that [`Locker`](crate::Locker), which refuses
-/// tickets of other stores. If you have several stores, [`check_store`](Self::check_store) finds the right one.
+/// A ticket names the store of its lock. Because anyone can write a ticket, leasehold never opens a store only because
+/// a ticket names it. Open the store from your own configuration and pass the ticket to that [`Locker`](crate::Locker),
+/// which refuses tickets of other stores. If you have several stores, use [`check_store`](Self::check_store) to find
+/// the right one.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -51,7 +51,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// `store` is the identity of the store: its URL without login, credentials and settings.
+    /// Creates a ticket. `store` is the identity of the store: its URL without login, credentials and settings.
     pub(crate) fn new(grant: &Grant, store: Option<String>) -> Self {
         Self {
             lock: grant.name.clone(),
@@ -62,36 +62,36 @@ impl Ticket {
         }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &LockName {
         &self.lock
     }
 
-    /// The fencing token: the guard's token, or a higher one that is reserved for the same grant. If the store's
-    /// protocol has no tokens ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), a number that only
-    /// identifies the grant.
+    /// Returns the fencing token. It is the guard's token, or a higher one that is reserved for the same grant. If the
+    /// store's protocol has no tokens ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)), this is a number
+    /// that only identifies the grant.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The lease's time to live. The lease lapses this long after its last renewal.
+    /// Returns the lease's time to live. The lease lapses this long after its last renewal.
     pub fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms)
     }
 
-    /// The identity of the store; `None` for a ticket that fits every store.
+    /// Returns the identity of the store, or `None` for a ticket that fits every store.
     pub(crate) fn store(&self) -> Option<&str> {
         self.store.as_deref()
     }
 
-    /// Removes the store from the ticket. The [`Locker`](crate::Locker) that gets it uses its own store. Use this if
-    /// the same store has another URL here than where the lock was acquired.
+    /// Removes the store from the ticket, so that every [`Locker`](crate::Locker) accepts it. Use this if the store has
+    /// a different URL here than where the lock was acquired.
     #[must_use]
     pub fn without_store(self) -> Self {
         Self { store: None, ..self }
     }
 
-    /// The grant that the ticket describes. It must be renewed before it counts as held.
+    /// Returns the grant that the ticket describes. It must be renewed before it counts as held.
     pub(crate) fn grant(&self, now: Moment) -> Grant {
         // The parser has checked the ttl.
         let ttl = Ttl::from_millis(self.ttl_ms).unwrap_or_default();
@@ -107,7 +107,7 @@ impl Ticket {
     }
 }
 
-/// A [`Ticket`] whose lock was acquired or renewed just now, and until when the lock is certainly held.
+/// A [`Ticket`] whose lock was just acquired or renewed, with the time until which the lock is certain to be held.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -132,22 +132,22 @@ impl HeldTicket {
         Self { ticket, deadline, env }
     }
 
-    /// The ticket. It has the [token](Ticket::token) of the grant.
+    /// Returns the ticket, which contains the [token](Ticket::token) of the grant.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
 
-    /// Until when the lock is certainly held, on this machine's clocks.
+    /// Returns the time until which the lock is certain to be held, on this machine's clocks.
     pub fn deadline(&self) -> Deadline {
         self.deadline
     }
 
-    /// For how long the lock is certain to be held from now on, without another renewal.
+    /// Returns how long the lock is certain to be held from now on, without another renewal.
     pub fn remaining(&self) -> Duration {
         self.deadline.remaining(self.env.now())
     }
 
-    /// The ticket alone.
+    /// Returns the ticket without its deadline.
     pub fn into_ticket(self) -> Ticket {
         self.ticket
     }

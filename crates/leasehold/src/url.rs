@@ -1,7 +1,7 @@
 //! Store URLs: `scheme:path?option=value` or `scheme://authority/path?option=value`.
 //!
-//! Each store takes the options that it knows. An option that is left over is an error, so a misspelt option is never
-//! ignored. Passwords are redacted wherever a URL is shown.
+//! Each store takes the options that it knows. Any remaining option is an error, so a misspelt option is never ignored.
+//! Passwords are redacted wherever a URL is shown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use crate::error::Error;
 use crate::lease::StoreOptions;
 
-/// Characters that have another meaning in a path. After an authority, an `@` may belong to a password.
+/// Characters with a special meaning in a path. After an authority, an `@` may belong to a password.
 const PATH: &AsciiSet = &CONTROLS.add(b'%').add(b'?');
 const PATH_OF_AUTHORITY: &AsciiSet = &PATH.add(b'@');
-/// Characters that have another meaning in a user's name, and in the host after it.
+/// Characters with a special meaning in a user name, and in the host after it.
 const USER: &AsciiSet = &AUTHORITY.add(b':');
 const AUTHORITY: &AsciiSet = &PATH.add(b'@').add(b'/');
-/// Characters that have another meaning in an option.
+/// Characters with a special meaning in an option.
 const OPTION: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'=').add(b'@');
 
 /// A store URL, split into its parts.
@@ -43,7 +43,7 @@ pub struct StoreUrl {
     known: Vec<&'static str>,
 }
 
-/// What the URLs of a scheme have between the scheme and the options.
+/// The part of a URL between the scheme and the options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Location {
     /// The path of a file.
@@ -61,7 +61,9 @@ impl StoreUrl {
     /// Parses `url`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): no scheme, invalid percent-encoding, or a repeated option.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if `url` is malformed: it has no scheme or a repeated
+    /// option, its percent-encoding is invalid, its password seems to contain a `/` or `?` that is not encoded, or its
+    /// option `tls` contradicts the scheme.
     pub fn parse(url: &str) -> Result<Self, Error> {
         let (scheme, rest) =
             url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)).ok_or_else(|| {
@@ -78,8 +80,8 @@ impl StoreUrl {
                 (Some(&rest[..end]), &rest[end..])
             }
         };
-        // In `user:pass/word@host`, the text before the slash would be shown as a host. In `user:p@ss/word@host`, the
-        // text after it would be shown as a path.
+        // Otherwise, in `user:pass/word@host`, the text before the slash would be shown as a host. In
+        // `user:p@ss/word@host`, the text after the slash would be shown as a path.
         let unescaped =
             |authority: &str| authority.rsplit_once('@').map_or(authority, |(login, _)| login).contains(':');
         if authority.is_some_and(unescaped)
@@ -108,7 +110,7 @@ impl StoreUrl {
             }
         }
         let scheme = match scheme.to_ascii_lowercase() {
-            // Other names of the same schemes.
+            // Aliases.
             scheme if scheme == "postgresql" => "postgres".to_owned(),
             scheme if scheme == "rediss" || scheme == "valkeys" => {
                 if options.get("tls").is_some_and(|tls| tls != "on") {
@@ -134,33 +136,34 @@ impl StoreUrl {
         })
     }
 
-    /// The scheme, in lower case: `redis` for `valkey` and, with the option `tls=on`, for `rediss` and `valkeys`;
-    /// `postgres` for `postgresql`.
+    /// Returns the scheme, in lower case and without aliases. `postgresql` becomes `postgres`. `valkey` becomes
+    /// `redis`. `rediss` and `valkeys` become `redis` with the option `tls=on`.
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// The text between `//` and the path, without user and password; `None` without `//`.
+    /// Returns the text between `//` and the path, without user and password. Returns `None` if the URL has no `//`.
     pub fn authority(&self) -> Option<&str> {
         self.authority.as_deref()
     }
 
-    /// The user before `@`.
+    /// Returns the user before `@`.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// The password before `@`.
+    /// Returns the password before `@`.
     pub fn password(&self) -> Option<&str> {
         self.password.as_deref()
     }
 
-    /// The decoded path, with its leading `/` if there is one.
+    /// Returns the decoded path, with its leading `/` if there is one.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The parts that distinguish this store from others, in a canonical spelling. `location` is that of the scheme.
+    /// Returns the parts that distinguish this store from others, in a canonical spelling. `location` is the kind of
+    /// location that the scheme has.
     pub(crate) fn identity(&self, location: Location) -> Self {
         let authority = self.authority.as_deref();
         let (authority, path) = match location {
@@ -183,7 +186,7 @@ impl StoreUrl {
         let options = self.options.iter().filter_map(|(key, value)| {
             let value = match (key.as_str(), value.as_str()) {
                 ("endpoint", value) => value.trim_end_matches('/'),
-                // The default, except where it means the leases of the store itself.
+                // The default, except on Azure, where it selects the store's own leases.
                 ("protocol", "lease") if self.scheme != "azblob" => return None,
                 ("table", "leasehold" | "public.leasehold") => return None, // The default.
                 ("table", value) => value.strip_prefix("public.").unwrap_or(value),
@@ -203,8 +206,8 @@ impl StoreUrl {
         }
     }
 
-    /// Whether two [identities](Self::identity) belong to the same store. Regions are compared only if both URLs name
-    /// one, because the environment gives the region otherwise.
+    /// Returns whether two [identities](Self::identity) belong to the same store. Regions are compared only if both
+    /// URLs name one, because otherwise the region comes from the environment.
     pub(crate) fn names_the_store_of(mut self, mut other: Self) -> bool {
         if !(self.options.contains_key("region") && other.options.contains_key("region")) {
             self.options.remove("region");
@@ -219,10 +222,11 @@ impl StoreUrl {
         self.options.remove(key)
     }
 
-    /// Removes and returns a switch: `on`, `true`, `1`, `yes`, no value (`?create`), or `off`, `false`, `0`, `no`.
+    /// Removes and returns a switch. `on`, `true`, `1`, `yes` and an empty value (`?create`) mean `true`. `off`,
+    /// `false`, `0` and `no` mean `false`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other value.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other value.
     pub fn take_switch(&mut self, key: &'static str) -> Result<Option<bool>, Error> {
         match self.take(key).as_deref() {
             None => Ok(None),
@@ -232,10 +236,10 @@ impl StoreUrl {
         }
     }
 
-    /// Removes and returns a duration in the form `500ms`, `5s`, `2m` or `1h`.
+    /// Removes and returns a duration such as `500ms`, `5s`, `2m` or `1h`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other form.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for any other text.
     pub fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>, Error> {
         let Some(text) = self.take(key) else { return Ok(None) };
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -255,10 +259,10 @@ impl StoreUrl {
         }
     }
 
-    /// Removes the options that every store understands, `store_clock` and `margin`, and sets them in `options`.
+    /// Removes the options that all stores understand, `store_clock` and `margin`, and sets them in `options`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid value.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for an invalid value.
     pub fn take_common(&mut self, options: &mut StoreOptions) -> Result<(), Error> {
         if let Some(on) = self.take_switch("store_clock")? {
             options.store_clock = on;
@@ -272,8 +276,8 @@ impl StoreUrl {
     /// Checks that all options were taken.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the first option that was not taken. The help lists the
-    /// options that exist.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the first option that was not taken. The help
+    /// lists the existing options.
     pub fn finish(self) -> Result<(), Error> {
         let Some(unknown) = self.options.keys().next() else { return Ok(()) };
         let error = Error::invalid(format!("`{}:` stores have no option {unknown:?}", self.scheme));
@@ -288,7 +292,7 @@ fn without_last_slash(path: &str) -> String {
     path.strip_suffix('/').unwrap_or(path).to_owned()
 }
 
-/// The path of a file without `//` and `/./`. `..` stays, because its meaning depends on symbolic links.
+/// Removes `//` and `/./` from the path of a file. Keeps `..`, because its meaning depends on symbolic links.
 fn without_detours(path: &str) -> String {
     let root = if path.starts_with('/') { "/" } else { "" };
     let parts: Vec<_> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
@@ -338,7 +342,8 @@ impl fmt::Display for StoreUrl {
 }
 
 fn is_secret(key: &str, value: &str) -> bool {
-    // Where credentials are, how they are sent, or the name of a key. These values are needed to parse the URL again.
+    // The location of credentials, how they are sent, or the name of a key. The URL must keep these values when it is
+    // parsed again.
     let is_plain = match key {
         "credentials" => value == "anonymous" || value.starts_with('/'),
         "password_file" | "sentinel_password_file" | "token_file" => value.starts_with('/'),
@@ -354,8 +359,8 @@ fn is_secret(key: &str, value: &str) -> bool {
     has_login || (!is_plain && sounds_secret)
 }
 
-/// Whether `text` looks like the name of an environment variable, in its usual form. A password seldom does. Any other
-/// text may be a password and is not shown.
+/// Returns whether `text` looks like the usual name of an environment variable. A password rarely does. Any other text
+/// may be a password and is not shown.
 pub(crate) fn is_variable(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_uppercase() || c == '_')
         && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_')

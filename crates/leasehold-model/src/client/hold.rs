@@ -16,7 +16,7 @@ impl Turn<'_> {
         self.send(who, Some(memo.version), Some(record), nonce, record.token);
     }
 
-    /// A renewal that was sent `age` ago has landed.
+    /// Extends the lease after a renewal that was sent `age` ago was applied.
     pub(super) fn prolong(&mut self, who: Who, grant: Grant, age: Age, memo: Memo) {
         let rules = self.model.rules;
         let passed = self.passed(who, age);
@@ -41,7 +41,7 @@ impl Turn<'_> {
         let (rules, known) = (&self.model.rules, memo.version.nonce);
         let settled = decide::settle_renewal(rules, grant, known, client.attempts(), found.as_ref());
         let version = found.unwrap_or(memo.version);
-        // A record of the same claim but of another grant: a late request of the same claim.
+        // The record has the same claim but another grant, which a late request of the claim has written.
         let other_token = version.grant == grant && version.token != memo.record.token;
         match settled {
             Settled::Landed(attempt) => {
@@ -68,8 +68,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Without a safeguard: the store reports the loss, but the grant is still passed on. The exemption after
-    /// an operator's action no longer applies.
+    /// Without a safeguard, passes the grant on although the store has reported its loss. The exemption from exclusion
+    /// after an operator's action then no longer applies.
     fn passed_on_when_lost(&mut self, who: Who) -> bool {
         let client = *self.client(who);
         let next = client.guard.filter(|guard| self.model.may_be_passed_on(&client, guard));
@@ -97,7 +97,7 @@ impl Turn<'_> {
             self.count(Event::PassedOnUnsettled);
         }
         let token = before.token + 1;
-        // The token is not reserved, so another grant may have it.
+        // The token is not reserved, so another grant may have the same token.
         if token > before.top {
             self.world.wrongs.low_token_told |= token <= self.world.highest;
             self.world.highest = self.world.highest.max(token);
@@ -117,7 +117,7 @@ impl Turn<'_> {
         self.send_release(who, grant, memo, attempts);
     }
 
-    /// The user's belief ends first.
+    /// Sends a release, after the user's belief has ended.
     pub(super) fn send_release(&mut self, who: Who, grant: Grant, memo: Memo, mut attempts: Attempts) {
         let rules = self.model.rules;
         let nonce = self.nonce(grant);
@@ -147,7 +147,7 @@ impl Turn<'_> {
             self.see(who, found, 0);
             return self.done(who);
         };
-        // The ticket is that of another grant.
+        // The ticket belongs to another grant.
         let repeatable = self.model.is_repeatable(grant);
         if repeatable && known.is_some_and(|memo| memo.record.token != record.token) {
             return self.done(who);
@@ -155,7 +155,7 @@ impl Turn<'_> {
         if known.is_none() && repeatable {
             self.count(Event::WithdrawalEndedAGrant);
         }
-        // A copy has renewed it by now.
+        // A copy has renewed the grant by now.
         let foreign = |memo: Memo| {
             let (rules, nonce) = (&self.model.rules, memo.version.nonce);
             let attempts = self.world.clients[usize::from(who)].attempts();

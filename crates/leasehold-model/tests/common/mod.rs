@@ -1,4 +1,4 @@
-//! Runs the model under stateright.
+//! Checks the model with stateright.
 
 use std::collections::BTreeSet;
 
@@ -45,12 +45,12 @@ impl Model for Checked {
     }
 }
 
-/// The number of processors; the checker uses all of them.
+/// Returns the number of processors. The checker uses all of them.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The small or the large scope, by the environment variable.
+/// Returns the small or the large scope, depending on the environment variable `LEASEHOLD_MODEL_SCOPE`.
 pub(crate) fn scale(small: Scope, large: Scope) -> Scope {
     match std::env::var("LEASEHOLD_MODEL_SCOPE").as_deref() {
         Ok("large") => large,
@@ -59,7 +59,8 @@ pub(crate) fn scale(small: Scope, large: Scope) -> Scope {
     }
 }
 
-/// Checks every history: no property is violated, everything is reached, and there are at least `at_least` states.
+/// Checks all histories. Asserts that no property is violated, that every required state is reached, and that there are
+/// at least `at_least` states.
 pub(crate) fn holds(model: LeaseModel, at_least: usize) -> Coverage {
     let scope = model.scope;
     let checker = Checked(model)
@@ -81,12 +82,12 @@ pub(crate) fn holds(model: LeaseModel, at_least: usize) -> Coverage {
     checker.model().0.coverage.clone()
 }
 
-/// Checks until `promise` is broken, and prints a shortest history that breaks it.
+/// Checks until a history breaks `promise`, and prints a shortest such history.
 pub(crate) fn is_broken(promise: &'static str, model: LeaseModel) {
     let scope = model.scope;
     let checker = Checked(model)
         .checker()
-        .threads(1) // The first one that is found is then a shortest one.
+        .threads(1) // The first counterexample found is then a shortest one.
         .finish_when(HasDiscoveries::AnyOf(BTreeSet::from([promise])))
         .spawn_bfs()
         .join();

@@ -9,8 +9,8 @@ use crate::lease::{Loss, Released, Token};
 use crate::primitives::Leader;
 use crate::types::LockName;
 
-/// An election: one of several candidates leads, and every process can find out which one, as [`crate::Election`].
-/// Cheap to clone.
+/// An election: one of several candidates leads, and every process can find out which. See [`crate::Election`]. Cheap
+/// to clone.
 ///
 /// Set the ttl and other settings on the lock: `locker.lock("scheduler").ttl(...).election()`.
 ///
@@ -32,7 +32,7 @@ impl Election {
         Self(election)
     }
 
-    /// Sets what this candidate advertises while it leads, as [`crate::Election::value`].
+    /// Sets the value that this candidate advertises while it leads. See [`crate::Election::value`].
     #[must_use]
     pub fn value(self, value: impl Into<String>) -> Self {
         Self(self.0.value(value))
@@ -41,37 +41,39 @@ impl Election {
     /// Waits until this candidate leads, for as long as it takes.
     ///
     /// # Errors
-    /// As [`crate::Election::campaign`].
+    /// Returns the same errors as [`crate::Election::campaign`].
     pub fn campaign(&self) -> Result<Leadership> {
         wait(self.0.campaign()).map(Leadership::new)
     }
 
-    /// Leads if there is no other leader now.
+    /// Becomes the leader if there is no other leader now.
     ///
     /// # Errors
-    /// As [`crate::Election::try_campaign`].
+    /// Returns the same errors as [`crate::Election::try_campaign`].
     pub fn try_campaign(&self) -> Result<Leadership> {
         wait(self.0.try_campaign()).map(Leadership::new)
     }
 
-    /// The current leader, if there is one.
+    /// Returns the current leader, if there is one.
     ///
     /// # Errors
-    /// As [`crate::Election::leader`].
+    /// Returns the same errors as [`crate::Election::leader`].
     pub fn leader(&self) -> Result<Option<Leader>> {
         wait(self.0.leader())
     }
 
-    /// The current leader, and then each change. The iterator waits for the next change, and does not end.
+    /// Returns an iterator over the current leader, and then each change. The iterator waits for the next change and
+    /// never ends.
     ///
     /// # Errors
-    /// As [`crate::Election::observe`], as items of the iterator. After an invalid name, it ends.
+    /// The items of the iterator include the errors of [`crate::Election::observe`]. If the name is invalid, the
+    /// iterator ends after that error.
     pub fn observe(&self) -> impl Iterator<Item = Result<Option<Leader>>> + use<> {
         iterate(self.0.observe())
     }
 }
 
-/// A candidate that leads, as [`crate::Leadership`]. Dropping it resigns, and waits for the store's response.
+/// A term as leader. See [`crate::Leadership`]. Dropping this value resigns and waits for the store's response.
 ///
 /// ```
 /// let leadership = leasehold::blocking::Locker::open("mem:")?.election("scheduler").campaign()?;
@@ -91,15 +93,15 @@ impl Leadership {
         Self(Guard::new(leadership.into()))
     }
 
-    /// The name of the election.
+    /// Returns the name of the election.
     pub fn name(&self) -> &LockName {
         self.0.name()
     }
 
-    /// The term: a fencing token that is greater than the term of every earlier leader.
+    /// Returns the term, a fencing token that is greater than the term of every earlier leader.
     ///
     /// # Errors
-    /// As [`Guard::token`].
+    /// Returns the same errors as [`Guard::token`].
     pub fn term(&self) -> Result<Token> {
         self.0.token()
     }
@@ -107,20 +109,20 @@ impl Leadership {
     /// Checks that this candidate still leads. Local, no I/O.
     ///
     /// # Errors
-    /// As [`Guard::check`].
+    /// Returns the same errors as [`Guard::check`].
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// For how long this candidate is certain to lead without another renewal. Local, no I/O.
+    /// Returns how long this candidate is certain to lead without another renewal. Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
 
-    /// Waits until the leadership is lost, no later than its lease ends.
+    /// Waits until the leadership is lost. Returns no later than the end of the lease.
     ///
     /// # Errors
-    /// As [`Guard::lost`].
+    /// Returns the same errors as [`Guard::lost`].
     pub fn lost(&self) -> Result<Loss> {
         self.0.lost()
     }
@@ -128,19 +130,19 @@ impl Leadership {
     /// Resigns, and reports whether the candidate led until now.
     ///
     /// # Errors
-    /// As [`Guard::release`].
+    /// Returns the same errors as [`Guard::release`].
     pub fn resign(self) -> Result<Released> {
         self.0.release()
     }
 
-    /// The guard of the lock that the leader holds.
+    /// Returns the guard of the lock that the leader holds.
     pub fn guard(&self) -> &Guard {
         &self.0
     }
 }
 
 impl From<Leadership> for Guard {
-    /// The guard of the lock that the leader holds. Releasing it resigns.
+    /// Returns the guard of the lock that the leader holds. Releasing it resigns.
     fn from(leadership: Leadership) -> Self {
         leadership.0
     }

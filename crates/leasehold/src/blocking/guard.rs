@@ -1,4 +1,4 @@
-//! [`Guard`]: a lock that is held.
+//! [`Guard`]: a held lock.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::lease::{Loss, Released, Token};
 use crate::ticket::Ticket;
 use crate::types::LockName;
 
-/// A lock that is held, as [`crate::Guard`]. It is renewed in the background for as long as this value lives.
+/// A held lock. See [`crate::Guard`]. Its lease is renewed in the background for as long as this value exists.
 ///
-/// Dropping a guard releases its lock and waits for the store's response. A store that does not respond delays this for
-/// about 10 s, or up to 20 s if a renewal is under way ([`Lock::store_timeout`](super::Lock::store_timeout) does not
-/// apply). Prefer [`release`](Self::release), which reports whether the lock was held until the end.
+/// Dropping a guard releases its lock and waits for the store's response. A store that does not respond delays the drop
+/// for about 10 s, or for up to 20 s if a renewal is in progress. ([`Lock::store_timeout`](super::Lock::store_timeout)
+/// does not apply.) Prefer [`release`](Self::release), which reports whether the lock was held until the end.
 ///
 /// ```
 /// let locker = leasehold::blocking::Locker::open("mem:")?;
@@ -25,7 +25,7 @@ use crate::types::LockName;
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
-    /// `None` once it is released or handed on.
+    /// `None` once the lock is released or handed on.
     inner: Option<crate::Guard>,
     name: LockName,
 }
@@ -35,20 +35,21 @@ impl Guard {
         Self { name: inner.name().clone(), inner: Some(inner) }
     }
 
-    /// The name of the lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// The fencing token of this grant, as [`crate::Guard::token`].
+    /// Returns the fencing token of this grant. See [`crate::Guard::token`].
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
+    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens.
     pub fn token(&self) -> Result<Token> {
         self.held()?.token()
     }
 
-    /// For how long the lock is certain to be held without another renewal. Zero if it is lost. Local, no I/O.
+    /// Returns how long the lock is certain to be held without another renewal. Returns zero if the lock was lost.
+    /// Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.inner.as_ref().map_or(Duration::ZERO, crate::Guard::remaining)
     }
@@ -56,40 +57,42 @@ impl Guard {
     /// Checks that the lock is still held. Local, no I/O.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost), with the reason. A loss is final: acquire the lock again.
+    /// Returns [`ErrorKind::Lost`](crate::ErrorKind::Lost), with the reason, if the lock was lost. A loss is final:
+    /// acquire the lock again.
     pub fn check(&self) -> Result<()> {
         self.held()?.check()
     }
 
-    /// Waits until the lock is lost, no later than its lease ends. For a thread that stops the work of another one.
+    /// Waits until the lock is lost. Returns no later than the end of the lease. Use this in a thread that stops the
+    /// work of another thread.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) in a callback of this module.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module.
     pub fn lost(&self) -> Result<Loss> {
         let held = self.held()?;
         wait(async { Ok(held.lost().await) })
     }
 
-    /// Releases the lock, and reports whether it was held until now. Waits for the store's response.
+    /// Releases the lock and reports whether it was held until now. Waits for the store's response.
     ///
     /// # Errors
-    /// As [`crate::Guard::release`].
+    /// Returns the same errors as [`crate::Guard::release`].
     pub fn release(mut self) -> Result<Released> {
         wait(self.take()?.release())
     }
 
-    /// Releases the lock with a cooldown: no process gets it for `period`, as [`crate::Guard::release_with_cooldown`].
+    /// Releases the lock with a cooldown. See [`crate::Guard::release_with_cooldown`].
     ///
     /// # Errors
-    /// As [`crate::Guard::release_with_cooldown`].
+    /// Returns the same errors as [`crate::Guard::release_with_cooldown`].
     pub fn release_with_cooldown(mut self, period: Duration) -> Result<Released> {
         wait(self.take()?.release_with_cooldown(period))
     }
 
-    /// Stops the renewals and returns the lock as a [`Ticket`], with which another process can hold it.
+    /// Stops the renewals and returns the lock as a [`Ticket`], with which another process can renew and release it.
     ///
     /// # Errors
-    /// As [`crate::Guard::into_ticket`].
+    /// Returns the same errors as [`crate::Guard::into_ticket`].
     pub fn into_ticket(mut self) -> Result<Ticket> {
         wait(self.take()?.into_ticket())
     }
@@ -98,13 +101,14 @@ impl Guard {
         self.inner.as_ref().ok_or_else(released)
     }
 
-    /// The guard, which is then no longer released when `self` is dropped.
+    /// Takes the inner guard. Dropping `self` then no longer releases the lock.
     pub(super) fn take(&mut self) -> Result<crate::Guard> {
         self.inner.take().ok_or_else(released)
     }
 }
 
-/// Does not happen: what takes the inner guard consumes this one.
+/// Returns the error for a guard without an inner guard. This never happens, because every method that takes the inner
+/// guard consumes the outer one.
 fn released() -> Error {
     Error::invalid("this guard has been released")
 }

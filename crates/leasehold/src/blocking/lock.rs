@@ -1,4 +1,4 @@
-//! [`Lock`]: a named lock, and how to acquire it.
+//! [`Lock`]: a named lock and its acquisition.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::lease::HolderInfo;
 use crate::settings::settings;
 
-/// A lock: a name, and the settings for its acquisitions, as [`crate::Lock`]. Cheap to clone.
+/// A handle to a named lock, with the settings for acquiring it. See [`crate::Lock`]. Cheap to clone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,7 +36,7 @@ impl Lock {
 
     settings!();
 
-    /// Takes the lock as soon as it is free, without regard to the line of waiters, as [`crate::Lock::barge`].
+    /// Makes acquisitions ignore the line of waiters. See [`crate::Lock::barge`].
     #[must_use]
     pub fn barge(mut self) -> Self {
         self.lock = self.lock.barge();
@@ -46,7 +46,7 @@ impl Lock {
     /// Acquires the lock, waiting for as long as it takes.
     ///
     /// # Errors
-    /// As [`crate::Lock::acquire`].
+    /// Returns the same errors as [`crate::Lock::acquire`].
     pub fn acquire(&self) -> Result<Guard> {
         wait(self.lock.acquire()).map(Guard::new)
     }
@@ -54,7 +54,8 @@ impl Lock {
     /// Acquires the lock if it is free now.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not; otherwise as [`crate::Lock::try_acquire`].
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free. Otherwise, returns the same errors as
+    /// [`crate::Lock::try_acquire`].
     pub fn try_acquire(&self) -> Result<Guard> {
         wait(self.lock.try_acquire()).map(Guard::new)
     }
@@ -62,20 +63,20 @@ impl Lock {
     /// Acquires the lock, waiting for at most `limit`.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it was not free within `limit`; otherwise as
-    /// [`crate::Lock::acquire_within`].
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if the lock was not acquired within `limit`. Otherwise,
+    /// returns the same errors as [`crate::Lock::acquire_within`].
     pub fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.acquire_within(limit)).map(Guard::new)
     }
 
-    /// Runs `body` under the lock, and then releases it.
+    /// Runs `body` while holding the lock, and releases it afterwards.
     ///
-    /// The body is not stopped if the lock is lost: see [`Guard::check`].
+    /// If the lock is lost, the body is not stopped. See [`Guard::check`].
     ///
     /// # Errors
-    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost while the body ran. The output of the body is
-    ///   dropped, because it may not have been protected until the end.
-    /// - As [`acquire`](Self::acquire).
+    /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the lock was lost before it was released. The output of the body
+    ///   is dropped, because the work may not have been protected until its end.
+    /// - Otherwise, the same errors as [`acquire`](Self::acquire).
     ///
     /// ```
     /// let lock = leasehold::blocking::Locker::open("mem:")?.lock("report");
@@ -93,22 +94,22 @@ impl Lock {
         Ok(output)
     }
 
-    /// A job that runs once per `period`, as [`crate::Lock::once_per`].
+    /// Returns a job that runs once per `period`. See [`crate::Lock::once_per`].
     pub fn once_per(self, period: Duration) -> OncePer {
         OncePer::new(self.lock.once_per(period))
     }
 
-    /// A semaphore with this name and these settings, as [`crate::Lock::semaphore`].
+    /// Returns a semaphore with this name and these settings. See [`crate::Lock::semaphore`].
     pub fn semaphore(self, permits: usize) -> Semaphore {
         Semaphore::new(self.lock.semaphore(permits))
     }
 
-    /// A readers-writer lock with this name and these settings, as [`crate::Lock::rw_lock`].
+    /// Returns a readers-writer lock with this name and these settings. See [`crate::Lock::rw_lock`].
     pub fn rw_lock(self) -> RwLock {
         RwLock::new(self.lock.rw_lock())
     }
 
-    /// An election with this name and these settings, as [`crate::Lock::election`].
+    /// Returns an election with this name and these settings. See [`crate::Lock::election`].
     pub fn election(self) -> Election {
         Election::new(self.lock.election())
     }

@@ -1,4 +1,4 @@
-//! [`Locker`]: an open store, from which locks are made.
+//! [`Locker`]: an open store and the locks in it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::observe::Observer;
 use crate::ticket::{HeldTicket, Ticket};
 use crate::types::LockName;
 
-/// An open store, from which locks are made, as [`crate::Locker`]. Cheap to clone.
+/// An open store and the locks in it. See [`crate::Locker`]. Cheap to clone.
 ///
 /// ```
 /// use leasehold::{LockName, State, blocking::Locker};
@@ -39,104 +39,105 @@ impl Locker {
     /// Opens the store that `url` names.
     ///
     /// # Errors
-    /// As [`crate::Locker::open`]; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the background thread
-    /// cannot be started.
+    /// Returns the same errors as [`crate::Locker::open`], and
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the background thread cannot be started.
     pub fn open(url: &str) -> Result<Self> {
         wait(crate::Locker::open(url)).map(Self)
     }
 
-    /// Opens a store as [`open`](Self::open) does, with settings from code. Options in the URL override them.
+    /// Opens a store like [`open`](Self::open), with the given settings. Options in the URL override them.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the same errors as [`open`](Self::open).
     pub fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         wait(crate::Locker::open_with(url, options)).map(Self)
     }
 
-    /// A locker for a store that you opened or implemented yourself.
+    /// Creates a locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
         Self(crate::Locker::new(store))
     }
 
-    /// A locker for the same store that reports to `observer`, as [`crate::Locker::observed_by`].
+    /// Returns a locker for the same store that also reports to `observer`. See [`crate::Locker::observed_by`].
     #[must_use]
     pub fn observed_by(&self, observer: Arc<dyn Observer>) -> Self {
         Self(self.0.observed_by(observer))
     }
 
-    /// The lock called `name`. Sends no request. An invalid name is reported by the acquisition.
+    /// Returns the lock called `name`. Sends no request. If the name is invalid, the acquisition fails.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.0.lock(name))
     }
 
-    /// The semaphore called `name` with `permits` permits, as [`crate::Locker::semaphore`].
+    /// Returns the semaphore called `name` with `permits` permits. See [`crate::Locker::semaphore`].
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }
 
-    /// The readers-writer lock called `name`, as [`crate::Locker::rw_lock`].
+    /// Returns the readers-writer lock called `name`. See [`crate::Locker::rw_lock`].
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }
 
-    /// The election called `name`, as [`crate::Locker::election`].
+    /// Returns the election called `name`. See [`crate::Locker::election`].
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }
 
-    /// The current state of one lock.
+    /// Returns the current state of one lock.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub fn inspect(&self, name: &LockName) -> Result<Status> {
         wait(self.0.inspect(name))
     }
 
-    /// The names of all locks that have a record and whose names start with `prefix`.
+    /// Lists the names of all locks that have a record and whose names start with `prefix`.
     ///
     /// # Errors
-    /// As [`crate::Locker::list`], as items of the iterator.
+    /// The items of the iterator include the errors of [`crate::Locker::list`].
     pub fn list(&self, prefix: &str) -> impl Iterator<Item = Result<LockName>> {
         iterate(self.0.list(prefix))
     }
 
-    /// Ends the grant of `name` with this `token`, if that is still the current grant, as [`crate::Locker::evict`].
+    /// Ends the grant of `name` that has this `token`, if it is still the current grant. See [`crate::Locker::evict`].
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub fn evict(&self, name: &LockName, token: Token) -> Result<Evicted> {
         wait(self.0.evict(name, token))
     }
 
-    /// Waits until the lock is free or its lease has lapsed, without acquiring it. Calls `on_wait`, on this thread, each
-    /// time it learns who holds the lock.
+    /// Waits until the lock is free or its lease has lapsed, without acquiring it. Calls `on_wait` on the calling
+    /// thread, each time this learns who holds the lock.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub fn wait_free(&self, name: &LockName, on_wait: &(dyn Fn(&HolderInfo) + Send + Sync)) -> Result<()> {
         wait(self.0.wait_free(name, on_wait))
     }
 
-    /// Adds processes that this process has started to the holder of `guard`, as [`crate::Locker::add_processes`].
+    /// Adds processes, such as children of this process, to the holder of `guard`. See
+    /// [`crate::Locker::add_processes`].
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub fn add_processes(&self, guard: &Guard, pids: &[u32]) -> Result<()> {
         wait(self.0.add_processes(guard.held()?, pids))
     }
 
-    /// Renews the lock of `ticket` and returns a guard, as [`crate::Locker::resume`].
+    /// Renews the lock of `ticket` and returns a guard. See [`crate::Locker::resume`].
     ///
     /// # Errors
-    /// As [`crate::Locker::resume`].
+    /// Returns the same errors as [`crate::Locker::resume`].
     pub fn resume(&self, ticket: &Ticket) -> Result<Guard> {
         wait(self.0.resume(ticket)).map(Guard::new)
     }
 
-    /// Renews the lock of `ticket` once. Returns until when the lock is now certain to be held.
+    /// Renews the lock of `ticket` once. Returns the ticket with the time for which the lock is now certain to be held.
     ///
     /// # Errors
-    /// As [`crate::Locker::resume`].
+    /// Returns the same errors as [`crate::Locker::resume`].
     pub fn renew(&self, ticket: &Ticket) -> Result<HeldTicket> {
         wait(self.0.renew(ticket))
     }
@@ -144,47 +145,47 @@ impl Locker {
     /// Releases the lock of `ticket`.
     ///
     /// # Errors
-    /// As [`crate::Locker::release`].
+    /// Returns the same errors as [`crate::Locker::release`].
     pub fn release(&self, ticket: &Ticket) -> Result<Released> {
         wait(self.0.release(ticket))
     }
 
-    /// Deletes the record of `name` if the lock has been free for `older_than`, as [`crate::Locker::sweep`].
+    /// Deletes the record of `name` if the lock has been free for `older_than`. See [`crate::Locker::sweep`].
     ///
     /// # Errors
-    /// As [`crate::Locker::sweep`].
+    /// Returns the same errors as [`crate::Locker::sweep`].
     pub fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept> {
         wait(self.0.sweep(name, older_than, dry_run))
     }
 
-    /// Creates what the store needs, such as a file or a table. Does nothing if it already exists.
+    /// Creates everything that the store needs, such as a file or a table. Does nothing if it already exists.
     ///
     /// # Errors
-    /// Errors of the store.
+    /// Returns any error from the store.
     pub fn init(&self) -> Result<()> {
         wait(self.0.init())
     }
 
-    /// Examines whether this store is safe for locks, as [`crate::Locker::examine`].
+    /// Examines whether this store is safe for locks. See [`crate::Locker::examine`].
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) in a callback of this module. A request that fails is a finding
-    /// in the report.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if this is called from a callback of this module. A
+    /// failed request is a finding in the report.
     pub fn examine(&self, examination: &Examination) -> Result<Report> {
         wait(async { Ok(self.0.examine(examination).await) })
     }
 
-    /// The capabilities of this store.
+    /// Returns the capabilities of this store.
     pub fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }
 
-    /// The underlying store.
+    /// Returns the underlying store.
     pub fn store(&self) -> &Arc<dyn LeaseStore> {
         self.0.store()
     }
 
-    /// The URL that the store was opened with, without passwords.
+    /// Returns the URL with which the store was opened, without passwords.
     pub fn url(&self) -> Option<&str> {
         self.0.url()
     }

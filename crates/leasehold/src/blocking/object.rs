@@ -11,7 +11,7 @@ use crate::lease::Token;
 use crate::objects::Updated;
 use crate::register::{Register, VersionedValue};
 
-/// One object of a store, and the settings for writing it, as [`crate::Object`]. Cheap to clone.
+/// One object of a store, with the settings for writing it. See [`crate::Object`]. Cheap to clone.
 ///
 /// ```no_run
 /// use leasehold::{Error, blocking::Object};
@@ -27,55 +27,55 @@ use crate::register::{Register, VersionedValue};
 pub struct Object(crate::Object);
 
 impl Object {
-    /// Opens the object that `url` names, as [`crate::Object::open`].
+    /// Opens the object that `url` names. See [`crate::Object::open`].
     ///
     /// # Errors
-    /// As [`crate::Object::open`].
+    /// Returns the same errors as [`crate::Object::open`].
     pub fn open(url: &str) -> Result<Self, Error> {
         wait(crate::Object::open(url)).map(Self)
     }
 
-    /// The object `key` in `register`.
+    /// Returns the object `key` in `register`.
     pub fn new(register: Arc<dyn Register>, key: impl Into<Arc<str>>) -> Self {
         Self(crate::Object::new(register, key))
     }
 
-    /// Sets how many attempts on new content an update makes before it gives up. 256 by default.
+    /// Sets the maximum number of attempts of an update, each on new content. Defaults to 256.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self(self.0.attempts(attempts))
     }
 
-    /// Sets how long an update or a fenced write may take, as [`crate::Object::within`]. One minute by default.
+    /// Sets how long an update or a fenced write may take. Defaults to one minute. See [`crate::Object::within`].
     #[must_use]
     pub fn within(self, limit: Duration) -> Self {
         Self(self.0.within(limit))
     }
 
-    /// Sets the content type to write, as [`crate::Object::content_type`].
+    /// Sets the content type to write. See [`crate::Object::content_type`].
     #[must_use]
     pub fn content_type(self, content_type: impl Into<String>) -> Self {
         Self(self.0.content_type(content_type))
     }
 
-    /// The key within its folder: the last part of the path.
+    /// Returns the key within its folder, which is the last part of the path.
     pub fn key(&self) -> &str {
         self.0.key()
     }
 
-    /// Reads content, version and metadata. Returns `None` if there is no object.
+    /// Reads the content, version and metadata. Returns `None` if the object does not exist.
     ///
     /// # Errors
-    /// As [`crate::Object::read`].
+    /// Returns the same errors as [`crate::Object::read`].
     pub fn read(&self) -> Result<Option<VersionedValue>, Error> {
         wait(self.0.read())
     }
 
-    /// Changes the object to what `make` returns for its content: see [`update`](crate::update). `make` runs on this
-    /// thread, once for each attempt, and must not update the same handle.
+    /// Updates the object to the content that `make` returns for its current content. See [`update`](crate::update).
+    /// `make` runs on the calling thread, once for each attempt. It must not update the same handle.
     ///
     /// # Errors
-    /// As [`update`](crate::update).
+    /// Returns the same errors as [`update`](crate::update).
     pub fn update<E: From<Error>>(
         &self,
         mut make: impl FnMut(Option<Bytes>) -> Result<Option<Bytes>, E>,
@@ -83,11 +83,11 @@ impl Object {
         nested(async { Ok(self.0.update(|content| std::future::ready(make(content))).await) })
     }
 
-    /// Changes the object to what `make` returns for its content, unless a token higher than `token` has written it
-    /// before: see [`fence::update`](crate::fence::update).
+    /// Updates the object to the content that `make` returns for its current content, unless a token higher than
+    /// `token` has written it before. See [`fence::update`](crate::fence::update).
     ///
     /// # Errors
-    /// As [`fence::update`](crate::fence::update).
+    /// Returns the same errors as [`fence::update`](crate::fence::update).
     pub fn update_fenced<E: From<Error>>(
         &self,
         token: Token,
@@ -96,26 +96,25 @@ impl Object {
         nested(async { Ok(self.0.update_fenced(token, |content| std::future::ready(make(content))).await) })
     }
 
-    /// Writes the object, unless a token higher than `token` has written it before: see
+    /// Writes the object, unless a token higher than `token` has written it before. See
     /// [`fence::write`](crate::fence::write).
     ///
     /// # Errors
-    /// As [`fence::write`](crate::fence::write).
+    /// Returns the same errors as [`fence::write`](crate::fence::write).
     pub fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
         wait(self.0.write_fenced(token, bytes))
     }
 
-    /// Reads the object, and makes sure that lower tokens can no longer write it: see
-    /// [`fence::read`](crate::fence::read).
+    /// Reads the object, and ensures that lower tokens can no longer write it. See [`fence::read`](crate::fence::read).
     ///
     /// # Errors
-    /// As [`fence::read`](crate::fence::read).
+    /// Returns the same errors as [`fence::read`](crate::fence::read).
     pub fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
         wait(self.0.read_fenced(token))
     }
 }
 
-/// Waits for an outcome whose errors are the caller's.
+/// Waits for a future whose output is a result with the caller's own error type.
 fn nested<T, E: From<Error>>(future: impl Future<Output = Result<Result<T, E>, Error>>) -> Result<T, E> {
     wait(future)?
 }

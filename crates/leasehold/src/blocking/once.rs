@@ -7,7 +7,7 @@ use super::thread::wait;
 use crate::error::Result;
 use crate::primitives::{AlreadyRan, Once};
 
-/// A job that several machines start and that runs once per period, as [`crate::OncePer`].
+/// A job that several machines start and that runs once per period. See [`crate::OncePer`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::primitives::{AlreadyRan, Once};
 #[derive(Clone, Debug)]
 pub struct OncePer(crate::OncePer);
 
-/// Whether a job is due, as [`crate::Due`].
+/// Whether a job is due. See [`crate::Due`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,14 +61,14 @@ impl Due {
 }
 
 impl OncePer {
-    /// The longest period: 366 days.
+    /// The maximum period: 366 days.
     pub const LONGEST: Duration = crate::OncePer::LONGEST;
 
     pub(super) fn new(job: crate::OncePer) -> Self {
         Self(job)
     }
 
-    /// Sets whether a run that fails counts too, as [`crate::OncePer::cooldown_after_failure`].
+    /// Sets whether a failed run also counts. See [`crate::OncePer::cooldown_after_failure`].
     #[must_use]
     pub fn cooldown_after_failure(self, cooldown: bool) -> Self {
         Self(self.0.cooldown_after_failure(cooldown))
@@ -76,18 +76,18 @@ impl OncePer {
 
     /// Runs `body` unless the job already ran in this period. Waits while another process runs the job.
     ///
-    /// The body is not stopped if the lock is lost: see [`Guard::check`].
+    /// If the lock is lost, the body is not stopped. See [`Guard::check`].
     ///
     /// # Errors
-    /// As [`crate::OncePer::run`].
+    /// Returns the same errors as [`crate::OncePer::run`].
     pub fn run<T, E>(&self, body: impl FnOnce(&Guard) -> std::result::Result<T, E>) -> Result<Once<T, E>> {
         self.run_if(self.acquire()?, body)
     }
 
-    /// Runs `body` as [`run`](Self::run) does, but does not wait for another process that runs the job.
+    /// Runs `body` like [`run`](Self::run), but does not wait for another process that runs the job.
     ///
     /// # Errors
-    /// As [`crate::OncePer::try_run`].
+    /// Returns the same errors as [`crate::OncePer::try_run`].
     pub fn try_run<T, E>(
         &self,
         body: impl FnOnce(&Guard) -> std::result::Result<T, E>,
@@ -95,10 +95,10 @@ impl OncePer {
         self.run_if(self.try_acquire()?, body)
     }
 
-    /// Runs `body` as [`run`](Self::run) does, and waits at most `limit` for another process that runs the job.
+    /// Runs `body` like [`run`](Self::run), but waits for another process that runs the job for at most `limit`.
     ///
     /// # Errors
-    /// As [`crate::OncePer::run_within`].
+    /// Returns the same errors as [`crate::OncePer::run_within`].
     pub fn run_within<T, E>(
         &self,
         limit: Duration,
@@ -107,26 +107,26 @@ impl OncePer {
         self.run_if(self.acquire_within(limit)?, body)
     }
 
-    /// Acquires the lock if the job is due, and waits while another process runs it.
+    /// Acquires the lock if the job is due. Waits while another process runs the job.
     ///
     /// # Errors
-    /// As [`crate::OncePer::acquire`].
+    /// Returns the same errors as [`crate::OncePer::acquire`].
     pub fn acquire(&self) -> Result<Due> {
         wait(self.0.acquire()).map(Due::new)
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, without waiting.
+    /// Acquires the lock like [`acquire`](Self::acquire), but without waiting.
     ///
     /// # Errors
-    /// As [`crate::OncePer::try_acquire`].
+    /// Returns the same errors as [`crate::OncePer::try_acquire`].
     pub fn try_acquire(&self) -> Result<Due> {
         wait(self.0.try_acquire()).map(Due::new)
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, and waits at most `limit`.
+    /// Acquires the lock like [`acquire`](Self::acquire), waiting for at most `limit`.
     ///
     /// # Errors
-    /// As [`crate::OncePer::acquire_within`].
+    /// Returns the same errors as [`crate::OncePer::acquire_within`].
     pub fn acquire_within(&self, limit: Duration) -> Result<Due> {
         wait(self.0.acquire_within(limit)).map(Due::new)
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::lease::HolderInfo;
 use crate::settings::settings;
 
-/// A semaphore: at most so many holders at a time, as [`crate::Semaphore`]. Cheap to clone.
+/// A handle to a semaphore, which has at most N holders at once. See [`crate::Semaphore`]. Cheap to clone.
 ///
 /// ```
 /// use leasehold::{ErrorKind, blocking::Locker};
@@ -34,7 +34,7 @@ impl Semaphore {
     /// Acquires a permit, waiting for as long as it takes.
     ///
     /// # Errors
-    /// As [`crate::Semaphore::acquire`].
+    /// Returns the same errors as [`crate::Semaphore::acquire`].
     pub fn acquire(&self) -> Result<Guard> {
         wait(self.lock.acquire()).map(Guard::new)
     }
@@ -42,7 +42,7 @@ impl Semaphore {
     /// Acquires a permit if one is free now.
     ///
     /// # Errors
-    /// As [`crate::Semaphore::try_acquire`].
+    /// Returns the same errors as [`crate::Semaphore::try_acquire`].
     pub fn try_acquire(&self) -> Result<Guard> {
         wait(self.lock.try_acquire()).map(Guard::new)
     }
@@ -50,13 +50,14 @@ impl Semaphore {
     /// Acquires a permit, waiting for at most `limit`.
     ///
     /// # Errors
-    /// As [`crate::Semaphore::acquire_within`].
+    /// Returns the same errors as [`crate::Semaphore::acquire_within`].
     pub fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.acquire_within(limit)).map(Guard::new)
     }
 }
 
-/// A readers-writer lock: several shared holders or one exclusive holder, as [`crate::RwLock`]. Cheap to clone.
+/// A handle to a readers-writer lock, which has several shared holders or one exclusive holder. See [`crate::RwLock`].
+/// Cheap to clone.
 ///
 /// ```
 /// use leasehold::{ErrorKind, blocking::Locker};
@@ -83,7 +84,7 @@ impl RwLock {
     /// Acquires a shared hold, waiting for as long as it takes.
     ///
     /// # Errors
-    /// As [`crate::RwLock::shared`].
+    /// Returns the same errors as [`crate::RwLock::shared`].
     pub fn shared(&self) -> Result<Guard> {
         wait(self.lock.shared()).map(Guard::new)
     }
@@ -91,7 +92,7 @@ impl RwLock {
     /// Acquires a shared hold if one is available now.
     ///
     /// # Errors
-    /// As [`crate::RwLock::try_shared`].
+    /// Returns the same errors as [`crate::RwLock::try_shared`].
     pub fn try_shared(&self) -> Result<Guard> {
         wait(self.lock.try_shared()).map(Guard::new)
     }
@@ -99,7 +100,7 @@ impl RwLock {
     /// Acquires a shared hold, waiting for at most `limit`.
     ///
     /// # Errors
-    /// As [`crate::RwLock::shared_within`].
+    /// Returns the same errors as [`crate::RwLock::shared_within`].
     pub fn shared_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.shared_within(limit)).map(Guard::new)
     }
@@ -107,15 +108,15 @@ impl RwLock {
     /// Acquires the exclusive hold, waiting for as long as it takes.
     ///
     /// # Errors
-    /// As [`crate::RwLock::exclusive`].
+    /// Returns the same errors as [`crate::RwLock::exclusive`].
     pub fn exclusive(&self) -> Result<Guard> {
         wait(self.lock.exclusive()).map(Guard::new)
     }
 
-    /// Acquires the exclusive hold if there is no holder now.
+    /// Acquires the exclusive hold if there is neither a shared nor an exclusive holder now.
     ///
     /// # Errors
-    /// As [`crate::RwLock::try_exclusive`].
+    /// Returns the same errors as [`crate::RwLock::try_exclusive`].
     pub fn try_exclusive(&self) -> Result<Guard> {
         wait(self.lock.try_exclusive()).map(Guard::new)
     }
@@ -123,7 +124,7 @@ impl RwLock {
     /// Acquires the exclusive hold, waiting for at most `limit`.
     ///
     /// # Errors
-    /// As [`crate::RwLock::exclusive_within`].
+    /// Returns the same errors as [`crate::RwLock::exclusive_within`].
     pub fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.exclusive_within(limit)).map(Guard::new)
     }

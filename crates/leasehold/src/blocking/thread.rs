@@ -1,4 +1,4 @@
-//! The background thread, and how other threads wait for what runs on it.
+//! The background thread, and functions with which other threads wait for its tasks.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -15,18 +15,18 @@ struct Background {
     thread: ThreadId,
 }
 
-/// Waits for `future`, which this thread polls. What it spawns runs on the background thread.
+/// Waits for `future`, polling it on the calling thread. Tasks that it spawns run on the background thread.
 ///
 /// # Errors
-/// The errors of `future`; [`ErrorKind::Invalid`] on the background thread, which would wait for itself;
-/// [`ErrorKind::Unavailable`] if that thread cannot be started.
+/// Returns the errors of `future`. Returns [`ErrorKind::Invalid`] on the background thread, because it would wait for
+/// itself, and [`ErrorKind::Unavailable`] if that thread cannot be started.
 pub(super) fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let background = background()?;
     if thread::current().id() == background.thread {
         let message = "a callback of leasehold::blocking must not wait for the store";
         return Err(Error::invalid(message).with_help("wait in another thread"));
     }
-    // Not `Handle::block_on`, which panics on a thread of another runtime.
+    // `Handle::block_on` would panic on a thread of another runtime.
     let _entered = background.runtime.enter();
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -39,7 +39,7 @@ pub(super) fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     }
 }
 
-/// The items of `stream`.
+/// Returns an iterator that waits for the items of `stream`.
 pub(super) fn iterate<T>(mut stream: BoxStream<'_, Result<T>>) -> impl Iterator<Item = Result<T>> {
     std::iter::from_fn(move || {
         wait(async { Ok(stream.next().await) }).unwrap_or_else(|error| Some(Err(error)))

@@ -1,4 +1,5 @@
-//! Runs the properties on the kept inputs, as a regression suite on every toolchain, without a fuzzer.
+//! Checks the properties on the inputs in the corpus. This is a regression suite that runs on every toolchain, without
+//! a fuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::TARGETS;
 use crate::random::Random;
 
-/// How many changed copies of each kept input are also tested.
+/// The number of mutated copies of each input that are also tested.
 const CHANGED: usize = 100;
 
 fn fuzz() -> PathBuf {
@@ -22,7 +23,7 @@ fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// `input` with a few bytes changed, left out or repeated.
+/// Returns `input` with a few bytes changed, removed, inserted or repeated.
 fn changed(input: &[u8], random: &Random) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..1 + random.bits() % 4 {
@@ -64,7 +65,7 @@ fn every_property_holds_of_the_kept_inputs_and_of_changed_ones() {
 fn every_property_has_a_fuzz_target() {
     let manifest = fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
     let mut names: Vec<_> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    // Those of the command.
+    // The targets of the command.
     names.extend(["agent_requests", "config"].map(str::to_owned));
     for name in &names {
         assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{name}");

@@ -1,12 +1,12 @@
-//! Lock names, and texts from other machines.
+//! Properties of lock names, and of text from other machines.
 
 use super::{assert_readable, assert_readable_error};
 use crate::lease::{Holder, HolderInfo, printable as shown};
 use crate::stores::fuzzing::assert_is_kept_by_objects;
 use crate::types::LockName;
 
-/// An accepted name is accepted in each form in which it comes back. No error contains text that could harm a
-/// terminal.
+/// An accepted name survives a round trip through every form in which it is stored. No error contains text that could
+/// harm a terminal.
 pub fn lock_name(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let name = match LockName::new(&text) {
@@ -26,7 +26,7 @@ pub fn lock_name(data: &[u8]) {
     assert_is_kept_by_objects(&name);
 }
 
-/// Text from another machine is cleaned and limited before it reaches a terminal.
+/// Text from another machine is cleaned and truncated before it reaches a terminal.
 pub fn printable(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for most in [0, 1, 64, 4_096] {

@@ -1,4 +1,4 @@
-//! Tickets.
+//! Properties of tickets.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,10 +7,9 @@ use super::assert_readable_error;
 use crate::lease::{Token, Ttl};
 use crate::ticket::Ticket;
 
-/// A parsed ticket is written back to text that parses to the same ticket. No error and no `Debug` output shows its
-/// secret.
+/// The text of a parsed ticket parses to the same ticket. No error and no `Debug` output shows its secret.
 ///
-/// Input without a ticket's prefix is also encoded into a ticket, because a fuzzer would not find valid base64.
+/// Input without the prefix of a ticket is also encoded as a ticket, because a fuzzer would not find valid base64.
 pub fn ticket(data: &[u8]) {
     let text = String::from_utf8_lossy(data).into_owned();
     read(&text);
@@ -24,7 +23,7 @@ fn read(text: &str) {
         Ok(ticket) => ticket,
         Err(error) => {
             assert_readable_error(&error);
-            // One of a few fixed sentences, without any of the input.
+            // The error is one of a few fixed sentences and contains no input.
             assert!(error.to_string().starts_with("this is not a ticket: "), "{error}");
             assert!(error.to_string().len() < 60, "{error}");
             return;

@@ -1,16 +1,16 @@
-//! Store URLs, and how each store parses them.
+//! Properties of store URLs, and of their parsing by each store.
 
 use super::{assert_readable, assert_readable_error};
 use crate::error::Error;
 use crate::stores::fuzzing::readings;
 use crate::url::StoreUrl;
 
-/// Used in every place where a password may be.
+/// A password. The property puts it in every place where a URL may contain one.
 const SECRET: &str = "hunter2-9f3k";
 
-/// The displayed form of a URL parses to the same URL, without its secrets. No output shows a secret.
+/// The displayed form of a URL parses to the same URL without its secrets. No output shows a secret.
 ///
-/// The first line is the URL. The next two are text before and after a password.
+/// The first line of `data` is the URL. The next two lines are the text before and after a password.
 pub fn store_url(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -21,7 +21,7 @@ pub fn store_url(data: &[u8]) {
     }
     let (before, after) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     for scheme in ["s3", "gs", "dynamodb", "etcd", "sqlite", "mem", "other"] {
-        // Not encoded: users who do not know percent-encoding write it so.
+        // The password is not percent-encoded, because users may not know that it must be.
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
         hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
     }

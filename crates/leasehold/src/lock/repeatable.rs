@@ -1,4 +1,4 @@
-//! Acquisitions that may be repeated: a caller that got no response sends the request again, perhaps another process.
+//! Repeatable acquisitions: a caller that got no response sends its request again, perhaps to another process.
 
 use std::time::Duration;
 
@@ -11,28 +11,29 @@ use crate::runtime::task;
 use crate::ticket::{HeldTicket, Ticket};
 
 impl Lock {
-    /// Acquires the lock as a [`Ticket`], under an `id` that the caller chose, waiting for at most `limit`.
+    /// Acquires the lock as a [`Ticket`], under an `id` that the caller chooses, waiting for at most `limit`.
     ///
-    /// For servers whose clients repeat a request that got no response, perhaps at another server. A call with the same
-    /// id, in any process, returns the same hold, renewed. Once that hold has ended, the id is spent: a further call
-    /// fails with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store knows this for the lock's latest grants, as many
-    /// as its [history](crate::Status::history) has.
+    /// This is for servers whose clients repeat a request that got no response, perhaps at another server. A call with
+    /// the same id, in any process, renews the same hold and returns it. Once that hold has ended, the id is spent, and
+    /// further calls fail with [`ErrorKind::Lost`](crate::ErrorKind::Lost). The store remembers spent ids only as far
+    /// back as the lock's [history](crate::Status::history) goes.
     ///
-    /// A repetition must have the same ttl. Further settings have no effect on a hold that exists.
+    /// A repeated call must have the same ttl. The other settings have no effect on an existing hold.
     ///
-    /// This process does not renew the lock, and never releases it: only the ticket's users do. If no caller gets the
-    /// ticket, the lease lapses after its ttl. Anyone who knows the id has the rights of the ticket, so derive it from a
-    /// secret.
+    /// This process neither renews nor releases the lock. Only users of the ticket do. If no caller receives the
+    /// ticket, the lease lapses after its ttl. Anyone who knows the id can do everything that the ticket allows, so
+    /// derive the id from a secret.
     ///
     /// Cancel safe: dropping the future gives up the place among the waiters. A grant that arrives later is returned to
-    /// a repetition, or lapses.
+    /// a repeated call, or lapses.
     ///
     /// # Errors
-    /// - [`ErrorKind::Held`](crate::ErrorKind::Held) after the limit, with the [holder](Error::holder).
+    /// - [`ErrorKind::Held`](crate::ErrorKind::Held) with the [holder](Error::holder): the lock was not acquired within
+    ///   `limit`.
     /// - [`ErrorKind::Lost`](crate::ErrorKind::Lost): the id is spent, or its grant came too late to be used.
     /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported): the store
     ///   [keeps no history](crate::lease::Capabilities::history), so it cannot tell whether an id is spent.
-    /// - Otherwise as [`acquire`](Self::acquire).
+    /// - Otherwise, the same errors as [`acquire`](Self::acquire).
     ///
     /// ```
     /// # use std::time::Duration; use leasehold::{ErrorKind, lease::Id, random::Random};
@@ -40,7 +41,7 @@ impl Lock {
     /// let locker = leasehold::Locker::open("mem:").await?;
     /// let (lock, id) = (locker.lock("deploy"), Id::random(&Random::from_os()));
     /// let first = lock.acquire_ticket(id, Duration::ZERO).await?;
-    /// let again = lock.acquire_ticket(id, Duration::ZERO).await?; // its response was lost, and the client repeats it
+    /// let again = lock.acquire_ticket(id, Duration::ZERO).await?; // the first response was lost
     /// assert!(again.ticket().token() >= first.ticket().token());
     ///
     /// locker.release(again.ticket()).await?;
@@ -68,7 +69,8 @@ impl Lock {
                 Acquisition::in_turn(request, queue, turn).grant().await?
             }
             turn => {
-                // Tasks ahead of this one may wait for the very grant that this claim already has.
+                // The claim may already hold the lock, and tasks ahead of this one may be waiting for that very hold to
+                // end.
                 if turn.is_none()
                     && let Some(held) = lock.own_hold(&claim).await?
                 {
@@ -102,7 +104,7 @@ impl Lock {
         Ok(lock.held(&grant))
     }
 
-    /// The hold of `claim`, renewed, if the claim holds the lock already.
+    /// Renews and returns the hold of `claim`, if the claim already holds the lock.
     async fn own_hold(&self, claim: &Claim) -> Result<Option<HeldTicket>> {
         let store = self.locker.store();
         let mut seen = store.inspect(&claim.name).await?.token;
@@ -119,8 +121,9 @@ impl Lock {
             if let Renewal::Lost(_) = store.renew(&mut grant).await? {
                 return Ok(None);
             }
-            // Some stores renew by the id alone. If the token was read before the claim was granted, it is that of the
-            // holder before. Tokens rise, so the same token before and after the renewal is that of the renewed grant.
+            // Some stores renew by the id alone. If the token was read before the claim was granted, it belongs to the
+            // previous holder. Tokens only rise, so a token that is the same before and after the renewal belongs to
+            // the renewed grant.
             seen = store.inspect(&claim.name).await?.token;
             if seen == Some(grant.token) {
                 return Ok(Some(self.held(&grant)));
@@ -138,7 +141,8 @@ impl Lock {
         )
     }
 
-    /// The error while another task of this process acquires `name`, and the store has not responded to it yet.
+    /// Returns the error for `name` while another task of this process is acquiring it and the store has not responded
+    /// to that task yet.
     pub(super) fn unknown_holder(&self, name: &crate::LockName) -> Error {
         Error::held_as(
             format!("lock `{name}` is being acquired by another task of this process"),

@@ -1,4 +1,4 @@
-//! [`ObservedStore`]: reports the requests to a store, and opens a span for each of them.
+//! [`ObservedStore`]: reports the requests to a store, and opens a span for each request.
 
 use std::fmt;
 use std::pin::Pin;
@@ -29,12 +29,12 @@ pub(crate) struct ObservedStore {
     observers: Observers,
 }
 
-/// A request that is under way. Dropping it reports the request.
+/// A request in progress. Dropping this value reports the request.
 struct Request<'a> {
     store: &'a ObservedStore,
     operation: Operation,
     lock: Option<&'a LockName>,
-    /// When it began; `None` without observers.
+    /// When the request began. `None` if there are no observers.
     began: Option<Moment>,
     span: Span,
     outcome: Outcome,
@@ -56,11 +56,11 @@ impl ObservedStore {
             lock = lock.map(tracing::field::display),
             outcome = Empty
         );
-        // Reported as given up if it is dropped before there is a response.
+        // If the request is dropped before there is a response, it is reported as given up.
         Request { store: self, operation, lock, began, span, outcome: Outcome::GivenUp }
     }
 
-    /// Awaits the response to a request, whose outcome `judge` names.
+    /// Awaits the response to a request. `judge` determines its outcome.
     async fn asked<T>(
         &self,
         operation: Operation,
@@ -74,7 +74,7 @@ impl ObservedStore {
         answer
     }
 
-    /// Awaits the response to an eviction, for the reason `why`.
+    /// Awaits the response to an eviction. `why` is its reason.
     async fn evicted(
         &self,
         lock: &LockName,
@@ -177,14 +177,14 @@ impl LeaseStore for ObservedStore {
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let mut names = self.store.list(prefix);
         let mut request = self.begin(Operation::List, None);
-        // A caller that needs no more names drops the stream, which is not giving up.
+        // A caller that needs no more names drops the stream. That does not count as giving up.
         poll_fn(move |context| {
             let next = request.span.in_scope(|| names.poll_next_unpin(context));
             next.map(|next| {
                 request.outcome = match &next {
                     Some(Err(error)) => failed(error),
                     Some(Ok(_)) => Outcome::Done,
-                    // After an error, that is the outcome.
+                    // After an error, the outcome remains that error.
                     None if request.outcome == Outcome::GivenUp => Outcome::Done,
                     None => request.outcome,
                 };
@@ -250,7 +250,7 @@ impl fmt::Debug for ObservedStore {
 
 #[cfg(test)]
 mod tests {
-    /// A method with a default body would otherwise be that of no store.
+    /// If a method with a default body were not forwarded, the store's own implementation would never be called.
     #[test]
     fn every_method_of_a_store_is_forwarded() {
         let here = include_str!("store.rs");

@@ -5,11 +5,11 @@ use crate::clock::Moment;
 use crate::env::Env;
 use crate::types::LockName;
 
-/// Reports the wait of an acquisition, if it has to wait. Dropping it reports the end.
+/// Reports the wait of an acquisition, if there is one. Dropping this value reports the end of the wait.
 pub(crate) struct Waiting {
-    /// Where, and for which lock; `None` without observers.
+    /// The observers to report to, the clock, and the lock. `None` if there are no observers.
     reports: Option<(Observers, Env, LockName)>,
-    /// When the wait began; `None` if the acquisition does not wait.
+    /// When the wait began. `None` if the acquisition does not wait.
     began: Option<Moment>,
     /// Whether the lock was acquired.
     pub(crate) acquired: bool,
@@ -21,7 +21,7 @@ impl Waiting {
         Self { reports, began: None, acquired: false }
     }
 
-    /// Reports that the acquisition waits, once.
+    /// Reports, at most once, that the acquisition waits.
     pub(crate) fn begin(&mut self) {
         if let Some((observers, env, lock)) = &self.reports
             && self.began.is_none()

@@ -1,7 +1,7 @@
-//! [`Election`]: one of several candidates leads, and every process can find out which one.
+//! [`Election`]: one of several candidates leads, and every process can find out which.
 //!
 //! An election is a lock. The leader is the holder of the lock, and its term is the fencing token. The record stores
-//! the value that the leader advertises beside the holder.
+//! the value that the leader advertises, next to the holder.
 
 mod observer;
 
@@ -19,11 +19,11 @@ use crate::lock::{Lock, MAX_VALUE};
 use crate::locker::Locker;
 use crate::types::LockName;
 
-/// An election: a handle that is cheap to clone, and the settings of a candidate.
+/// A handle to an election, with the settings of a candidate. Cheap to clone.
 ///
 /// Candidates [campaign](Self::campaign) and advertise a [value](Self::value), such as an address. Other processes
-/// [observe](Self::observe) who leads. At any time at most one candidate considers itself the leader, and every
-/// leader's term is higher than all earlier terms.
+/// [observe](Self::observe) who leads. At any time, at most one candidate considers itself the leader. The term of
+/// every leader is higher than all earlier terms.
 ///
 /// ```
 /// use futures_util::StreamExt;
@@ -50,7 +50,7 @@ pub struct Election {
 }
 
 impl Lock {
-    /// An election with this name and these settings.
+    /// Returns an election with this name and these settings.
     #[must_use]
     pub fn election(self) -> Election {
         Election::new(self)
@@ -58,65 +58,67 @@ impl Lock {
 }
 
 impl Locker {
-    /// The election called `name`, which is a lock of that name. Sends no request. An invalid name is reported by the
-    /// methods of the election.
+    /// Returns the election called `name`, which is a lock of that name. Sends no request. If the name is invalid, the
+    /// methods of the election report it.
     pub fn election(&self, name: impl Into<String>) -> Election {
         self.lock(name).election()
     }
 }
 
 impl Election {
-    /// The longest value that can be advertised, in characters.
+    /// The maximum length of an advertised value, in characters.
     pub const MAX_VALUE: usize = MAX_VALUE;
 
     fn new(lock: Lock) -> Self {
-        // A new leader matters more than which one: no candidate waits for one that has died in line.
+        // It matters more to have a new leader than which candidate leads. So no candidate waits for one that has died
+        // in the line.
         Self { lock: lock.not_handed_on().barge() }
     }
 
-    /// Sets the value that this candidate advertises while it leads, such as the address at which it serves.
+    /// Sets the value that this candidate advertises while it leads, such as its address.
     ///
-    /// At most [`MAX_VALUE`](Self::MAX_VALUE) characters, which [`campaign`](Self::campaign) checks. Anyone who can
-    /// read the store can read the value.
+    /// The value may have at most [`MAX_VALUE`](Self::MAX_VALUE) characters. If it is longer,
+    /// [`campaign`](Self::campaign) fails. Anyone who can read the store can read the value.
     #[must_use]
     pub fn value(self, value: impl Into<String>) -> Self {
         Self { lock: self.lock.value(value.into()) }
     }
 
-    /// Sets the lease's time to live: how long there is no leader after a leader has died. 500 ms to 24 h, 30 s by
-    /// default.
+    /// Sets the lease's time to live, which is how long there is no leader after a leader has died. Must be between 500
+    /// ms and 24 h. Defaults to 30 s.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { lock: self.lock.ttl(ttl) }
     }
 
-    /// Describes the purpose of this candidate. Inspection shows it. At most 200 characters are kept.
+    /// Sets a note that describes the purpose of this candidate, for people who inspect the lock. It is truncated to
+    /// 200 characters.
     #[must_use]
     pub fn note(self, note: impl Into<String>) -> Self {
         Self { lock: self.lock.note(note) }
     }
 
-    /// Sets the candidate's name that others see. The default is the user's name.
+    /// Sets the candidate's name that other processes see. Defaults to the user's name.
     #[must_use]
     pub fn owner(self, name: impl Into<String>) -> Self {
         Self { lock: self.lock.owner(name) }
     }
 
-    /// Sets how much longer there is no leader after a leader's lease has lapsed. Does not apply after a leader has
-    /// resigned. See [`Lock::lock_delay`](crate::Lock::lock_delay).
+    /// Sets how much longer there is no leader after a leader's lease has lapsed. The delay does not apply after a
+    /// leader has resigned. See [`Lock::lock_delay`](crate::Lock::lock_delay).
     #[must_use]
     pub fn lock_delay(self, delay: Duration) -> Self {
         Self { lock: self.lock.lock_delay(delay) }
     }
 
-    /// Sets how long to keep trying if the store does not respond. The defaults are those of
+    /// Sets how long to retry while the store does not respond. The defaults are those of
     /// [`Lock::store_timeout`](crate::Lock::store_timeout).
     #[must_use]
     pub fn store_timeout(self, timeout: Duration) -> Self {
         Self { lock: self.lock.store_timeout(timeout) }
     }
 
-    /// Calls `tell` each time a waiting campaign learns who leads. For progress displays and logs.
+    /// Calls `tell` whenever a waiting campaign learns which process leads. Useful for progress displays and logs.
     #[must_use]
     pub fn on_wait(self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
         Self { lock: self.lock.on_wait(tell) }
@@ -124,69 +126,70 @@ impl Election {
 
     /// Waits until this candidate leads, for as long as it takes.
     ///
-    /// The candidates of one process lead in the order of their arrival. On etcd, so do the candidates of different
-    /// processes. On other stores, the first candidate that finds the election free leads.
+    /// The candidates of one process lead in the order of their arrival. On etcd, the candidates of different processes
+    /// do so too. On other stores, the first candidate that finds the election free leads.
     ///
     /// Cancel safe: dropping the future withdraws the candidate and leaves no leader behind.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid, or the value is too long.
-    /// - Errors of the store. If the store's errors last longer than the [store timeout](Self::store_timeout), the
-    ///   campaign ends. A service should then campaign again.
+    /// - Any error from the store. If errors last longer than the [store timeout](Self::store_timeout), the campaign
+    ///   ends. A service should then campaign again.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.lock.acquire().await.map(Leadership)
     }
 
     /// Waits until this candidate leads, for at most `limit`.
     ///
-    /// Cancel safe, as [`campaign`](Self::campaign).
+    /// Cancel safe, like [`campaign`](Self::campaign).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) after the time limit, with [the leader](crate::Error::holder);
-    /// otherwise as [`campaign`](Self::campaign).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if this candidate
+    /// did not lead within `limit`. Otherwise, returns the same errors as [`campaign`](Self::campaign).
     pub async fn campaign_within(&self, limit: Duration) -> Result<Leadership> {
         self.lock.acquire_within(limit).await.map(Leadership)
     }
 
-    /// Leads if there is no other leader now.
+    /// Becomes the leader if there is no other leader now.
     ///
-    /// Cancel safe, as [`campaign`](Self::campaign).
+    /// Cancel safe, like [`campaign`](Self::campaign).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) with [the leader](crate::Error::holder); otherwise as
-    /// [`campaign`](Self::campaign).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held), with [the leader](crate::Error::holder), if there is
+    /// another leader. Otherwise, returns the same errors as [`campaign`](Self::campaign).
     pub async fn try_campaign(&self) -> Result<Leadership> {
         self.lock.try_acquire().await.map(Leadership)
     }
 
-    /// The leader, according to one read of the store; `None` if there is none. Cancel safe.
+    /// Reads the current leader from the store. Returns `None` if there is no leader. Cancel safe.
     ///
-    /// The result may be outdated. The process at the advertised address may no longer lead, so check its term.
+    /// The result may be outdated: the process at the advertised address may no longer lead. So check its term.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name is invalid.
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let store = self.lock.locker().store();
         let status = store.inspect(&self.lock.checked_name()?).await?;
         Ok(leader_of(status.state, &store.capabilities()))
     }
 
-    /// The current leader, and then every change: to another leader, or to no leader (`None`). A leader whose lease has
-    /// lapsed counts as no leader.
+    /// Returns a stream of the current leader, and then of every change to another leader or to no leader (`None`). A
+    /// leader whose lease has lapsed counts as no leader.
     ///
-    /// If the store's locks have tokens, terms never go back. Leaders that come and go between two reads are not seen.
-    /// A leader may be reported with a term that the store has granted, but whose response did not reach the leader.
+    /// If the store's locks have tokens, terms never decrease. A leader that comes and goes between two reads is not
+    /// reported. The stream may report a term of which the leader does not know, because the store's response did not
+    /// reach it.
     ///
-    /// Each poll costs one read, at the store's [poll interval](crate::lease::Capabilities::poll_interval) (on S3 every
-    /// two seconds). A store that [notifies](crate::lease::Capabilities::watches) reports changes at once. Each stream
-    /// polls separately, so share one in a process.
+    /// The stream reads the store at its [poll interval](crate::lease::Capabilities::poll_interval) (on S3, every two
+    /// seconds). A store with [notifications](crate::lease::Capabilities::watches) reports changes at once. Each stream
+    /// polls separately, so share one stream within a process.
     ///
     /// Cancel safe: dropping the future of the next item loses nothing. The stream sends no request until it is polled.
     ///
     /// # Errors
-    /// - Transient errors are logged (`tracing`, level `warn`), and the stream continues. Until the next item, the last
-    ///   reported leader counts as current.
+    /// - Transient errors are logged (`tracing`, level `warn`), and the stream continues. Until the next item, consider
+    ///   the last reported leader current.
     /// - Lasting errors ([`ErrorKind::Denied`](crate::ErrorKind::Denied),
     ///   [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt)) are reported once, as an item. The stream continues,
     ///   because the cause may be repaired.
@@ -207,11 +210,12 @@ impl fmt::Debug for Election {
     }
 }
 
-/// A term as leader, from a won [campaign](Election::campaign) until it is lost or resigned.
+/// A term as leader. It begins when a [campaign](Election::campaign) is won, and ends when the leadership is lost or
+/// resigned.
 ///
-/// It ends no later than its lease, even if the network is down. Call [`check`](Self::check) before each step that only
-/// a leader may do. Send the [`term`](Self::term) with every write, so that the resource can refuse writes of earlier
-/// leaders.
+/// The leadership ends no later than its lease, even if the network is down. Call [`check`](Self::check) before each
+/// step that only a leader may do. Send the [`term`](Self::term) with every write, so that the resource can refuse
+/// writes of earlier leaders.
 ///
 /// Dropping this value resigns in the background, without blocking, as with a [`Guard`]. Outside a runtime, the lease
 /// lapses instead.
@@ -233,15 +237,15 @@ impl fmt::Debug for Election {
 pub struct Leadership(Guard);
 
 impl Leadership {
-    /// The name of the election.
+    /// Returns the name of the election.
     pub fn name(&self) -> &LockName {
         self.0.name()
     }
 
-    /// The term: a fencing token that is greater than the term of every earlier leader.
+    /// Returns the term, a fencing token that is greater than the term of every earlier leader.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens, as with
+    /// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store's protocol has no tokens. See
     /// [`Guard::token`].
     pub fn term(&self) -> Result<Token> {
         self.0.token()
@@ -249,55 +253,57 @@ impl Leadership {
 
     /// Checks that this candidate still leads. Local, no I/O.
     ///
-    /// This reads the clock, so the result is correct after a suspend too.
+    /// This reads the clock, so the result is also correct after a suspend.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the leadership was lost. A loss is final: campaign again.
+    /// Returns [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the leadership was lost. A loss is final: campaign again.
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// For how long this candidate is certain to lead without another renewal. Zero if the term is over. Local, no I/O.
+    /// Returns how long this candidate is certain to lead without another renewal. Returns zero if the term is over.
+    /// Local, no I/O.
     pub fn remaining(&self) -> Duration {
         self.0.remaining()
     }
 
-    /// Completes when the leadership is lost, no later than its lease ends. Cancel safe.
+    /// Waits until the leadership is lost, and returns the loss. Completes no later than the end of the lease. Cancel
+    /// safe.
     pub async fn lost(&self) -> Loss {
         self.0.lost().await
     }
 
-    /// A cancellation token that is cancelled as soon as this candidate no longer leads: lost or resigned.
+    /// Returns a cancellation token that is cancelled as soon as the leadership is lost or resigned.
     pub fn cancellation(&self) -> CancellationToken {
         self.0.cancellation()
     }
 
-    /// Resigns, and reports whether the candidate led until now. A waiting candidate leads as soon as it learns of
+    /// Resigns, and reports whether the candidate led until now. A waiting candidate can lead as soon as it learns of
     /// this, long before a ttl has passed.
     ///
-    /// The leadership is invalid before the request is sent, so end the work first. If the future is dropped, the
+    /// The leadership is invalidated before the request is sent, so end the work first. If the future is dropped, the
     /// resignation continues in the background.
     ///
     /// # Errors
-    /// The store did not respond, as with [`Guard::release`].
+    /// Returns the same errors as [`Guard::release`].
     pub async fn resign(self) -> Result<Released> {
         self.0.release().await
     }
 
-    /// The guard of the lock that the leader holds.
+    /// Returns the guard of the lock that the leader holds.
     pub fn guard(&self) -> &Guard {
         &self.0
     }
 }
 
 impl From<Leadership> for Guard {
-    /// The guard of the lock that the leader holds. Releasing it resigns.
+    /// Returns the guard of the lock that the leader holds. Releasing it resigns.
     fn from(leadership: Leadership) -> Self {
         leadership.0
     }
 }
 
-/// A leader, as the store reported it.
+/// A leader, as reported by the store.
 ///
 /// ```
 /// # use std::net::SocketAddr;
@@ -317,16 +323,17 @@ impl From<Leadership> for Guard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The value that it advertises: see [`Election::value`]. Another machine wrote it, so validate it before use.
+    /// The value that the leader advertises. See [`Election::value`]. Another machine wrote it, so validate it before
+    /// use.
     pub value: Option<String>,
-    /// The process that leads; `None` if the lock is held by something that leasehold did not write.
+    /// The process that leads. `None` if the record of the lock was not written by leasehold.
     pub holder: Option<Holder>,
-    /// The term; `None` if the store's protocol has no tokens, or if the leader uses another client.
+    /// The term. `None` if the store's protocol has no tokens, or if the leader uses another client.
     pub term: Option<Token>,
 }
 
 impl fmt::Display for Leader {
-    /// Writes `alice@ci-7 pid 4121, term 7`, without control characters, whatever the record contains.
+    /// Writes `alice@ci-7 pid 4121, term 7`. Never writes control characters, even if the record contains them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.holder {
             Some(holder) => holder.fmt(f)?,

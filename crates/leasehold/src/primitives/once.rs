@@ -7,18 +7,18 @@ use crate::guard::Guard;
 use crate::lease::{Holder, HolderInfo, Released, Token};
 use crate::lock::Lock;
 
-/// A job that several machines start and that runs once per period. Made by [`Lock::once_per`].
+/// A job that several machines start and that runs once per period. Created by [`Lock::once_per`].
 ///
 /// The first machine that is granted the lock runs the job. If the job succeeds, the lock is released with a cooldown
 /// until the period is over, and the other machines learn that the job already ran. If the job fails, the lock is
-/// released. If its machine dies, the lease lapses. In both cases another machine may run the job within the same
+/// released. If its machine dies, the lease lapses. In both cases, another machine may run the job within the same
 /// period.
 ///
-/// The period counts from the grant, on the store's clock: it begins when the job begins, not when it ends. A job that
-/// takes longer than its period may run again as soon as it has ended.
+/// The period is measured on the store's clock, from the grant: it begins when the job begins, not when the job ends. A
+/// job that takes longer than its period may run again as soon as it has ended.
 ///
-/// A job may *succeed* more than once. If a machine dies or cannot reach the store after the work is done and before
-/// that is recorded, the job runs again.
+/// A job may *succeed* more than once. If a machine dies or cannot reach the store after the work is done but before
+/// the run is recorded, the job runs again.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -65,7 +65,7 @@ pub struct OncePer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a job that ran may have failed"]
 pub enum Once<T, E> {
-    /// The job ran now. This is its result.
+    /// This call ran the job, with this result.
     Ran(std::result::Result<T, E>),
     /// The job already ran in this period.
     AlreadyRan(AlreadyRan),
@@ -100,7 +100,7 @@ pub enum Due {
     AlreadyRan(AlreadyRan),
 }
 
-/// The run that counts for the current period, and when the next one is due, according to the store.
+/// The run of the current period and the time of the next one, as reported by the store.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -126,9 +126,10 @@ pub struct AlreadyRan {
     pub by: Option<Holder>,
     /// The token of the run.
     pub token: Option<Token>,
-    /// How long ago the run was granted the lock. If the store does not record that, how long ago the run ended.
+    /// The time since the lock was granted for the run. If the store does not record that, the time since the run
+    /// ended.
     pub ago: Option<Duration>,
-    /// The job may run again after at most this time.
+    /// The longest time until the job may run again.
     pub again_within: Option<Duration>,
 }
 
@@ -144,8 +145,8 @@ impl AlreadyRan {
 }
 
 impl Lock {
-    /// A job that runs once per `period`, from grant to grant. The period is greater than zero and at most
-    /// [`OncePer::LONGEST`]. An invalid period is reported when the job is run.
+    /// Returns a job that runs once per `period`, measured from grant to grant. The period must be greater than zero
+    /// and at most [`OncePer::LONGEST`]. If it is invalid, the job fails when it is run.
     ///
     /// Requires a store with cooldowns ([`Capabilities::cooldowns`](crate::lease::Capabilities::cooldowns)).
     pub fn once_per(self, period: Duration) -> OncePer {
@@ -154,10 +155,11 @@ impl Lock {
 }
 
 impl OncePer {
-    /// The longest period: 366 days.
+    /// The maximum period: 366 days.
     pub const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-    /// Sets whether a run that fails counts too, so that the job is not tried again within its period. Off by default.
+    /// Sets whether a failed run also counts, so that the job is not tried again within its period. Defaults to
+    /// `false`.
     #[must_use]
     pub fn cooldown_after_failure(mut self, cooldown: bool) -> Self {
         self.cooldown_after_failure = cooldown;
@@ -166,21 +168,21 @@ impl OncePer {
 
     /// Runs `body` unless the job already ran in this period.
     ///
-    /// Waits while another process runs the job. If that run succeeds, this returns [`Once::AlreadyRan`]. If it fails
-    /// or its process dies, this runs the job.
+    /// Waits while another process runs the job. If that run succeeds, returns [`Once::AlreadyRan`]. If it fails or its
+    /// process dies, runs the job.
     ///
-    /// The body is dropped as soon as the lock is lost. An `Err` that the body returns is not an error of this method:
-    /// see [`Once::Ran`].
+    /// The body is dropped as soon as the lock is lost. An `Err` from the body is not an error of this method. See
+    /// [`Once::Ran`].
     ///
     /// Cancel safe: dropping the future drops the body and releases the lock in the background, so that another process
-    /// may run the job. If the future is dropped after the body is done, the run is still recorded in the background.
+    /// may run the job. If the future is dropped after the body has ended, the run is still recorded in the background.
     ///
     /// # Errors
     /// Before the body runs:
     ///
     /// - [`ErrorKind::Unsupported`]: the store has no cooldowns.
     /// - [`ErrorKind::Invalid`]: the period, the name or the ttl is invalid.
-    /// - Errors of the store.
+    /// - Any error from the store.
     ///
     /// After the body has started:
     ///
@@ -194,12 +196,13 @@ impl OncePer {
         self.run_if(self.acquire().await?, body).await
     }
 
-    /// Runs `body` as [`run`](Self::run) does, but does not wait for another process that runs the job.
+    /// Runs `body` like [`run`](Self::run), but does not wait for another process that runs the job.
     ///
-    /// Cancel safe, as [`run`](Self::run).
+    /// Cancel safe, like [`run`](Self::run).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] if another process runs the job now; otherwise as [`run`](Self::run).
+    /// Returns [`ErrorKind::Held`] if another process is running the job. Otherwise, returns the same errors as
+    /// [`run`](Self::run).
     pub async fn try_run<T, E>(
         &self,
         body: impl AsyncFnOnce(&Guard) -> std::result::Result<T, E>,
@@ -207,15 +210,15 @@ impl OncePer {
         self.run_if(self.try_acquire().await?, body).await
     }
 
-    /// Runs `body` as [`run`](Self::run) does, and waits at most `limit` for another process that runs the job. The
-    /// body may take longer.
+    /// Runs `body` like [`run`](Self::run), but waits for another process that runs the job for at most `limit`. The
+    /// limit does not apply to the body.
     ///
-    /// Cancel safe, as [`run`](Self::run).
+    /// Cancel safe, like [`run`](Self::run).
     ///
     /// # Errors
-    /// - [`ErrorKind::Held`]: another process still ran the job after `limit`.
+    /// - [`ErrorKind::Held`]: another process was still running the job after `limit`.
     /// - [`ErrorKind::Unavailable`]: the store did not respond within `limit`.
-    /// - Otherwise as [`run`](Self::run).
+    /// - Otherwise, the same errors as [`run`](Self::run).
     pub async fn run_within<T, E>(
         &self,
         limit: Duration,
@@ -224,13 +227,13 @@ impl OncePer {
         self.run_if(self.acquire_within(limit).await?, body).await
     }
 
-    /// Acquires the lock if the job is due, and waits while another process runs it. Use this instead of
-    /// [`run`](Self::run) if your code cannot be a closure.
+    /// Acquires the lock if the job is due. Waits while another process runs the job. Use this instead of
+    /// [`run`](Self::run) if your code cannot be written as a closure.
     ///
-    /// Cancel safe, as [`Lock::acquire`].
+    /// Cancel safe, like [`Lock::acquire`].
     ///
     /// # Errors
-    /// As [`run`](Self::run) before the body runs.
+    /// Returns the same errors as [`run`](Self::run) before the body runs.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -252,25 +255,26 @@ impl OncePer {
         due(self.lock.acquire_unless_it_rests().await)
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, without waiting. Cancel safe.
+    /// Acquires the lock like [`acquire`](Self::acquire), but without waiting. Cancel safe.
     ///
     /// # Errors
-    /// [`ErrorKind::Held`] if another process runs the job now; otherwise as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Held`] if another process is running the job. Otherwise, returns the same errors as
+    /// [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Due> {
         self.check()?;
         due(self.lock.try_acquire().await)
     }
 
-    /// Acquires the lock as [`acquire`](Self::acquire) does, and waits at most `limit`. Cancel safe.
+    /// Acquires the lock like [`acquire`](Self::acquire), waiting for at most `limit`. Cancel safe.
     ///
     /// # Errors
-    /// As [`run_within`](Self::run_within) before the body runs.
+    /// Returns the same errors as [`run_within`](Self::run_within) before the body runs.
     pub async fn acquire_within(&self, limit: Duration) -> Result<Due> {
         self.check()?;
         due(self.lock.within(limit, |lock| async move { lock.acquire_unless_it_rests().await }).await)
     }
 
-    /// Checks the period and the store, before anything runs.
+    /// Checks the period and the store before anything runs.
     fn check(&self) -> Result<()> {
         if self.period.is_zero() || self.period > Self::LONGEST {
             return Err(Error::invalid(format!(
@@ -309,7 +313,7 @@ impl OncePer {
         Ok(Once::Ran(output))
     }
 
-    /// Records a run that has ended, or releases the lock for another attempt.
+    /// Records a completed run, or releases the lock for another attempt.
     pub(crate) async fn conclude(&self, guard: Guard, succeeded: bool) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;

@@ -1,7 +1,8 @@
-//! Permits: a set of locks, any one of which will do. Semaphores and shared holds are made of them.
+//! Permits: a set of locks, of which a holder needs any one. Semaphores and readers-writer locks are built from
+//! permits.
 //!
-//! The locks alone provide safety. This module finds a free one with few requests, and waits for any of them: one
-//! contender for each process and each set of permits, which serves its tasks in the order of their arrival.
+//! The locks alone provide safety. This module finds a free permit with few requests, and waits for any of them. For
+//! each set of permits, a process is one contender, which serves its tasks in the order of their arrival.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -22,51 +23,51 @@ use crate::runtime::renewer::Hold;
 use crate::runtime::task;
 use crate::types::LockName;
 
-/// How many holders an error names at most.
+/// The maximum number of holders that an error names.
 const MOST_NAMED: usize = 4;
 
 /// The permits `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
 pub(crate) struct Permits {
-    /// The settings with which every permit is acquired.
+    /// The settings for acquiring each permit.
     lock: Lock,
     name: LockName,
     permits: Vec<LockName>,
     /// The plural name of the permits, for people.
     plural: &'static str,
-    /// Whether to wait for the lock `NAME` itself first.
+    /// Whether an acquisition first waits until the lock `NAME` itself is free.
     gated: bool,
 }
 
 impl Permits {
-    /// Makes `count` permits below the name of `lock`.
+    /// Creates `count` permits below the name of `lock`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
+    /// Returns [`ErrorKind::Invalid`] if the settings of `lock` are invalid.
     pub(crate) fn new(lock: &Lock, kind: &str, plural: &'static str, count: usize) -> Result<Self> {
         let name = lock.checked()?;
         let permit = |number| LockName::new(format!("{name}/{kind}-{number}"));
         let permits = (1..=count).map(permit).collect::<std::result::Result<Vec<_>, _>>()?;
         let (lock, capabilities) = (lock.clone(), lock.locker().capabilities());
         let lock = if capabilities.permits_in_order { lock } else { lock.barge() };
-        // The waiters for a single permit are in its line.
+        // The waiters for a single permit use its line.
         let queues = capabilities.queues_permits && count > 1 && !lock.barges();
         let queue = queues.then(|| PermitQueue::new(&name, kind)).transpose()?;
         Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
     }
 
-    /// The same permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
-    /// of the gate priority and excludes no other process.
+    /// Puts the permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
+    /// of the gate priority, but does not exclude other processes.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
     }
 
-    /// The name of the lock, which prefixes the names of the permits.
+    /// Returns the name of the lock, which prefixes the names of the permits.
     pub(crate) fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// The names of the permits.
+    /// Returns the names of the permits.
     pub(crate) fn names(&self) -> &[LockName] {
         &self.permits
     }
@@ -106,8 +107,8 @@ impl Permits {
         task::run(async move {
             let (seen, queue) = (Seen::default(), permits.queue());
             let clock = permits.lock.locker().store().env().clock.clone();
-            // Kept alive until the queue was read: dropping it gives up the turn, and with it what is known of the
-            // holder.
+            // Keep the acquisition alive until the queue has been read: dropping it gives up the turn and discards the
+            // known holder.
             let mut acquisition = pin!(permits.acquire_seeing(entry, &seen));
             match timeout(&*clock, limit, acquisition.as_mut()).await {
                 Some(outcome) => outcome,
@@ -128,15 +129,15 @@ impl Permits {
         loop {
             match attempt.advance(&turn, seen, &mut outage).await {
                 Ok(Some(guard)) => return Ok(guard),
-                // The gate may be held by now, and its holder then has all permits. Waiting for the gate alone is
-                // cheaper.
+                // Check the gate again. If it is held by now, its holder has all permits, and waiting for the gate
+                // alone is cheaper.
                 Ok(None) => outage.end(),
                 Err(error) => outage.pause_after(error).await?,
             }
         }
     }
 
-    /// The queue of this process for these permits. Another number of permits has another queue.
+    /// Returns the queue of this process for these permits. A different number of permits has a different queue.
     fn queue(&self) -> Arc<Queue<Hold>> {
         self.lock.locker().places().of(self.permits.last().unwrap_or(&self.name))
     }
@@ -152,7 +153,7 @@ impl Permits {
             turn.tell(held.clone());
             self.lock.tell(&held);
             waited = true;
-            // A transient error: the next poll has its own timeout.
+            // Ignore a transient error: the next poll has its own timeout.
             if let Err(error) = store.changed(&self.name, &held).await
                 && !error.is_transient()
             {
@@ -166,8 +167,8 @@ impl Permits {
         Ok(waited)
     }
 
-    /// Tries each permit once. Starts with a random one, so that processes that start together do not all try the first
-    /// one.
+    /// Tries each permit once. Starts with a random permit, so that processes that start together do not all try the
+    /// same one first.
     async fn round(&self, seen: &Seen) -> Result<Option<Guard>> {
         let count = self.permits.len();
         let start = (self.lock.locker().store().env().random.fraction() * count as f64) as usize;
@@ -180,9 +181,10 @@ impl Permits {
         Ok(None)
     }
 
-    /// Waits for all permits at once. If they are granted in order, with a place in the line of each: a task that has
-    /// waited longest is the first in all of them, and gets the permit that is free first. Then it leaves the other
-    /// lines. A permit that is granted at the same moment as the first one is released when its guard is dropped.
+    /// Waits for all permits at once, and returns the first that is granted. If permits are granted in order, the task
+    /// has a place in the line of each permit. The task that has waited longest is the first in all lines, so it gets
+    /// the first permit that becomes free. Then it leaves the other lines. If another permit is granted at the same
+    /// moment, it is released when its guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
         turn.tell(seen.soonest().unwrap_or_default());
         let waiting = self.permits.iter().map(|permit| {
@@ -192,7 +194,7 @@ impl Permits {
         select_all(waiting).await.0
     }
 
-    /// Whether tasks of this process hold all permits, or wait for them.
+    /// Returns whether tasks of this process hold or wait for each of the permits.
     fn are_of_this_process(&self) -> bool {
         let queues = self.lock.locker().queues();
         self.permits.iter().all(|permit| queues.of(permit).is_taken())
@@ -218,7 +220,7 @@ impl Permits {
         }
     }
 
-    /// The error if all permits are held: by the holders in `seen`, or, if that is empty, by `held` among others.
+    /// Returns the error for permits that are all held. It names the holders in `seen` or, if `seen` is empty, `held`.
     fn refused(&self, seen: &Seen, held: HolderInfo) -> Error {
         if let Some(held) = seen.of(&self.name) {
             return Error::held(&self.name, held);
@@ -229,25 +231,25 @@ impl Permits {
         };
         match seen.soonest() {
             Some(soonest) => Error::held_as(format!("{message}: {}", seen.told()), soonest),
-            // The queue reported the holder, but not whether it holds the gate.
+            // The queue reported the holder, but not whether it holds the gate or a permit.
             None if self.gated => Error::held(&self.name, held),
             None => Error::held_as(format!("{message}, among others by {held}"), held),
         }
     }
 }
 
-/// An acquisition that waits, if it has to.
+/// An acquisition that waits if necessary.
 struct Attempt {
     permits: Permits,
-    /// Whether each permit was tried since this waited last.
+    /// Whether each permit was tried since the last wait.
     tried: bool,
     may_queue: bool,
-    /// The lock of the [`PermitQueue`], once this process is the first in it.
+    /// The guard of the lock of the [`PermitQueue`], once this process is the first in the queue.
     first: Option<Guard>,
 }
 
 impl Attempt {
-    /// Returns a permit, or `None` after a step on the way to one.
+    /// Performs one step of the acquisition. Returns a permit, or `None` if further steps are needed.
     async fn advance(
         &mut self,
         turn: &Turn<Hold>,
@@ -272,14 +274,14 @@ impl Attempt {
         Ok(None)
     }
 
-    /// Waits until this process is the first in the queue for the permits. When this is dropped, after a grant, the
-    /// next process becomes the first. Without a queue, permits are granted in any order.
+    /// Waits until this process is the first in the queue for the permits. When this attempt is dropped, after a grant,
+    /// the next process becomes the first. If the queue's lock cannot be acquired, permits are granted in any order.
     async fn line_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
         turn.tell(seen.soonest().unwrap_or_default());
         let (seen, tells) = (seen.clone(), self.permits.lock.clone());
         let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {
             let holder = seen.soonest().unwrap_or_else(|| first.clone());
-            // Who holds the queue's lock waits for a permit too, before all in its line.
+            // The holder of the queue's lock also waits for a permit, before all waiters in the lock's line.
             let ahead = first.ahead.map(|ahead| ahead + 1);
             let holds = || first.holder.as_ref().map(Holder::of_the_past);
             let behind = ahead.and_then(|_| first.behind.clone().or_else(holds));
@@ -301,7 +303,7 @@ impl Attempt {
     }
 }
 
-/// The holders that prevent one acquisition, as far as they are known. Clones share this.
+/// The known holders that prevent one acquisition. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 
@@ -320,13 +322,13 @@ impl Seen {
         self.known().remove(name);
     }
 
-    /// `lock`, renamed to `name`, which records its holder here.
+    /// Returns `lock`, renamed to `name`, with a callback that records its holder here.
     pub(crate) fn noting(&self, name: &LockName, lock: &Lock) -> Lock {
         let (seen, of) = (self.clone(), name.clone());
         lock.renamed(name).noting(move |held| seen.note(&of, held.clone()))
     }
 
-    /// Evaluates an attempt to acquire `name`. If it is held, records the holder and returns `None`.
+    /// Evaluates an attempt to acquire `name`. If `name` is held, records the holder and returns `None`.
     pub(crate) fn free(&self, name: &LockName, tried: Result<Guard>) -> Result<Option<Guard>> {
         let error = match tried {
             Ok(guard) => return Ok(Some(guard)),
@@ -334,7 +336,7 @@ impl Seen {
         };
         let by = match (error.kind(), error.loss().map(|loss| &loss.reason)) {
             (ErrorKind::Held, _) => error.holder().cloned(),
-            // Granted unnoticed, and then granted to another process.
+            // The lock was granted unnoticed, and then another process took it over.
             (ErrorKind::Lost, Some(LossReason::TakenOver { by })) => Some(by.clone()),
             (ErrorKind::Lost, _) => None,
             _ => return Err(error),
@@ -343,18 +345,18 @@ impl Seen {
         Ok(None)
     }
 
-    /// The holder of `name`.
+    /// Returns the holder of `name`.
     pub(crate) fn of(&self, name: &LockName) -> Option<HolderInfo> {
         self.known().get(name).cloned()
     }
 
-    /// The holder whose lease can end first.
+    /// Returns the holder whose lease can end first.
     pub(crate) fn soonest(&self) -> Option<HolderInfo> {
         let known = self.known();
         known.values().min_by_key(|held| held.lapses_within.unwrap_or(Duration::MAX)).cloned()
     }
 
-    /// The holders, for people.
+    /// Returns a list of the holders, for people.
     pub(crate) fn told(&self) -> String {
         let known = self.known();
         let mut told: Vec<_> =

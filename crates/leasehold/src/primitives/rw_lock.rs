@@ -15,45 +15,47 @@ use crate::primitives::permits::{Permits, Seen};
 use crate::runtime::task;
 use crate::settings::settings;
 
-/// A readers-writer lock: up to [eight](Self::MAX_SHARED) shared holders, or one exclusive holder. A handle that is
-/// cheap to clone, and the settings for acquisitions.
+/// A handle to a readers-writer lock, with the settings for acquisitions. The lock has up to [eight](Self::MAX_SHARED)
+/// shared holders, or one exclusive holder. Cheap to clone.
 ///
-/// It consists of nine exclusive locks, so it is as safe as they are, on every store: the *gate*, which has its name,
-/// and eight *permits*. The permits of `index` are `index/shared-1` to `index/shared-8`.
+/// A readers-writer lock consists of nine exclusive locks: the *gate*, which has the same name, and eight *permits*.
+/// The permits of `index` are `index/shared-1` to `index/shared-8`. So it is as safe as an exclusive lock, on every
+/// store.
 ///
 /// - A shared holder holds any one permit.
-/// - The exclusive holder holds the gate and all permits. If any of the nine locks is lost, the whole hold is lost. Its
+/// - The exclusive holder holds the gate and all permits. If any of the nine locks is lost, the whole hold is lost: its
 ///   [`Guard`] is valid only while all nine locks are held.
 ///
 /// # Do not combine the plain lock of the same name with shared holders
 ///
-/// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. It excludes exclusive holders, and
-/// later shared acquisitions wait for it. But **it does not wait for shared holders that already have a permit**. If some
-/// users acquire shared holds, all others must use [`exclusive`](Self::exclusive).
+/// [`Locker::lock`](crate::Locker::lock) with the same name acquires only the gate. Such a hold excludes exclusive
+/// holders, and later shared acquisitions wait for its end. But **its acquisition does not wait for shared holders that
+/// already have a permit**. If some users acquire shared holds, all others must use [`exclusive`](Self::exclusive).
 ///
 /// # Tokens
 ///
 /// The [token](Guard::token) of an exclusive hold is the gate's token. It rises from one exclusive (or plain) hold to
-/// the next. The token of a shared hold belongs to its permit. It rises from one hold of that permit to the next and cannot
-/// be compared with any other token.
+/// the next. The token of a shared hold is its permit's token. It rises from one hold of that permit to the next, and
+/// cannot be compared with other tokens.
 ///
 /// # Waiting
 ///
 /// Exclusive acquisitions have priority over shared ones. A shared acquisition reads the gate first, and waits while
-/// the gate is held. So a continuous series of shared holders does not delay an exclusive acquisition, but a continuous
+/// the gate is held. So an endless series of shared holders does not starve exclusive acquisitions, but an endless
 /// series of exclusive acquisitions can starve shared ones. Exclusion does not depend on this read of the gate.
 ///
-/// A cycle of waiters is impossible. A shared holder waits for nothing while it holds a permit. An exclusive acquisition
-/// holds permits while it waits for others, but only one does so at a time: the one that holds the gate. While an
-/// acquisition waits for the gate, it holds nothing.
+/// Acquisitions cannot deadlock. A shared holder waits for nothing while it holds a permit. An exclusive acquisition
+/// holds permits while it waits for others, but only the holder of the gate does so. An acquisition that waits for the
+/// gate holds nothing.
 ///
-/// There is no upgrade. A task that has a shared hold and asks for the exclusive one waits for itself. Release the
-/// shared hold first.
+/// A shared hold cannot be upgraded. A task that has a shared hold and requests the exclusive hold waits for itself.
+/// Release the shared hold first.
 ///
 /// # Requests
 ///
-/// A shared acquisition costs one read more than that of a lock. An exclusive hold costs nine acquisitions, nine
-/// renewals for each heartbeat (on etcd a single one), and nine releases. All nine leases must stay alive.
+/// A shared acquisition costs one more read than the acquisition of a lock. An exclusive hold costs nine acquisitions,
+/// nine releases, and nine renewals where a plain lock needs one (on etcd, a single one). All nine leases must stay
+/// alive.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -75,7 +77,7 @@ pub struct RwLock {
 }
 
 impl Lock {
-    /// A readers-writer lock with this name and these settings.
+    /// Returns a readers-writer lock with this name and these settings.
     #[must_use]
     pub fn rw_lock(self) -> RwLock {
         RwLock::new(self)
@@ -83,16 +85,16 @@ impl Lock {
 }
 
 impl Locker {
-    /// The readers-writer lock called `name`. Sends no request. An invalid name is reported by the acquisition.
+    /// Returns the readers-writer lock called `name`. Sends no request. If the name is invalid, acquisitions fail.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
         self.lock(name).rw_lock()
     }
 }
 
 impl RwLock {
-    /// The largest number of shared holders. Further ones wait.
+    /// The maximum number of shared holders. Further acquisitions wait.
     ///
-    /// This is not a setting, because all users must agree on it: an exclusive acquisition with fewer permits would not
+    /// This is not a setting, because all users must agree on it. An exclusive acquisition with fewer permits would not
     /// exclude all shared holders.
     pub const MAX_SHARED: usize = 8;
 
@@ -104,64 +106,68 @@ impl RwLock {
 
     /// Acquires a shared hold, waiting for as long as it takes.
     ///
-    /// Waiting tasks of one process are served in the order of their arrival, and are one contender at the store.
+    /// Waiting tasks of one process are served in the order of their arrival. To the store, they are a single
+    /// contender.
     ///
-    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background,
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name or the ttl is invalid.
-    /// - Errors of the store.
+    /// - Any error from the store.
     pub async fn shared(&self) -> Result<Guard> {
         self.permits()?.acquire().await
     }
 
-    /// Acquires a shared hold if there is no exclusive holder, no exclusive acquisition has the gate, and a permit is
+    /// Acquires a shared hold if there is no exclusive holder, no exclusive acquisition holds the gate, and a permit is
     /// free.
     ///
-    /// Cancel safe, as [`shared`](Self::shared).
+    /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if it is not free; otherwise as [`shared`](Self::shared).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if no shared hold is available now. Otherwise, returns the
+    /// same errors as [`shared`](Self::shared).
     pub async fn try_shared(&self) -> Result<Guard> {
         self.permits()?.try_acquire().await
     }
 
     /// Acquires a shared hold, waiting for at most `limit`.
     ///
-    /// Cancel safe, as [`shared`](Self::shared).
+    /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
     /// - [`ErrorKind::Held`](crate::ErrorKind::Held): the lock was not free within `limit`.
     /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
-    /// - Otherwise as [`shared`](Self::shared).
+    /// - Otherwise, the same errors as [`shared`](Self::shared).
     pub async fn shared_within(&self, limit: Duration) -> Result<Guard> {
         self.permits()?.acquire_within(limit).await
     }
 
     /// Acquires the exclusive hold, waiting for as long as it takes. Its guard cannot be handed on as a ticket.
     ///
-    /// Waiting tasks of one process are served in the order of their arrival, and are one contender at the store.
+    /// Waiting tasks of one process are served in the order of their arrival. To the store, they are a single
+    /// contender.
     ///
-    /// Cancel safe, as [`shared`](Self::shared).
+    /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// As [`shared`](Self::shared).
+    /// Returns the same errors as [`shared`](Self::shared).
     pub async fn exclusive(&self) -> Result<Guard> {
         let lock = self.clone();
         task::run(async move { lock.exclusive_seeing(&Seen::default()).await }).await
     }
 
-    /// Acquires the exclusive hold if there is no holder, shared or exclusive. Otherwise releases everything that it
-    /// acquired.
+    /// Acquires the exclusive hold if there is neither a shared nor an exclusive holder. Otherwise, releases everything
+    /// that it has acquired.
     ///
-    /// While this is under way, other processes' attempts to get a shared hold may be refused, even if this attempt
-    /// fails too.
+    /// While this attempt is in progress, shared acquisitions of other processes may be refused, even if this attempt
+    /// also fails.
     ///
-    /// Cancel safe, as [`shared`](Self::shared).
+    /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder; otherwise as [`shared`](Self::shared).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if there is a holder. Otherwise, returns the same errors as
+    /// [`shared`](Self::shared).
     pub async fn try_exclusive(&self) -> Result<Guard> {
         let lock = self.clone();
         task::run(async move { lock.try_all().await }).await
@@ -196,10 +202,10 @@ impl RwLock {
 
     /// Acquires the exclusive hold, waiting for at most `limit`.
     ///
-    /// Cancel safe, as [`shared`](Self::shared).
+    /// Cancel safe, like [`shared`](Self::shared).
     ///
     /// # Errors
-    /// As [`shared_within`](Self::shared_within).
+    /// Returns the same errors as [`shared_within`](Self::shared_within).
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
         let (lock, permits) = (Self { lock: self.lock.with_own_trouble() }, self.permits()?);
         task::run(async move {
@@ -243,7 +249,7 @@ impl RwLock {
         }
     }
 
-    /// The error if the lock is held, shared or exclusively.
+    /// Returns the error for a lock that is held, shared or exclusively.
     fn refused(&self, permits: &Permits, seen: &Seen) -> Error {
         let (name, held) = (permits.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {

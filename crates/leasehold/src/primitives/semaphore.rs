@@ -11,29 +11,29 @@ use crate::locker::Locker;
 use crate::primitives::permits::Permits;
 use crate::settings::settings;
 
-/// A semaphore: at most N holders at once. A handle that is cheap to clone, and the settings for acquisitions.
+/// A handle to a semaphore, which has at most N holders at once, with the settings for acquisitions. Cheap to clone.
 ///
-/// A permit is an exclusive lock. The permits of a semaphore `render` with three permits are the locks
-/// `render/permit-1`, `render/permit-2` and `render/permit-3`. Each permit therefore has the guarantees of a lock, on
-/// every store. A permit's [`Guard`] is an ordinary guard: it is renewed, reports its loss in time, and can be handed
-/// on as a ticket.
+/// Each permit is an exclusive lock. The permits of a semaphore `render` with three permits are the locks
+/// `render/permit-1`, `render/permit-2` and `render/permit-3`. So each permit has the guarantees of a lock, on every
+/// store. The [`Guard`] of a permit is an ordinary guard: it is renewed, reports its loss in time, and can be handed on
+/// as a ticket.
 ///
-/// Each permit has separate [fencing tokens](Guard::token). They rise from one holder of *that* permit to the next.
+/// Each permit has separate [fencing tokens](Guard::token), which rise from one holder of *that* permit to the next.
 /// Tokens of different permits cannot be compared.
 ///
-/// # Different numbers
+/// # Different numbers of permits
 ///
-/// The store does not record the number of permits. If users give different numbers, the number of permits held at once
-/// is at most the largest number. To raise the number, use the larger one. To lower it, use the smaller one everywhere,
+/// The store does not record the number of permits. If users specify different numbers, at most the largest number of
+/// permits is held at once. To raise the number, use the larger number. To lower it, use the smaller number everywhere,
 /// and wait until the permits above it are released.
 ///
 /// # Requests
 ///
 /// An acquisition tries the permits one after the other, starting with a random one, until one is free. If none is
-/// free, it waits for all of them at once. This costs N times as much as waiting for a lock, except that permits that
-/// this process holds cost nothing. All waiting tasks of a process are one contender and are served in the order of
-/// their arrival. [Most stores](crate::lease::Capabilities::permits_in_order) also keep the order of processes: on
-/// some, a waiting process takes a place in the line of each permit; on the others it waits for the lock
+/// free, it waits for all of them at once. This costs N times as many requests as waiting for a lock, except that
+/// permits that this process holds cost nothing. All waiting tasks of a process are one contender and are served in the
+/// order of their arrival. [Most stores](crate::lease::Capabilities::permits_in_order) also keep the order of
+/// processes. On some of them, a waiting process joins the line of each permit. On the others, it waits for the lock
 /// `render/permit-queue`, and only the holder of that lock waits for the permits.
 ///
 /// ```
@@ -56,7 +56,7 @@ pub struct Semaphore {
 }
 
 impl Lock {
-    /// A semaphore with this name, these settings, and `permits` permits.
+    /// Returns a semaphore with this name, these settings, and `permits` permits.
     #[must_use]
     pub fn semaphore(self, permits: usize) -> Semaphore {
         Semaphore::new(self, permits)
@@ -64,15 +64,15 @@ impl Lock {
 }
 
 impl Locker {
-    /// The semaphore called `name` with `permits` permits, from 1 to [`Semaphore::MAX_PERMITS`]. Sends no request. An
-    /// invalid name or number is reported by the acquisition.
+    /// Returns the semaphore called `name` with `permits` permits, from 1 to [`Semaphore::MAX_PERMITS`]. Sends no
+    /// request. If the name or the number is invalid, acquisitions fail.
     pub fn semaphore(&self, name: impl Into<String>, permits: usize) -> Semaphore {
         self.lock(name).semaphore(permits)
     }
 }
 
 impl Semaphore {
-    /// The largest number of permits. It is limited because a waiting acquisition asks for each permit.
+    /// The maximum number of permits. It is limited because a waiting acquisition sends requests for each permit.
     pub const MAX_PERMITS: usize = 64;
 
     fn new(lock: Lock, permits: usize) -> Self {
@@ -81,37 +81,38 @@ impl Semaphore {
 
     settings!();
 
-    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) shows which permit it is.
+    /// Acquires a permit, waiting for as long as it takes. The guard's [name](Guard::name) is the name of the permit.
     ///
-    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives late is released in the background,
+    /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.
     ///
     /// # Errors
     /// - [`ErrorKind::Invalid`](crate::ErrorKind::Invalid): the name, the ttl or the number of permits is invalid.
-    /// - Errors of the store for any of the permits.
+    /// - Any error from the store, for any of the permits.
     pub async fn acquire(&self) -> Result<Guard> {
         self.permits()?.acquire().await
     }
 
     /// Acquires a permit if one is free now.
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, if those that are free are reserved for
-    /// processes that wait, or if a task of this process waits for one; otherwise as [`acquire`](Self::acquire).
+    /// Returns [`ErrorKind::Held`](crate::ErrorKind::Held) if all permits are held, if the free ones are reserved for
+    /// waiting processes, or if a task of this process is waiting for a permit. Otherwise, returns the same errors as
+    /// [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Guard> {
         self.permits()?.try_acquire().await
     }
 
     /// Acquires a permit, waiting for at most `limit`.
     ///
-    /// Cancel safe, as [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     ///
     /// # Errors
     /// - [`ErrorKind::Held`](crate::ErrorKind::Held): all permits were held, and none became free within `limit`.
     /// - [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable): the store did not report a holder within `limit`.
-    /// - Otherwise as [`acquire`](Self::acquire).
+    /// - Otherwise, the same errors as [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         self.permits()?.acquire_within(limit).await
     }

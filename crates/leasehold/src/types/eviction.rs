@@ -1,4 +1,4 @@
-//! Who evicted a holder, and why.
+//! [`Eviction`]: who evicted a holder, and why.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,16 +24,17 @@ const MAX_TEXT: usize = 200;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Eviction {
-    /// Who decided it.
+    /// Who decided the eviction.
     #[serde(default)]
     pub by: String,
-    /// Why.
+    /// The reason.
     #[serde(default)]
     pub reason: String,
 }
 
 impl Eviction {
-    /// An eviction by `by`, for `reason`. At most 200 characters of each are kept, without control characters.
+    /// Creates an eviction by `by` for `reason`. Each text is truncated to 200 characters, and control and invisible
+    /// characters are replaced with spaces.
     pub fn new(by: &str, reason: &str) -> Self {
         let kept = |text: &str| {
             text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).take(MAX_TEXT).collect()

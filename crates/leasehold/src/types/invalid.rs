@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A value that is not valid. The message quotes it and says why.
+/// The error for an invalid value. Its message quotes the value and says why it is invalid.
 ///
 /// Converts into an [`Error`](crate::Error) of kind [`ErrorKind::Invalid`](crate::ErrorKind::Invalid).
 ///
@@ -27,7 +27,7 @@ impl InvalidValue {
         self
     }
 
-    /// What a valid value looks like, if the message does not say so.
+    /// Returns what a valid value looks like, if the message does not say so.
     pub fn help(&self) -> Option<&'static str> {
         self.help
     }

@@ -1,4 +1,4 @@
-//! Lock names: the rules for them, in one place for all stores.
+//! [`LockName`]: the rules for lock names, in one place for all stores.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -24,13 +24,14 @@ use super::invalid::InvalidValue;
 pub struct LockName(Arc<str>);
 
 impl LockName {
-    /// The longest name, in bytes. With percent-encoding and a prefix it still fits into an S3 key (1,024 bytes).
+    /// The maximum length of a name, in bytes. With percent-encoding and a prefix, the longest name still fits into an
+    /// S3 key (1,024 bytes).
     pub const MAX_BYTES: usize = 256;
 
-    /// Checks `name`.
+    /// Creates a lock name from `name`.
     ///
     /// # Errors
-    /// The name is not valid. The message quotes it and says why.
+    /// Returns an error if the name is invalid. The message quotes the name and says why.
     pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidValue> {
         let name = name.as_ref();
         match flaw(name) {
@@ -40,7 +41,7 @@ impl LockName {
         }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -65,14 +66,14 @@ fn flaw(name: &str) -> Option<&'static str> {
     None
 }
 
-/// Whether `c` is a control character, or an invisible character that reorders or hides text on a terminal.
+/// Returns whether `c` is a control character, or an invisible character that reorders or hides text on a terminal.
 pub(crate) fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// `name` for an error message: quoted, escaped, and cut to the length of a line.
+/// Formats `name` for an error message: quoted, escaped, and truncated to fit on a line.
 fn shown(name: &str) -> String {
     const MOST: usize = 60;
     let cut: String = name.chars().take(MOST).collect();

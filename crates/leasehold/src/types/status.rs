@@ -23,37 +23,37 @@ use super::terms::{Id, Token};
 pub struct Holder {
     /// The name of a user or a service.
     pub name: String,
-    /// The name of its host. Empty if the holder uses another client.
+    /// The name of the holder's host. Empty if the holder uses another client.
     pub host: String,
-    /// Its process id on that host. 0 if the lock is held by a ticket, which does not depend on a process.
+    /// The holder's process id on that host. 0 if the lock is held by a ticket, which does not depend on a process.
     pub pid: u32,
-    /// What the holder does.
+    /// The purpose of the hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// The value that it advertises while it holds the lock: see [`Election::value`](crate::Election::value).
+    /// The value that the holder advertises while it holds the lock. See [`Election::value`](crate::Election::value).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
 impl Holder {
-    /// This process: the user's name, the host's name and the process id, without note and value.
+    /// Describes this process: the user's name, the host's name and the process id, without note and value.
     pub fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self { name: user_name(), host, pid: std::process::id(), note: None, value: None }
     }
 
-    /// This holder for the history, without its value, which is outdated once the grant has ended.
+    /// Returns this holder for the history. Omits the value, which is outdated once the grant has ended.
     pub(crate) fn of_the_past(&self) -> Self {
         Self { value: None, ..self.clone() }
     }
 
-    /// Whether the holder uses a client other than leasehold. Those give their holders only a name.
+    /// Returns whether the holder uses a client other than leasehold. Holders that use other clients have only a name.
     pub fn is_foreign(&self) -> bool {
         self.host.is_empty() && self.pid == 0
     }
 }
 
-/// `$LOGNAME` or `$USER`. If neither is set, as in a container, the system's name for the user.
+/// Returns `$LOGNAME` or `$USER`. If neither is set, as in a container, returns the system's name for the user.
 fn user_name() -> String {
     if let Some(name) =
         ["LOGNAME", "USER"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()))
@@ -70,7 +70,7 @@ fn user_name() -> String {
 }
 
 impl fmt::Display for Holder {
-    /// Writes `alice@ci-7 pid 4121 "make deploy"`, without control characters, whatever the record contains.
+    /// Writes `alice@ci-7 pid 4121 "make deploy"`. Never writes control characters, even if the record contains them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_foreign() {
             return f.write_str(&printable(&self.name, 64));
@@ -87,8 +87,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Makes text of another machine safe to show: replaces control characters, and characters that reorder or hide text on
-/// a terminal. Keeps at most `most` characters.
+/// Makes text from another machine safe to display. Replaces control characters, and characters that reorder or hide
+/// text on a terminal. Keeps at most `most` characters.
 ///
 /// ```
 /// assert_eq!(leasehold::lease::printable("http://ci-7\u{1b}[2J", 12), "http://ci-7\u{fffd}");
@@ -114,36 +114,36 @@ pub fn printable(text: &str, most: usize) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// The holder; `None` if it is unknown (a foreign object, a lock in a cooldown, a lock that another task of this
+    /// The holder. `None` if it is unknown (a foreign object, a lock in a cooldown, or a lock that another task of this
     /// process is acquiring).
     pub holder: Option<Holder>,
     /// The fencing token.
     pub token: Option<Token>,
-    /// How long the lock has been held, on the store's clock. For a [reserved](Self::reserved) lock, how long it has
-    /// been free.
+    /// How long the lock has been held, on the store's clock. If the lock is [reserved](Self::reserved), how long it
+    /// has been free.
     pub held_for: Option<Duration>,
-    /// How long the lease can still last unless it is renewed.
+    /// How much longer the lease can last unless it is renewed.
     pub lapses_within: Option<Duration>,
-    /// Whether the lock is in a cooldown: released, but not to be granted yet
-    /// ([`LeaseStore::release`](crate::lease::LeaseStore::release) with a cooldown).
+    /// Whether the lock is in a cooldown: it was released with a cooldown
+    /// ([`LeaseStore::release`](crate::lease::LeaseStore::release)), and cannot be granted yet.
     pub in_cooldown: bool,
-    /// For a lock in a cooldown: the previous holder. [`held_for`](Self::held_for) then counts from its grant or, if
-    /// the store does not record that, from the release.
+    /// If the lock is in a cooldown, the previous holder. [`held_for`](Self::held_for) then counts from its grant or,
+    /// if the store does not record that, from its release.
     pub last_holder: Option<Holder>,
-    /// What was found instead of a record of leasehold.
+    /// A description of the object that was found instead of a record of leasehold.
     pub foreign: Option<String>,
-    /// Whether the lock is free, but reserved for `holder`, who is the first in the line of waiters.
+    /// Whether the lock is free, but reserved for `holder`, which is the first in the line of waiters.
     pub reserved: bool,
-    /// How many waiters of other processes are before this one; `None` if it is not in the line, or the store has none.
-    /// On etcd also `None` if there are any, because it would take a request to count them.
+    /// How many waiters of other processes are before this one. `None` if this waiter is not in the line, or if the
+    /// store has no line. On etcd, also `None` if there are any, because counting them would take a request.
     pub ahead: Option<usize>,
-    /// The waiter directly before this one in the line, without its [`value`](Holder::value); `None` for the first in
-    /// line, or if it is unknown. It may have died or given up since the line was read.
+    /// The waiter directly before this one in the line, without its [`value`](Holder::value). `None` if this waiter is
+    /// the first, or if the waiter before it is unknown. That waiter may have died or given up since the line was read.
     pub behind: Option<Holder>,
 }
 
 impl HolderInfo {
-    /// Whether the lock is held by a ticket, which does not depend on a process: see
+    /// Returns whether the lock is held by a ticket, which does not depend on a process. See
     /// [`Lock::for_ticket`](crate::Lock::for_ticket).
     pub fn is_by_ticket(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.pid == 0 && !holder.is_foreign())
@@ -193,17 +193,17 @@ pub struct Status {
     pub name: LockName,
     /// Whether the lock is free, held or in a cooldown.
     pub state: State,
-    /// The token of the current or latest grant; `None` if there was none.
+    /// The token of the current or latest grant. `None` if there was none.
     pub token: Option<Token>,
     /// The latest grants that have ended, newest first.
     pub history: Vec<PastGrant>,
-    /// The processes that wait in line, at most 64, in the order in which they will get the lock. Empty if the store
-    /// [keeps no order](crate::lease::Capabilities::fifo).
+    /// The processes that wait in the line, at most 64, in the order in which they will get the lock. Empty if the
+    /// store [keeps no order](crate::lease::Capabilities::fifo).
     pub waiters: Vec<Waiter>,
 }
 
 impl Status {
-    /// A status with only a name and a state.
+    /// Creates a status with only a name and a state.
     pub fn new(name: LockName, state: State) -> Self {
         Self { name, state, token: None, history: Vec::new(), waiters: Vec::new() }
     }
@@ -236,12 +236,12 @@ impl Status {
 pub struct Waiter {
     /// The process, as it described itself.
     pub holder: Holder,
-    /// For how long it has been in the line, on the store's clock.
+    /// How long the process has been in the line, on the store's clock.
     pub waited: Option<Duration>,
 }
 
 impl Waiter {
-    /// A waiter that joined the line at an unknown time.
+    /// Creates a waiter that joined the line at an unknown time.
     pub fn new(holder: Holder) -> Self {
         Self { holder, waited: None }
     }
@@ -300,15 +300,15 @@ pub struct PastGrant {
     pub grant: Id,
     /// The holder.
     pub holder: Holder,
-    /// When it was granted, on the store's clock, in microseconds since the Unix epoch.
+    /// When the grant began, on the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_us: Option<u64>,
-    /// When it ended, likewise.
+    /// When the grant ended, on the store's clock, in microseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_us: Option<u64>,
-    /// How it ended.
+    /// How the grant ended.
     pub end: End,
-    /// For an evicted one: who decided it and why, if that is known.
+    /// For an evicted grant: who decided the eviction and why, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Eviction>,
 }
@@ -329,7 +329,7 @@ pub struct PastGrant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
-    /// The holder released it.
+    /// The holder released the lock.
     Released,
     /// The lease lapsed, and another process took over.
     Lapsed,
@@ -367,7 +367,7 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// The loss of the grant of `name` with `token`.
+    /// Creates the loss of the grant of `name` with `token`.
     pub fn new(name: LockName, token: Token, reason: LossReason) -> Self {
         Self { name, token, reason }
     }
@@ -398,7 +398,7 @@ impl Loss {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease lapsed before it could be renewed.
+    /// The lease was not renewed before its deadline.
     Expired {
         /// The error of the last renewal, if there was one.
         last_error: Option<String>,
@@ -408,17 +408,17 @@ pub enum LossReason {
         /// The new holder.
         by: HolderInfo,
     },
-    /// Another process ended the grant: by an eviction, or by a release with its ticket.
+    /// Another process ended the grant, by an eviction or by a release with its ticket.
     Ended,
     /// The record was deleted by hand.
     Deleted,
-    /// Another process renewed the grant, although it has no ticket: this process or its machine was copied while it
-    /// ran. Only one of the copies keeps the lock.
+    /// Another process renewed the grant without a ticket, because this process or its machine was copied while it ran.
+    /// Only one of the copies keeps the lock.
     RenewedElsewhere,
 }
 
 impl LossReason {
-    /// One word, for labels: `taken_over`.
+    /// Returns the reason as one word for labels, such as `taken_over`.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Expired { .. } => "expired",

@@ -9,8 +9,8 @@ use super::invalid::InvalidValue;
 use crate::clock::{Deadline, Moment, RATE_ERROR};
 use crate::random::Random;
 
-/// A fencing token: strictly greater than that of every earlier grant of the same lock. Below 2^53, so that JSON and
-/// JavaScript keep it exactly.
+/// A fencing token. It is strictly greater than the token of every earlier grant of the same lock. It is less than
+/// 2^53, so that JSON and JavaScript represent it exactly.
 ///
 /// ```
 /// use leasehold::Token;
@@ -32,15 +32,15 @@ use crate::random::Random;
 pub struct Token(u64);
 
 impl Token {
-    /// The first number that is not a token.
+    /// The smallest number that is not a valid token.
     pub const LIMIT: u64 = 1 << 53;
 
-    /// `None` from 2^53 on.
+    /// Creates a token from `number`. Returns `None` if the number is not below [`LIMIT`](Self::LIMIT).
     pub const fn new(number: u64) -> Option<Self> {
         if number < Self::LIMIT { Some(Self(number)) } else { None }
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -68,7 +68,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// 128 random bits, written as 32 lower-case hexadecimal digits. Names one acquisition, or one attempt to write.
+/// A random number of 128 bits that identifies one acquisition or one attempt to write. Written as 32 lower-case
+/// hexadecimal digits.
 ///
 /// ```
 /// use leasehold::{lease::Id, random::Random};
@@ -85,12 +86,12 @@ impl fmt::Display for Token {
 pub struct Id(u128);
 
 impl Id {
-    /// A fresh one.
+    /// Returns a new random id.
     pub fn random(random: &Random) -> Self {
         Self(random.bits())
     }
 
-    /// The same, told apart from an equal one that was drawn at another moment.
+    /// Combines this id with a moment, so that equal ids that were drawn at different moments differ.
     pub(crate) fn at(self, now: Moment) -> Self {
         Self(self.0 ^ now.bits())
     }
@@ -103,7 +104,7 @@ impl fmt::Display for Id {
 }
 
 impl fmt::Debug for Id {
-    /// Shows only the first digits: anyone who knows the id of a claim can release its lock.
+    /// Shows only the first digits, because anyone who knows the id of a claim can release its lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}..", self.0 >> 96)
     }
@@ -136,7 +137,7 @@ impl From<Id> for String {
     }
 }
 
-/// A lease's time to live, with the safety distances of holder and contender that follow from it.
+/// A lease's time to live, and the spans of holder and contender that follow from it.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -162,10 +163,10 @@ impl Ttl {
     /// 30 s.
     pub const DEFAULT: Ttl = Ttl(Duration::from_secs(30));
 
-    /// Checks that `ttl` is between [`MIN`](Self::MIN) and [`MAX`](Self::MAX); cut to whole milliseconds.
+    /// Creates a time to live between [`MIN`](Self::MIN) and [`MAX`](Self::MAX). Truncates it to whole milliseconds.
     ///
     /// # Errors
-    /// Names the limits.
+    /// Returns an error if `ttl` is out of range. The error names the limits.
     pub fn new(ttl: Duration) -> Result<Self, InvalidValue> {
         if (Self::MIN..=Self::MAX).contains(&ttl) {
             return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
@@ -174,35 +175,35 @@ impl Ttl {
             .with_help("the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s suits most"))
     }
 
-    /// The same, from a record's milliseconds.
+    /// Creates a time to live from the milliseconds in a record.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Returns the same errors as [`new`](Self::new).
     pub fn from_millis(ms: u64) -> Result<Self, InvalidValue> {
         Self::new(Duration::from_millis(ms))
     }
 
-    /// The time to live itself.
+    /// Returns the time to live.
     pub const fn get(self) -> Duration {
         self.0
     }
 
-    /// In milliseconds.
+    /// Returns the time to live in milliseconds.
     pub const fn as_millis(self) -> u64 {
         self.0.as_millis() as u64
     }
 
-    /// How long a holder may rely on its lease, from before the first send: ttl (1 - rho) - delta.
+    /// Returns how long a holder may rely on its lease, counted from before the first send: ttl (1 - rho) - delta.
     pub fn holder_span(self) -> Duration {
         self.0.mul_f64(1.0 - RATE_ERROR).saturating_sub(self.slack())
     }
 
-    /// How long a contender must see no sign of life, from after a response: ttl (1 + rho) + delta.
+    /// Returns how long a contender must see no sign of life, counted from after a response: ttl (1 + rho) + delta.
     pub fn contender_span(self) -> Duration {
         self.0.mul_f64(1.0 + RATE_ERROR) + self.slack()
     }
 
-    /// delta: covers scheduling and rounding that rates do not.
+    /// Returns delta, the slack for scheduling and rounding, which the rates do not cover.
     fn slack(self) -> Duration {
         (self.0 / 100).max(Duration::from_millis(50))
     }
@@ -214,13 +215,13 @@ impl Default for Ttl {
     }
 }
 
-/// A fresh lease is renewed when this part of the ttl has passed, and one that has less left after that part of it: two
-/// more renewals can fail before the lease is in danger.
+/// A new lease is renewed after this fraction of its ttl, and a lease with less time left after this fraction of that
+/// time. Two more renewals can then fail before the lease is in danger.
 pub(crate) const RENEW_AFTER: f64 = 1.0 / 3.0;
-/// Renewals of many locks taken at once spread out.
+/// The jitter of that time. It spreads the renewals of many locks that were acquired at once.
 pub(crate) const RENEW_SPREAD: f64 = 0.1;
 
-/// The limit of one request to a store, so that several fit into a lease.
+/// Returns the time limit of one request to a store. Several requests fit into a lease.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -235,7 +236,7 @@ pub fn attempt_limit(ttl: Ttl) -> Duration {
     (ttl.get() / 4).clamp(Duration::from_millis(250), Duration::from_secs(5))
 }
 
-/// The deadline of a grant whose first request was sent at `sent`.
+/// Returns the deadline of a grant whose first request was sent at `sent`.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -265,18 +266,18 @@ mod tests {
     fn at_the_rate_bounds_the_holder_stops_before_contenders_start() {
         for ms in [500, 1_000, 30_000, 86_400_000] {
             let ttl = Ttl::from_millis(ms).unwrap();
-            // A slow holder's clock shows holder_span when more true time has passed; a fast contender's shows
-            // contender_span when less has.
+            // When the clock of a slow holder shows holder_span, more true time has passed. When the clock of a fast
+            // contender shows contender_span, less true time has passed.
             let holder_true = ttl.holder_span().div_f64(1.0 - RATE_ERROR);
             let contender_true = ttl.contender_span().div_f64(1.0 + RATE_ERROR);
-            // Each side keeps its own slack, beyond what the rates can eat up.
+            // Each side keeps its slack even at the worst rates.
             let slack = ttl.slack().mul_f64(0.99);
             assert!(holder_true <= ttl.get() - slack, "{ttl:?}");
             assert!(contender_true >= ttl.get() + slack, "{ttl:?}");
         }
     }
 
-    /// The figures of `docs/protocol.md`.
+    /// The numbers in `docs/protocol.md`.
     #[test]
     fn the_spans_have_the_figures_of_the_protocol_page() {
         for (ttl_ms, slack_ms, holder_ms, contender_ms) in

@@ -1,4 +1,4 @@
-//! The polling of an election, and which of the results are reported.
+//! [`Observer`]: polls an election, and decides which results to report.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use crate::error::{Error, Result, StoreError};
 use crate::lease::{Capabilities, LeaseStore, State, Status, Token};
 use crate::types::LockName;
 
-/// The first pause after an error. Further pauses double.
+/// The first pause after an error. Each further pause is twice as long.
 const FIRST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
 /// The longest pause after an error.
 const MOST_AFTER_TROUBLE: Duration = Duration::from_secs(15);
 
-/// Pauses vary by this factor, so that observers that started together spread out.
+/// The jitter of pauses. It spreads the polls of observers that started at the same time.
 const SPREAD: f64 = 0.25;
 
 /// Polls one election.
@@ -24,10 +24,10 @@ pub(super) struct Observer {
     told: Told,
 }
 
-/// What to wait for before the next poll.
+/// The event to wait for before the next poll.
 enum Wait {
     Nothing,
-    /// A change of what was seen, or the end of the pause.
+    /// A change of the status that was seen, or the end of the pause.
     Change {
         seen: Box<Status>,
         pause: Duration,
@@ -43,7 +43,7 @@ impl Observer {
         Self { store, name, wait: Wait::Nothing, told: Told::default() }
     }
 
-    /// The next leader or error to report.
+    /// Waits for the next leader or error to report.
     pub(super) async fn next(&mut self) -> Result<Option<Leader>> {
         loop {
             self.pause().await;
@@ -79,7 +79,8 @@ impl Observer {
         }
     }
 
-    /// After a change, the pause is short, because another change may follow. Then it doubles.
+    /// Returns what to wait for after `seen` was read. After a change, the pause is short, because another change may
+    /// follow. Then it doubles.
     fn after(&self, seen: Status, changed: bool) -> Wait {
         let poll_interval = self.store.capabilities().poll_interval;
         let pause = match &self.wait {
@@ -100,23 +101,23 @@ impl Wait {
     }
 }
 
-/// What was reported: it must not be reported again or taken back.
+/// The state that was reported. It must not be reported again or taken back.
 #[derive(Default)]
 struct Told {
-    /// The leader, and the token of its grant. The token distinguishes two grants of one holder even if it is not a
-    /// term.
+    /// The leader and the token of its grant. Even if it is not a term, the token distinguishes two grants of one
+    /// holder.
     latest: Option<Option<(Leader, Option<Token>)>>,
     highest: Option<Token>,
-    /// The lasting error that was reported.
+    /// The last reported lasting error.
     trouble: Option<String>,
 }
 
 impl Told {
-    /// The leader in `state`, if it is to be reported.
+    /// Returns the leader in `state`, if it must be reported.
     fn news(&mut self, state: &State, capabilities: &Capabilities) -> Option<Option<Leader>> {
         let mended = self.trouble.take().is_some();
-        // An earlier term comes from a request that arrived late, after the record was deleted by hand. No process
-        // leads with it.
+        // A lower term comes from a request that arrived late, after the record was deleted by hand. No process leads
+        // with it.
         let leader = leader_of(state.clone(), capabilities)
             .filter(|leader| leader.term.is_none() || leader.term >= self.highest);
         self.highest = self.highest.max(leader.as_ref().and_then(|leader| leader.term));
@@ -133,7 +134,7 @@ impl Told {
         Some(news)
     }
 
-    /// The error to report, if it is lasting and new.
+    /// Returns the error to report, if `error` is lasting and new.
     fn trouble(&mut self, name: &LockName, error: StoreError) -> Option<Error> {
         if error.is_transient() {
             tracing::warn!(election = %name, %error, "cannot read the leader");
@@ -145,10 +146,10 @@ impl Told {
     }
 }
 
-/// The leader if the lock's state is `state`.
+/// Returns the leader of an election whose lock is in `state`.
 pub(super) fn leader_of(state: State, capabilities: &Capabilities) -> Option<Leader> {
     let State::Held(held) = state else { return None };
-    // First in the queue, but it has not seen yet that it is its turn.
+    // This process is the first in the queue, but has not noticed yet that it has the lock.
     let waits = capabilities.tokens && held.token.is_none() && held.foreign.is_none();
     if held.in_cooldown || waits {
         return None;
