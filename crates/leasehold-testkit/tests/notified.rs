@@ -66,7 +66,7 @@ async fn granted(store: &dyn LeaseStore) -> Grant {
     }
 }
 
-/// A process that waits. Returns its store, its grant, and how often it asked for the lock.
+/// A process that waits. The task returns its store, its grant, and how often it asked for the lock.
 type Waiting = JoinHandle<(Arc<dyn LeaseStore>, Grant, usize)>;
 
 /// Starts a process that waits. Returns when it has a place behind `before` others.

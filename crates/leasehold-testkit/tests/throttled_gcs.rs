@@ -13,8 +13,8 @@ async fn locker(server: &FakeGcs, protocol: &str) -> Locker {
     Locker::open(&format!("{}&protocol={protocol}", server.url())).await.unwrap()
 }
 
-/// The lock is acquired and released repeatedly without a pause. Some writes are refused and retried about a second
-/// later, not more often than the store accepts them.
+/// The lock is acquired and released repeatedly without a pause. The store refuses some writes. The client retries them
+/// about a second later, not more often than the store accepts writes.
 #[tokio::test]
 async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     const TIMES: usize = 3;
@@ -28,7 +28,7 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
         }
         let writes = server.writes();
         assert_eq!((writes.done, writes.conflicts), (TIMES * 2, 0), "{writes:?}");
-        // Retried between half a second and a second after each refusal, so at most two refusals for one write.
+        // Each write is retried between half a second and a second after a refusal, so it is refused at most twice.
         assert!(writes.throttled <= writes.done * 2, "{protocol}: {writes:?}");
     }
 }

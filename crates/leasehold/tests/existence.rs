@@ -169,7 +169,7 @@ async fn a_create_with_a_lost_response_is_recognised() {
     assert_eq!(one.release(&mut grant).await, Released::Released);
 }
 
-/// Like a release whose response was lost: the named grant is over, and this eviction may have ended it.
+/// As with a release whose response was lost, the named grant is over, and this eviction may have ended it.
 #[tokio::test(start_paused = true)]
 async fn an_eviction_with_a_lost_response_counts_despite_a_new_grant() {
     let world = World::by_existence();

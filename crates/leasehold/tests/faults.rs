@@ -87,7 +87,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
 #[tokio::test(start_paused = true)]
 async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     for (store_clock, down, bound) in [
-        // By observation alone, the lease is watched from the restart on.
+        // By observation alone, contenders watch the lease from the restart on.
         (false, Duration::ZERO, contender_span() + SECOND * 5),
         (false, SECOND * 300, contender_span() + SECOND * 5),
         // By the store's clock, the time for which the processes were down counts as well.

@@ -212,7 +212,7 @@ async fn with_reused_versions_an_equal_write_sends_nothing() {
     assert_eq!(register.counts().writes, 2);
 }
 
-/// A caller that waits long between the read and the write would make the write late from the start.
+/// If a caller waits for a long time between the read and the write, the write is late from the start.
 #[tokio::test(start_paused = true)]
 async fn with_reused_versions_an_old_read_is_repeated() {
     let register = by_content();

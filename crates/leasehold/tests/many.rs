@@ -1,5 +1,5 @@
-//! Many locks in one process: how many requests are sent at once, which of them go first, and that slow requests do
-//! not block other locks.
+//! Many locks in one process: how many requests are sent at once, which of them are sent first, and whether slow
+//! requests block other locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -158,7 +158,7 @@ async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
     let world = World::new();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
-    // The write stays under way; the read completes.
+    // The write stays under way, and the read completes.
     network.deliver_newest().await;
     assert!(updating.await.unwrap().unwrap().written);
     assert_eq!(world.text().await, "a c b ");

@@ -148,7 +148,8 @@ async fn a_waiter_behind_another_expects_a_hold_like_the_previous() {
     assert!(reads[1] <= 1 && reads[0] >= 3, "{reads:?} reads in three seconds");
 }
 
-/// Each read is refused once before it succeeds. That delays the next read, until reads succeed at once again.
+/// Each read is refused once before it succeeds. That delays the next read, until reads succeed at the first attempt
+/// again.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_reads_is_read_less_often() {
     let mut reads = Vec::new();
