@@ -37,7 +37,7 @@ async fn holds_and_waits(url: &str, ttl: Duration) {
     within("the turn", waiting).await.unwrap().unwrap().into_ticket().await.unwrap();
 }
 
-/// Logins expire every second here and are renewed. The documented role is sufficient.
+/// Logins expire every second here, and the client renews them. The documented role is sufficient.
 #[tokio::test]
 async fn a_user_needs_the_documented_role_and_logs_in_again() {
     let cluster = Cluster::start(1, &["--auth-token-ttl", "1"]).await;
@@ -62,7 +62,7 @@ async fn a_user_needs_the_documented_role_and_logs_in_again() {
     }
 }
 
-/// A cluster with users, and the store URL of a user with the documented role.
+/// Starts a cluster with users. Returns it with the store URL of a user that has the documented role.
 async fn with_users(options: &[&str]) -> (Cluster, String) {
     let cluster = Cluster::start(1, options).await;
     for command in ROLE {
@@ -83,8 +83,8 @@ async fn a_lease_without_locks_is_reused_by_a_user_with_few_rights() {
     locker.lock("lock").ttl(ttl).try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The watch stream was opened with a login that has expired since. etcd refuses new watches on it without naming the
-/// watch.
+/// The login with which the watch stream was opened has expired. etcd refuses new watches on the stream without naming
+/// the watch.
 #[tokio::test]
 async fn a_waiter_notices_that_its_watch_is_refused() {
     let (cluster, url) = with_users(&["--auth-token-ttl", "1"]).await;
@@ -112,7 +112,7 @@ async fn a_waiter_notices_that_its_watch_is_refused() {
     within("the waiter's place", line).await;
     SystemClock.sleep(Duration::from_secs(2)).await;
     held.release().await.unwrap();
-    // Far shorter than the pause after which it would look without a watch event.
+    // This limit is far shorter than the pause after which the waiter would look without a watch event.
     let granted = leasehold::clock::timeout(&SystemClock, Duration::from_secs(6), waiting).await;
     let _granted = granted.expect("no watch event arrived").unwrap().unwrap();
 }
@@ -154,7 +154,7 @@ async fn a_password_is_read_from_a_variable() {
     Locker::open(&url).await.unwrap().lock("lock").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A login that is not required is not an error: authentication may be enabled later.
+/// A login that is not required is not an error, because authentication may be enabled later.
 #[tokio::test]
 async fn a_cluster_without_users_takes_any_login() {
     let cluster = Cluster::start(1, &[]).await;
@@ -168,12 +168,12 @@ async fn openssl(folder: &Path, arguments: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A certificate authority, and certificates for a member and for a client.
+/// Creates a certificate authority, and certificates for a member and for a client.
 async fn certificates(folder: &Path) {
     certificates_for(folder, "IP:127.0.0.1").await;
 }
 
-/// The same, for a member with this name.
+/// Does the same for a member with this name.
 async fn certificates_for(folder: &Path, member: &str) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
@@ -186,7 +186,8 @@ async fn certificates_for(folder: &Path, member: &str) {
     }
 }
 
-/// A member that requires client certificates, and the options of a store URL with a client certificate.
+/// Starts a member that requires client certificates. Returns it with the options of a store URL that has such a
+/// certificate.
 async fn with_certificates(folder: &Path) -> (Cluster, String) {
     let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (certificate, key, authority) = (file("member.pem"), file("member.key"), file("ca.pem"));
@@ -255,7 +256,7 @@ async fn certificates_are_read_again_when_they_were_replaced() {
     let (mut cluster, options) = with_certificates(folder.path()).await;
     let locker = Locker::open(&format!("etcd://{}/tests/{options}", cluster.address(0))).await.unwrap();
     let held = locker.lock("held").acquire().await.unwrap();
-    // A new authority and new certificates.
+    // Create a new authority and new certificates.
     certificates(folder.path()).await;
     cluster.kill(0).await;
     cluster.restart(0);

@@ -15,15 +15,15 @@ use leasehold_testkit::stores::fresh;
 use leasehold_testkit::stores::kubernetes::{address, ask, ask_with, namespace};
 use serde_json::json;
 
-/// All that docs/stores/kubernetes.md grants.
+/// All verbs that `docs/stores/kubernetes.md` grants.
 const ALL: [&str; 6] = ["get", "create", "patch", "list", "delete", "watch"];
 
-/// The kubeconfig of the server that `./test` started.
+/// Returns the path of the kubeconfig of the server that `./test` started.
 fn kubeconfig() -> String {
     program("LEASEHOLD_TEST_KUBECONFIG")
 }
 
-/// A namespace in which the user `lesser` may do `verbs` with Leases. Returns its name.
+/// Creates a namespace in which the user `lesser` may use `verbs` on Leases. Returns its name.
 async fn namespace_with(verbs: &[&str]) -> String {
     let name = namespace(fresh("kubernetes").url());
     let subject = json!({ "kind": "User", "name": "lesser", "apiGroup": "rbac.authorization.k8s.io" });
@@ -31,7 +31,7 @@ async fn namespace_with(verbs: &[&str]) -> String {
     name
 }
 
-/// Lets `subject` do `verbs` with the Leases of a namespace, and waits until the server knows.
+/// Allows `subject` to use `verbs` on the Leases of a namespace, and waits until the server applies this.
 async fn grant(namespace: &str, verbs: &[&str], subject: &serde_json::Value, token: &str) {
     let server = address(&Server::KUBERNETES.url());
     let api = "rbac.authorization.k8s.io";
@@ -81,7 +81,7 @@ async fn refused(url: &str) -> leasehold::Error {
     error
 }
 
-/// Everything that leasehold does with Leases.
+/// Does everything that leasehold does with Leases.
 async fn everything(url: &str) -> leasehold::Result<()> {
     let locker = Locker::open(url).await?;
     let guard = locker.lock("lock").acquire().await?;
@@ -101,7 +101,7 @@ async fn everything(url: &str) -> leasehold::Result<()> {
     let guard = locker.lock("lock").acquire().await?;
     locker.evict(&name, guard.token()?).await?;
     locker.list("").try_collect::<Vec<_>>().await?;
-    // Only once the server's clock is certainly past the token.
+    // A sweep deletes the record only once the server's clock is certainly past the token.
     while locker.sweep(&name, Duration::ZERO, false).await? == Swept::Kept {
         SystemClock.sleep(Duration::from_millis(100)).await;
     }
@@ -119,7 +119,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     assert!(bad.is_empty(), "{bad:?}");
     assert_eq!(report.finding("permissions").unwrap().verdict, CheckStatus::Passed);
     assert_eq!(report.finding("conditional-writes").unwrap().verdict, CheckStatus::Passed);
-    // Elsewhere it may do nothing.
+    // In another namespace, the user may do nothing.
     assert_eq!(refused(&as_lesser("default")).await.kind(), ErrorKind::Denied);
 }
 
@@ -151,7 +151,7 @@ async fn a_client_certificate_signs_in() {
     locks(&url).await.unwrap();
 }
 
-/// As a pod does: the kubelet replaces the token's file.
+/// Signs in as a pod does. The kubelet replaces the token's file.
 #[tokio::test]
 async fn a_service_account_signs_in_and_its_token_is_replaced() {
     let namespace = namespace(fresh("kubernetes").url());
@@ -184,7 +184,7 @@ async fn a_service_account_signs_in_and_its_token_is_replaced() {
     locks(&url).await.unwrap();
 }
 
-/// The URL of the server, encoded, and the file with its authority.
+/// Returns the encoded URL of the server and the path of its certificate authority.
 fn secure_server() -> (String, PathBuf) {
     let file = kubeconfig();
     let text = std::fs::read_to_string(&file).unwrap();

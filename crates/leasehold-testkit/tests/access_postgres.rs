@@ -18,7 +18,7 @@ async fn openssl(folder: &Path, arguments: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An authority, and certificates by it for a server and for the user `deploy`.
+/// Creates a certificate authority, and certificates from it for a server and for the user `deploy`.
 async fn certificates(folder: &Path) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
@@ -31,7 +31,7 @@ async fn certificates(folder: &Path) {
     }
 }
 
-/// A server with TLS, whose user `deploy` needs the lines `access` of pg_hba.conf.
+/// Starts a server with TLS, whose pg_hba.conf has the lines `access` for the user `deploy`.
 async fn server(access: &str) -> (PostgresServer, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path()).await;
@@ -91,7 +91,7 @@ async fn a_password_opens_the_server_encrypted_or_not() {
     std::fs::write(&file, "p@ss/word\n").unwrap();
     let given = format!("postgres://deploy:p%40ss%2Fword@{address}/postgres");
     let in_file = format!("postgres://deploy@{address}/postgres?password_file={}", file.display());
-    // The user `deploy` has no other permissions.
+    // The user `deploy` may not delete rows itself.
     psql(&server.url_by(address), "DELETE FROM leasehold").await;
     let graced = with_option(&given, "failover_grace=60s");
     let withheld = refused(&graced).await;
@@ -111,7 +111,7 @@ async fn a_password_opens_the_server_encrypted_or_not() {
     }
     let missing = refused(&format!("postgres://deploy@{address}/postgres")).await;
     assert!(described(&missing).contains("PGPASSWORD"), "{missing:?}");
-    // It is replaced while the store is open.
+    // The password is replaced while the store is open.
     let locker = Locker::open(&in_file).await.unwrap();
     psql(&server.url_by(address), "ALTER ROLE deploy PASSWORD 'other'").await;
     std::fs::write(&file, "other").unwrap();
@@ -132,20 +132,20 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     assert!(described(&elsewhere).contains("not for the host"), "{elsewhere:?}");
     let nameless = refused(&ca).await;
     assert_eq!(nameless.kind(), ErrorKind::Denied, "{nameless:?}");
-    // A server without TLS.
+    // This server has no TLS.
     let fresh = stores::fresh("postgres");
     let plain = refused(&with_option(fresh.url(), "sslmode=verify-full")).await;
     assert!(described(&plain).contains("ssl=off"), "{plain:?}");
 }
 
-/// What the doctor found, by check.
+/// Returns what the doctor found, by check.
 async fn findings(url: &str) -> Vec<(&'static str, CheckStatus, String)> {
     let report = Locker::open(url).await.unwrap().examine(&Examination::default()).await;
     let shown = |finding: &leasehold::doctor::Finding| format!("{} {}", finding.seen, finding.help.join(" "));
     report.findings.iter().map(|finding| (finding.check, finding.verdict, shown(finding))).collect()
 }
 
-/// The named checks ended like this, and no other check failed.
+/// Asserts that `check` ended with `verdict` and that its finding contains `named`.
 async fn assert_found(url: &str, check: &str, verdict: CheckStatus, named: &str) {
     let all = findings(url).await;
     let found = all.iter().find(|(name, ..)| *name == check);

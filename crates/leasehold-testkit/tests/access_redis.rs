@@ -27,7 +27,7 @@ struct Server {
 }
 
 impl Server {
-    /// With the lines `settings` in its configuration, where FOLDER is its folder, and without TLS.
+    /// Starts a server without TLS, with the lines `settings` in its configuration, where FOLDER is its folder.
     async fn start(settings: &str) -> Self {
         Self::launch("LEASEHOLD_TEST_REDIS_SERVER", "port", settings).await
     }
@@ -52,7 +52,7 @@ impl Server {
         Self { port, folder, _process: process }
     }
 
-    /// Its store URL, with a login like `u:p@`, or none.
+    /// Returns the server's store URL, with a login like `u:p@`, or none.
     fn url(&self, login: &str, options: &str) -> String {
         let url = format!("redis://{login}127.0.0.1:{}?prefix=locks/&failover_grace=0s", self.port);
         if options.is_empty() { url } else { with_option(&url, options) }
@@ -63,7 +63,7 @@ impl Server {
     }
 }
 
-/// An authority, and a certificate by it.
+/// Creates a certificate authority and a certificate from it.
 async fn certificates(folder: &Path) {
     const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
     for arguments in [
@@ -131,7 +131,7 @@ async fn a_user_with_the_least_permissions_can_do_everything() {
     let failed: Vec<_> =
         report.findings.iter().filter(|finding| finding.verdict == CheckStatus::Failed).collect();
     assert!(failed.iter().all(|finding| finding.check == "durability"), "{failed:?}");
-    // Elsewhere it may do nothing.
+    // With another prefix, the user may do nothing.
     let elsewhere = url.replace("prefix=locks/", "prefix=others/");
     assert_eq!(refused(&elsewhere).await.kind(), ErrorKind::Denied);
 }

@@ -1,4 +1,5 @@
-//! Requests of a lock on DynamoDB beside other clients, and after a lost response. `budgets.rs` has the rest.
+//! How many requests a lock costs on DynamoDB beside other clients and after a lost response. `budgets.rs` has the
+//! other tests.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use leasehold::url::StoreUrl;
@@ -7,8 +8,8 @@ use leasehold_testkit::stores::dynamodb;
 
 use crate::budgets::Counted;
 
-/// Its token may be stale, so the grant is conditional on the item as it was read. The refused write returned the
-/// item.
+/// The token of the released item may be stale, so the grant is conditional on the item as it was read. The refused
+/// write returned the item.
 #[tokio::test]
 async fn a_lock_that_another_client_released_costs_no_read() {
     let (counted, url) = Counted::on("dynamodb_local");
@@ -28,7 +29,7 @@ async fn a_lock_that_another_client_released_costs_no_read() {
     assert_eq!(client.requests(), ["UpdateItem", "UpdateItem"]);
 }
 
-/// If the response to an applied write is lost, one read recognises it.
+/// If the response to an applied write is lost, one read finds that the write was applied.
 #[tokio::test]
 async fn a_grant_with_a_lost_response_increments_its_token_once() {
     let (counted, url) = Counted::on("dynamodb_local");
@@ -42,7 +43,7 @@ async fn a_grant_with_a_lost_response_increments_its_token_once() {
     assert!(warm.token > grant.token);
     client.released(&mut warm).await;
 
-    // A grant over an item that was not read: the token is in the item.
+    // This grant is over an item that the client has not read. The token is in the item.
     let other = counted.client(&url).await;
     // The proxy's endpoint has not been examined yet, so another lock triggers that first.
     other.locker.lock("another").try_acquire().await.unwrap().release().await.unwrap();

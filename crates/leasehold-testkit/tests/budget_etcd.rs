@@ -28,7 +28,7 @@ impl Counted {
         Self { cluster, before }
     }
 
-    /// The requests since the last call.
+    /// Returns the requests since the last call.
     async fn since(&mut self) -> Vec<(String, u64)> {
         let now = self.cluster.requests(0).await;
         let new = now.iter().map(|(kind, count)| (kind.clone(), count - self.before.get(kind).unwrap_or(&0)));
@@ -37,12 +37,13 @@ impl Counted {
         new
     }
 
-    /// How many keep-alive streams there were in total.
+    /// Returns how many keep-alive streams there were in total.
     async fn streams(&self) -> u64 {
         self.cluster.calls(0).await.get("LeaseKeepAlive").copied().unwrap_or(0)
     }
 
-    /// How many times the keys were read since the last call. (etcd counts the end of a stream as another keep-alive.)
+    /// Returns how many times the keys were read since the last call. Ignores keep-alives, because etcd counts the end
+    /// of a stream as another keep-alive.
     async fn looks(&mut self) -> u64 {
         self.since().await.into_iter().find(|(kind, _)| kind == "Txn").map_or(0, |(_, count)| count)
     }
@@ -89,7 +90,7 @@ async fn each_step_of_a_lock_costs_what_the_documentation_says() {
     counted.expect("a refused try", &[("Txn", 1)]).await;
 }
 
-/// However many locks a process holds: one keep-alive, and one read for each hundred locks.
+/// However many locks a process holds, it renews them with one keep-alive, and one read for each hundred locks.
 #[tokio::test]
 async fn many_locks_are_renewed_by_one_keep_alive() {
     const LOCKS: usize = 250;
@@ -152,7 +153,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     counted.since().await;
     assert_eq!(counted.streams().await, 1);
 
-    // The response and the connection are lost: the client asks again at once, not only at the next renewal.
+    // The response and the connection are lost. The client asks again at once, not only at the next renewal.
     wire.let_answers(Answers::AreLost);
     let asked = async {
         while counted.cluster.requests(0).await.get("LeaseKeepAlive") != Some(&2) {
@@ -163,7 +164,7 @@ async fn a_stream_of_keep_alives_that_breaks_or_hangs_is_replaced() {
     within("a renewal", async { tokio::join!(renewed(store, &mut grant), asked) }).await;
     assert_eq!((counted.streams().await, counted.looks().await), (2, 1));
 
-    // Neither a response nor an end of the stream: this renewal fails, but later ones must not.
+    // Neither a response nor the end of the stream arrives. This renewal fails, but later ones must not.
     wire.let_answers(Answers::AreLost);
     within("giving up", store.renew(&mut grant)).await.unwrap_err();
     wire.let_answers(Answers::Arrive);
@@ -191,7 +192,7 @@ async fn locks_that_are_held_for_a_moment_are_not_watched() {
 /// A holder notices the end of its key by one watch, which stays open while its lock is renewed.
 #[tokio::test]
 async fn a_holder_watches_its_key_once_however_often_it_renews() {
-    // Longer than a hold without a watch; then shorter ones.
+    // The first pause is longer than a hold without a watch. The others are shorter.
     const PAUSES: [Duration; 5] = [Duration::from_millis(1_500), PAUSE, PAUSE, PAUSE, PAUSE];
     const PAUSE: Duration = Duration::from_millis(20);
     let mut counted = Counted::start().await;
@@ -209,8 +210,7 @@ async fn a_holder_watches_its_key_once_however_often_it_renews() {
     assert_eq!(evicted.unwrap(), Evicted::Evicted);
 }
 
-/// However long it takes and however many tasks wait, waiting costs the place in line, one watch, and the
-/// confirmation.
+/// However long a wait takes and however many tasks wait, it costs the place in line, one watch, and the confirmation.
 #[tokio::test]
 async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     const TASKS: usize = 100;
@@ -236,7 +236,8 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one() {
     }
     let since: BTreeMap<_, _> = counted.since().await.into_iter().collect();
     assert_eq!(since.get("LeaseKeepAlive"), None, "{since:?}");
-    // The holder's release; confirmation and release of the task that stood in line; two for each other task.
+    // One for the holder's release, two for the confirmation and the release of the task in line, and two for each
+    // other task.
     assert_eq!(since["Txn"], 1 + 2 + (TASKS as u64 - 1) * 2, "{since:?}");
 }
 

@@ -1,10 +1,10 @@
-//! Requests of a lock on GCS with the existence protocol. `budgets.rs` has the rest.
+//! How many requests a lock costs on GCS with the existence protocol. `budgets.rs` has the other tests.
 
 use leasehold_testkit::servers::with_option;
 
 use crate::budgets::Counted;
 
-/// As many as with records: a release is a delete.
+/// Each step costs as many requests as with records. A release is a delete.
 #[tokio::test]
 async fn each_step_of_a_lock_that_is_an_object_costs_as_much() {
     let (counted, url) = Counted::on("gcs");

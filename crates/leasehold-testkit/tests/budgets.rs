@@ -1,5 +1,6 @@
-//! How many requests a lock costs, counted by a proxy. `./test` starts the servers. For etcd see `budget_etcd.rs`. Not on
-//! servers that handle one request at a time: a response that takes too long is a reason to repeat a request.
+//! How many requests a lock costs, as counted by a proxy. `./test` starts the servers. `budget_etcd.rs` covers etcd.
+//! Servers that handle one request at a time are left out, because a client repeats a request whose response takes too
+//! long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,14 +47,14 @@ pub(crate) struct Client {
 }
 
 impl Counted {
-    /// The storage of that name, and a unique URL on it.
+    /// Returns the counted server of the storage of that name, and a unique URL on it.
     pub(crate) fn on(storage: &str) -> (Self, String) {
         let (store, storage) = stores::storage(storage);
         let (server, budget) = (storage.server.unwrap(), store.budget().unwrap());
         (Self { server, budget }, stores::fresh(storage.name).url().to_owned())
     }
 
-    /// A new client whose proxy has counted nothing yet.
+    /// Creates a client whose proxy has counted nothing yet.
     pub(crate) async fn client(&self, url: &str) -> Client {
         let proxy = Proxy::start(self.server.address()).await;
         let locker = Locker::open(&through(url, proxy.address())).await.unwrap();
@@ -66,7 +67,7 @@ impl Counted {
 }
 
 impl Client {
-    /// The requests for the lock's record, in order.
+    /// Returns the requests for the lock's record, in order.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.proxy.log().iter().filter_map(self.budget.request).collect()
     }
@@ -109,7 +110,8 @@ impl Client {
         assert!(reads.iter().all(|request| *request == self.budget.read), "{requests:?}");
     }
 
-    /// Asserts the number of writes: the try, if that is a write; to join the line; one to acquire; one to release.
+    /// Asserts that the client wrote only for its try (if a try writes), to join the line, to acquire the lock, and to
+    /// release it.
     fn assert_wrote_once(&self) {
         let tried = self.budget.refusal.iter().filter(|request| **request == self.budget.write).count();
         assert_eq!(self.writes(), tried + self.budget.joins + 2, "one write to acquire, and one to release");
@@ -172,7 +174,7 @@ async fn a_waiter_reads_and_never_writes(storage: &str) {
     client.assert_wrote_once();
 }
 
-/// The tasks of one process queue in the process. However many there are, one of them polls the store.
+/// The tasks of one process queue in the process. However many there are, only one of them polls the store.
 async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     const TASKS: usize = 100;
     const POLLS: usize = 6;
@@ -202,14 +204,14 @@ async fn a_hundred_waiting_tasks_cost_as_much_as_one(storage: &str) {
     while let Some(task) = tasks.join_next().await {
         task.unwrap();
     }
-    // The tasks pass the lock on. How many grants that takes depends on the server's speed; `hand_off` counts them
-    // exactly, on paused time.
+    // The tasks pass the lock on. How many grants that takes depends on the server's speed. `hand_off` counts them
+    // exactly, under paused time.
     assert!(client.writes() <= TASKS / 5, "{} writes of {TASKS} tasks", client.writes());
     assert!(asking.load(Ordering::Relaxed) > 0);
 }
 
-/// If the response to an applied write is lost, the client does not repeat the write: it reads the record and
-/// recognises it.
+/// If the response to an applied write is lost, the client does not repeat the write. It reads the record and
+/// recognises its own write.
 async fn a_lost_response_costs_one_more_read(storage: &str) {
     let (counted, url) = Counted::on(storage);
     let client = counted.client(&url).await;

@@ -80,12 +80,12 @@ async fn a_holder_outlives_the_leader() {
     next.release().await.unwrap();
 }
 
-/// The client's member hangs: it accepts requests but does not respond. The client switches to another member, with its
-/// keep-alives too, although their stream is still open.
+/// The client's member hangs: it accepts requests but does not respond. The client switches to another member, and so
+/// do its keep-alives, although their stream is still open.
 #[tokio::test]
 async fn a_member_that_hangs_costs_no_lock() {
     let cluster = Cluster::start(3, &[]).await;
-    // Not the leader: an election would take most of the time.
+    // Use a member that is not the leader, because an election would take most of the time.
     let member = (cluster.leader().await + 1) % 3;
     let guard = acquired(&cluster.url_from(member)).await;
     stays_held(&guard, TTL / 2).await;

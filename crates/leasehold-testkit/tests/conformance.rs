@@ -16,7 +16,7 @@ macro_rules! suite {
 
 for_each_storage!(suite);
 
-/// Storage in memory, on a clock that advances only while all tasks wait.
+/// Returns storage in memory, on a clock that advances only while all tasks wait.
 fn memory_on_paused_time() -> OnRegister {
     stores::memory::on(Env::seeded(Arc::new(TestClock::default()), 1))
 }

@@ -1,4 +1,4 @@
-//! Where GCS credentials come from if the store URL names none. Each case runs in its own process, since the
+//! Where GCS credentials come from if the store URL names none. Each case runs in its own process, because the
 //! environment belongs to a process. All requests go to loopback.
 
 use std::process::Stdio;
@@ -13,7 +13,7 @@ async fn try_with(url: &str, set: &[(&str, String)]) -> (bool, String) {
         .args(["try", "--store", url, "--lock", "lock"])
         .env_clear()
         .env("HOME", home.path())
-        // Not the machine's own metadata server.
+        // Keep the worker away from the machine's own metadata server.
         .env("GCE_METADATA_HOST", "127.0.0.1:9")
         .envs(set.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
@@ -75,14 +75,14 @@ async fn the_emulator_variable_names_a_server_without_a_login() {
     assert_eq!(Vec::from_iter(server.callers()), [None]);
 }
 
-/// The proxy would receive the access token, which must only be sent to this machine, unencrypted.
+/// A proxy would receive the access token unencrypted, although the token must be sent only to this machine.
 #[tokio::test]
 async fn proxies_of_the_environment_are_not_used() {
     let (server, proxy) = (FakeGcs::start().await, FakeGcs::start().await);
     let through = format!("http://{}", proxy.address());
     let mut set =
         ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"].map(|name| (name, through.clone())).to_vec();
-    // The credentials library contacts the metadata server, with its own rules for proxies.
+    // The credentials library has its own proxy rules when it contacts the metadata server.
     set.extend([
         ("NO_PROXY", "metadata.google.internal".to_owned()),
         ("GCE_METADATA_HOST", proxy.address().to_string()),

@@ -1,5 +1,5 @@
-//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist that
-//! CONTRIBUTING.md lists to start reading.
+//! Checks that every relative link in the project's documents leads somewhere, and that the files and names exist with
+//! which CONTRIBUTING.md recommends to start reading.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All documents below `folder`, except in build folders.
+/// Returns all documents below `folder`, except in build folders.
 fn documents(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -23,7 +23,7 @@ fn documents(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The lines of `text` outside code blocks.
+/// Returns the lines of `text` outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     text.lines().filter(move |line| {
@@ -33,7 +33,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The targets of the links in `text`.
+/// Returns the targets of the links in `text`.
 fn links(text: &str) -> Vec<String> {
     let of_line = |line: &str| -> Vec<String> {
         let ends = line.match_indices("](").map(|(at, mark)| &line[at + mark.len()..]);
@@ -42,7 +42,7 @@ fn links(text: &str) -> Vec<String> {
     prose(text).flat_map(of_line).collect()
 }
 
-/// The anchors of the headings in `text`, as GitHub generates them.
+/// Returns the anchors of the headings in `text`, as GitHub generates them.
 fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| -> String {
@@ -53,7 +53,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(anchor).collect()
 }
 
-/// Why `link` in `document` is broken, if it is.
+/// Returns why `link` in `document` is broken, if it is.
 fn broken(document: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -105,10 +105,10 @@ fn a_dead_link_is_noticed() {
     assert_eq!(anchors(text), ["a-b-c_d"]);
 }
 
-/// The source files in the list "Where to start reading", each with the names that it should define.
+/// Returns the source files in the list "Where to start reading", each with the names that it should define.
 fn reading_list(text: &str) -> Vec<(String, Vec<String>)> {
     let section = text.split("## Where to start reading").nth(1).unwrap().split("\n## ").next().unwrap();
-    // What is in backquotes has an odd index.
+    // The parts in backquotes have odd indexes.
     let parts: Vec<&str> = section.split('`').collect();
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     let mut in_parentheses = false;
@@ -125,7 +125,7 @@ fn reading_list(text: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// Whether a line of `code` defines `name`.
+/// Returns whether a line of `code` defines `name`.
 fn defines(code: &str, name: &str) -> bool {
     code.lines().any(|line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');

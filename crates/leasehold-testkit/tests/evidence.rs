@@ -43,7 +43,7 @@ fn a_name_without_a_test_is_noticed() {
     assert_eq!(found, [true, false]);
 }
 
-/// The number of a fault, and its line in the table.
+/// Returns the number of a fault, and its line in the table.
 fn row(line: &str) -> Option<(usize, &str)> {
     let number = line.strip_prefix("| ")?.split(" |").next()?;
     Some((number.parse().ok()?, line))
@@ -54,7 +54,7 @@ fn named(line: &str) -> Vec<Named<'_>> {
     links.filter_map(|(test, rest)| Some(Named { test, path: rest.split_once(')')?.0 })).collect()
 }
 
-/// Whether the file has a function with exactly this name.
+/// Returns whether the file has a function with exactly this name.
 fn is_there(named: &Named<'_>) -> bool {
     let code = std::fs::read_to_string(docs().join(named.path)).unwrap_or_default();
     code.contains(&format!("fn {}(", named.test))

@@ -1,4 +1,4 @@
-//! `failover_grace` on PostgreSQL: real promotions, and the rules, each of which fails without its rule.
+//! `failover_grace` on PostgreSQL: real promotions, and the rules. Each test of a rule fails without that rule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,32 +49,32 @@ async fn refused(store: &dyn LeaseStore, name: &str) -> HolderInfo {
     }
 }
 
-/// Asserts that nothing is granted for that reason.
+/// Asserts that the lock is refused because of the grace.
 async fn assert_withheld(store: &dyn LeaseStore, name: &str) {
     let held = refused(store, name).await;
     assert!(held.to_string().contains("failover_grace"), "{held}");
     assert!(held.lapses_within.unwrap() > TTL, "{held:?}");
 }
 
-/// Changes the row about the server by an SQL expression of `holder`.
+/// Sets the `holder` column of the row about the server to an SQL expression.
 async fn change_epoch(url: &str, holder: &str) {
     let sql =
         format!("UPDATE {} SET holder = {holder} WHERE name = '//leasehold/epoch' RETURNING 1", table(url));
     assert_eq!(psql(url, &sql).await, "1");
 }
 
-/// As if that much time had passed.
+/// Changes the row as if this many seconds had passed.
 async fn wait_for(url: &str, seconds: u64) {
     let since = format!("to_jsonb((holder->>'since_us')::int8 - {seconds} * 1000000::int8)");
     change_epoch(url, &format!("jsonb_set(holder, '{{since_us}}', {since})")).await;
 }
 
-/// As if another server had been promoted.
+/// Changes the row as if another server had been promoted.
 async fn fail_over(url: &str) {
     change_epoch(url, r#"jsonb_set(holder, '{epoch}', '"7 00000003"')"#).await;
 }
 
-/// A table that only this test uses, whose server is known for longer than the grace.
+/// Creates a table that only this test uses, whose server has been known for longer than the grace.
 async fn known() -> (Fresh, String) {
     let fresh = stores::fresh("postgres");
     let url = with_option(fresh.url(), "margin=0s&failover_grace=60s");
@@ -83,7 +83,7 @@ async fn known() -> (Fresh, String) {
     (fresh, url)
 }
 
-/// A primary that loses no commit, its standby, and the URL of both.
+/// A primary that loses no commit, and its standby.
 struct Pair {
     primary: PostgresServer,
     standby: PostgresServer,
@@ -120,7 +120,7 @@ async fn a_promoted_asynchronous_standby_adds_no_second_holder() {
         let mut pair = Pair::start().await;
         let url = pair.url(&format!("failover_grace={}s", grace.as_secs()));
         let (one, two) = (open(&url).await, open(&url).await);
-        // On the standby too.
+        // This grant reaches the standby as well.
         let mut known = granted_to(&*one, &claim_of(&*one, "known", TTL)).await;
         let seen = format!("{}", known.token);
         let sql = "SELECT coalesce(max(token), 0) FROM leasehold";
@@ -140,12 +140,12 @@ async fn a_promoted_asynchronous_standby_adds_no_second_holder() {
         let AcquireOutcome::Held(held) = outcome else { panic!("{outcome:?}") };
         assert!(held.to_string().contains("failover_grace"), "{held}");
         assert!(held.lapses_within.unwrap() > first.deadline.remaining(one.env().now()), "{held:?}");
-        // Its holder notices the loss, and the grants that the standby had continue.
+        // The holder notices the loss. Grants that the standby had received continue.
         assert!(matches!(one.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
         assert!(matches!(one.renew(&mut known).await.unwrap(), Renewal::Renewed));
         wait_for(&pair.url_of_standby(), grace.as_secs()).await;
         assert!(granted(&*two).await.token > first.token);
-        // A server that was promoted, and whose row was not copied to it, may lack grants as well.
+        // A promoted server that has not received the row may lack grants as well.
         psql(&pair.url_of_standby(), "DELETE FROM leasehold WHERE name = '//leasehold/epoch'").await;
         assert_withheld(&*two, "other").await;
     }
@@ -217,7 +217,7 @@ async fn the_longest_grace_of_all_clients_counts() {
     let (_fresh, url) = known().await;
     let (longer, shorter) = (url.replace("=60s", "=3600s"), url);
     let left = async |url: &str| refused(&*open(url).await, "lock").await.lapses_within.unwrap().as_secs();
-    // 100 s have passed.
+    // By now, 100 s have passed.
     assert!((3_000..3_501).contains(&left(&longer).await));
     assert!((3_000..3_501).contains(&left(&shorter).await));
     fail_over(&shorter).await;
@@ -250,12 +250,12 @@ async fn the_row_about_the_server_is_not_a_lock() {
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
     let names: Vec<_> = futures_util::TryStreamExt::try_collect(locker.list("")).await.unwrap();
     assert_eq!(names, [LockName::new("lock").unwrap()]);
-    // Nor one of another client, beside which nothing could be swept.
+    // The row does not count as a lock of another client either, which would prevent all sweeps.
     locker.sweep(&names[0], Duration::ZERO, false).await.unwrap();
     assert_eq!(psql(&url, &format!("SELECT name FROM {}", table(&url))).await, "//leasehold/epoch");
 }
 
-/// A row as it was first written. Never edit it: rows in databases look like this.
+/// A row as it was first written. Never edit it, because rows in databases look like this.
 const FIRST_VERSION: &str = r#"{"epoch": "7 00000001", "grace_us": 60000000, "since_us": 1763654400000040}"#;
 
 #[tokio::test]

@@ -18,16 +18,16 @@ use leasehold_testkit::stores::{fresh_on, scenarios};
 use leasehold_testkit::test_store::{Kind, Reaper};
 use tempfile::TempDir;
 
-/// Long enough for a busy server to respond within it.
+/// Long enough for a busy server to respond in time.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
-/// Empty storage on the first server of each store that processes can share.
+/// Creates empty storage on the first server of each store that processes can share.
 fn stores() -> Vec<Fresh> {
     fresh_on(Kind::Shared, true)
 }
 
-/// Runs `test` on each of `places` at once.
+/// Runs `test` on all `places` at once.
 async fn on_each<T>(places: impl IntoIterator<Item = T>, test: impl AsyncFn(T)) {
     join_all(places.into_iter().map(|place| test(place))).await;
 }
@@ -38,7 +38,8 @@ fn worker(verb: &str, url: &str, more: &[&str], environment: &[&str]) -> Process
     Process::start("env", environment.iter().copied().chain(arguments))
 }
 
-/// The environment that `faketime` sets, without its extra process. Fakes only the wall clock, unless `all`.
+/// Returns the environment that `faketime` sets, which avoids its extra process. Fakes only the wall clock, unless
+/// `all`.
 fn clock(spec: &str, all: bool) -> Vec<String> {
     let preload = std::env::var("LEASEHOLD_TEST_FAKETIME").expect("./test says where faketime is");
     let mut environment =
@@ -111,7 +112,7 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
         let url = fresh.url();
         for (holder, contender) in [("+0s", "+3600s"), ("+3600s", "-3600s")] {
             let (of_holder, of_contender) = (clock(holder, false), clock(contender, false));
-            // As above, but another process starts meanwhile.
+            // This ttl is longer, because another process starts while the lock is held.
             let mut holder = worker("answer", url, &["--ttl", "20"], &as_strs(&of_holder));
             let old = granted(&mut holder).await;
             let contender = worker("try", url, &[], &as_strs(&of_contender));
@@ -128,14 +129,14 @@ async fn a_wall_clock_an_hour_off_has_no_effect_on_exclusion() {
     .await;
 }
 
-/// Clocks beyond the bound: the holder's runs at a fifth of the true rate, so that it renews far too late and relies
-/// on its lock far too long.
+/// The holder's clock is outside the bound. It runs at a fifth of the true rate, so the holder renews far too late and
+/// relies on its lock for far too long.
 #[tokio::test]
 async fn a_holder_with_a_far_too_slow_clock_is_kept_out_by_its_token() {
-    // Not SQLite, whose processes share one machine's clock.
+    // SQLite is left out, because its processes share one machine's clock.
     let stores = stores().into_iter().filter(|fresh| fresh.store().reaper() != Reaper::Death);
     on_each(stores, async |fresh| {
-        // PostgreSQL's margin prolongs the lease: even this holder would renew in time.
+        // PostgreSQL's margin prolongs the lease so far that even this holder would renew in time.
         let url = match fresh.store().reaper() {
             Reaper::StoreClock => with_option(fresh.url(), "margin=0s"),
             _ => fresh.url().to_owned(),
@@ -174,7 +175,7 @@ async fn a_cut_off_holder_stops_before_a_successor_is_granted() {
 /// waits.
 #[tokio::test]
 async fn a_restarted_server_loses_no_grant_and_adds_no_second_holder() {
-    // Of these, another server takes over, or one without data.
+    // In these scenarios, another server takes over, or the server loses its data.
     const NOT_DURABLE: [&str; 3] = ["-forgetting", "-sentinel", "-failover"];
     let durable = |scenario: &&Scenario| {
         scenario.server_faults.contains(&Fault::KillServer)
@@ -193,7 +194,7 @@ async fn outlives_its_server(scenario: &Scenario) {
     let environment = Environment::start(scenario, 2, folder.path()).await.unwrap();
     let lock = async |n| Locker::open(&environment.url(n)).await.unwrap().lock("lock").ttl(LONG);
     let guard = within("a grant", lock(0).await.acquire()).await.unwrap();
-    // The server may be killed before it has responded to the waiter, and is then unavailable until it has started
+    // The server may be killed before it has responded to the waiter. It is then unavailable until it has started
     // again.
     let waiter = lock(1).await.store_timeout(LONG);
     let waiting = tokio::spawn(async move { waiter.acquire().await });

@@ -58,14 +58,14 @@ async fn renewed(store: &Store, grant: &mut Grant) {
     assert_ne!(grant.deadline, before);
 }
 
-/// One call of each kind, each on its own lock. What it needs is set up before it is polled.
+/// The number of kinds of call. `call` sets up what a call needs. Each call has its own lock.
 const KINDS: usize = 9;
 
 async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
     let (store, name) = (store.clone(), format!("{kind}-{n}"));
     match kind {
         0 => async move { drop(store.try_acquire(&claim(&store, &name, TTL)).await) }.boxed(),
-        // Needs a lease with another ttl.
+        // This call needs a lease with another ttl.
         1 => {
             let ttl = TTL + Duration::from_secs(1 + n as u64);
             async move { drop(store.try_acquire(&claim(&store, &name, ttl)).await) }.boxed()
@@ -98,7 +98,7 @@ async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
     }
 }
 
-/// Polls a future this many times, with time for its requests in between, and keeps it.
+/// Polls a future this many times, with time for its requests in between, and returns it.
 async fn frozen(mut future: BoxFuture<'static, ()>, polls: u64, random: &Random) -> BoxFuture<'static, ()> {
     for _ in 0..polls {
         if (&mut future).now_or_never().is_some() {
@@ -119,7 +119,7 @@ async fn calls_that_are_kept_unpolled_delay_no_other_lock() {
         let mut lock = granted(&store, "lock", TTL).await;
         let mut other = granted(&store, "other", TTL).await;
         for n in 0..24 {
-            // Each kind at least twice; the rest are random.
+            // Use each kind at least twice. The other kinds are random.
             let kind = if n < 2 * KINDS { n % KINDS } else { random.bits() as usize % KINDS };
             let future = in_time(&store, &lock, "a call", call(&store, kind, n)).await;
             kept.push(frozen(future, 1 + random.bits() as u64 % 6, &random).await);
@@ -154,8 +154,7 @@ fn a_runtime_that_ends_or_stands_still_blocks_no_store() {
     let cluster = own.block_on(Cluster::start(1, &[]));
     for fate in [Fate::Ends, Fate::StandsStill] {
         let first = runtime();
-        // Opens the connections and the lease. One more renewal and one acquisition are in progress when the runtime
-        // stops.
+        // Opens the connections and the lease. A call of each kind is in progress when the runtime stops.
         let (store, mut lock, begun) = first.block_on(async {
             let store = open(&format!("{}{fate:?}/", cluster.url())).await;
             let mut lock = granted(&store, "lock", TTL).await;
@@ -192,6 +191,6 @@ fn a_runtime_that_ends_or_stands_still_blocks_no_store() {
         });
         drop((begun, idle));
     }
-    // Inside a runtime, which the cluster's processes belong to.
+    // Drop the cluster inside the runtime to which its processes belong.
     own.block_on(async move { drop(cluster) });
 }

@@ -1,4 +1,5 @@
-//! On one blob with azure-storage-blob, Microsoft's client for Python, as processes. `./test` installs it.
+//! leasehold shares a blob with azure-storage-blob, Microsoft's client for Python, which runs in processes. `./test`
+//! installs it.
 
 use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::harness::Fresh;
@@ -36,7 +37,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
     assert_eq!(peer(&fresh, "try", "60", &[]).end().await, says("granted", 0));
 }
 
-/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
+/// Our client waits until the lease of their client is over, and vice versa.
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("azure_lease");

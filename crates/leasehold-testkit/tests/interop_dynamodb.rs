@@ -1,4 +1,5 @@
-//! leasehold on one table with AWS's lock client in Java and its Go port, run as processes. `./test` builds them.
+//! leasehold shares a table with AWS's lock client in Java and with its Go port, which run as processes. `./test`
+//! builds them.
 
 use std::time::Duration;
 
@@ -25,11 +26,11 @@ struct Kind {
 }
 
 const JAVA: Kind = Kind { program: Program::DYNAMODB_JAVA, options: &[], dialect: "java" };
-/// By default it deletes an item on release and replaces whole items.
+/// By default, this client deletes an item on release and replaces whole items.
 const JAVA_DELETES: Kind = JAVA;
 const JAVA_REPLACES: Kind = Kind { options: &["--keep"], ..JAVA };
 const JAVA_UPDATES: Kind = Kind { options: &["--keep", "--update"], ..JAVA };
-/// It copies the fields that it finds in an item. A copy may be old.
+/// This client copies the fields that it finds in an item. A copy may be old.
 const GO: Kind = Kind { program: Program::DYNAMODB_GO, options: &[], dialect: "go" };
 const GO_DELETES: Kind = Kind { options: &["--delete"], ..GO };
 
@@ -63,12 +64,12 @@ async fn ours_waits_for_theirs_and_takes_over_when_it_is_killed(table: &Table) {
     assert!(!held.holder.as_ref().unwrap().name.is_empty(), "its owner is named: {error:?}");
 
     let mut ours = table.worker("hold", TTL, &[]);
-    // It holds the lock for several leases, so each heartbeat was seen.
+    // Their process holds the lock for longer than a lease, so our waiter must have seen its heartbeats.
     SystemClock.sleep(TTL * 2).await;
     let killed = SystemClock.now();
     theirs.kill().await;
     assert!(ours.granted().await > before.0.get());
-    // Its last heartbeat was at most a third of its lease before the kill, and granted a whole lease.
+    // Its last heartbeat came at most a third of a lease before the kill, and prolonged the lock by a whole lease.
     let least = TTL / 2;
     assert!(
         SystemClock.now().longest_since(killed) >= least,
@@ -107,7 +108,7 @@ async fn a_released_lock_alternates_at_once_and_our_tokens_rise(table: &Table) {
         let error = table.locker().await.lock("lock").try_acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
         release(theirs).await;
-        // Twice: a grant over an item of the other client, and one over an item of ours.
+        // The first grant is over an item of the other client, and the second one over an item of leasehold.
         for _ in 0..2 {
             let (token, ours) = table.grant(Duration::from_secs(60)).await;
             assert!(token > last, "{token} after {last}");
@@ -156,7 +157,7 @@ impl Table {
         Worker::start(verb, &self.url, "lock", &[&["--ttl", &ttl], more].concat())
     }
 
-    /// Waits for a grant, on a new client, and does not renew it.
+    /// Waits for a grant on a new client. Does not renew it.
     async fn grant(&self, ttl: Duration) -> (Token, (Locker, Grant)) {
         let locker = self.locker().await;
         let (env, store) = (locker.store().env().clone(), locker.store().clone());

@@ -33,13 +33,13 @@ impl Shared {
         Locker::open(&self.url).await.unwrap()
     }
 
-    /// The Go mutex, with a session of 2 s.
+    /// Starts the Go mutex, with a session of 2 s.
     fn go(&self, verb: &str, more: &[&str]) -> Process {
         let more: Vec<&str> = ["--ttl", "2"].into_iter().chain(more.iter().copied()).collect();
         Program::ETCD_GO.start(verb, &self.url, &self.prefix, &more)
     }
 
-    /// `etcdctl lock` with a command that prints `granted` and ends when the file `name` exists.
+    /// Starts `etcdctl lock` with a command that prints `granted` and ends when the file `name` exists.
     fn etcdctl(&self, name: &str) -> Process {
         let file = self.folder.path().join(name);
         let script = format!("echo granted; while [ ! -e '{}' ]; do sleep 0.05; done", file.display());

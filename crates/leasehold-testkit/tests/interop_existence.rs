@@ -1,4 +1,4 @@
-//! `?protocol=existence` beside handwritten clients that create the object if it does not exist, and delete it.
+//! `?protocol=existence` beside handwritten clients that create the object if it does not exist, and that delete it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tokio::net::TcpStream;
 
 use crate::workers::{self, Worker};
 
-/// Long enough for a busy server to respond within it.
+/// Long enough for a busy server to respond in time.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
-/// The stores, each with a unique prefix.
+/// Returns the stores, each with a unique prefix.
 async fn stores() -> [Plain; 2] {
     [Plain::on(Server::FAKE_GCS).await, Plain::on(Server::MOTO).await]
 }
@@ -106,7 +106,7 @@ async fn we_wait_until_a_plain_client_deletes_its_lock() {
         assert!(refused.to_string().contains("unknown holder"), "{refused}");
         assert!(refused.holder().unwrap().foreign.is_some());
         let waiter = tokio::spawn(async move { lock.acquire().await });
-        // It reads again after a lease of ours would have ended.
+        // The waiter still reads after a lease of ours would have ended.
         let lease = Deadline::new(SystemClock.now(), TTL);
         proxy.until(|_| lease.passed(SystemClock.now())).await;
         assert!(!waiter.is_finished());
@@ -128,7 +128,7 @@ async fn a_plain_client_is_refused_until_we_release() {
     }
 }
 
-/// If a plain client deletes our object, we lose the lock. The next renewal reports that, and does not restore the
+/// If a plain client deletes our object, we lose the lock. The next renewal reports the loss and does not restore the
 /// object.
 #[tokio::test]
 async fn we_learn_that_a_plain_client_deleted_our_lock() {
@@ -206,7 +206,7 @@ async fn four_of_ours_and_four_of_theirs_count_exactly() {
     }
 }
 
-/// Reads, then writes. Returns the times before and after.
+/// Reads the number and then writes it. Returns the times before and after.
 fn add_one_carelessly(file: &Path) -> (u128, u128) {
     let from = SystemClock.now().since_boot().as_nanos();
     let number: u64 = std::fs::read_to_string(file).unwrap().trim().parse().unwrap();

@@ -1,4 +1,4 @@
-//! leasehold beside client-go's leader election, on one Lease; and what Kubernetes' tools show.
+//! leasehold beside client-go's leader election on one Lease, and the output of Kubernetes' tools.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -41,7 +41,7 @@ impl Shared {
         Program::CLIENT_GO.start(verb, &self.url, "job", &more)
     }
 
-    /// Runs kubectl as an administrator, in the namespace of the lock. Returns what it prints.
+    /// Runs kubectl as an administrator in the namespace of the lock. Returns its output.
     async fn kubectl(&self, arguments: &[&str], input: &str) -> String {
         let mut kubectl = Command::new(program("LEASEHOLD_TEST_KUBECTL"));
         kubectl.arg(format!("--server=http://{}", address(&self.url)));
@@ -106,7 +106,7 @@ async fn we_wait_for_client_go_and_tokens_rise_across_it() {
         let lock = shared.locker().await.lock("job");
         async move { lock.acquire().await }
     });
-    // The waiter marks their Lease, and they renew it.
+    // Our waiter marks the Lease, and client-go still renews it.
     let mut renewed = shared.lease().await["spec"]["renewTime"].clone();
     let mut renewals = 0;
     within("renewals", async {
@@ -134,7 +134,7 @@ async fn each_takes_over_after_a_killed_holder_of_the_other() {
     theirs.says("granted").await;
     let mut ours = Worker::start("hold", &shared.url, "job", &["--ttl", "2"]);
     theirs.kill().await;
-    // They renew every two fifteenths of it.
+    // client-go renews its lease every two fifteenths of the lease duration.
     let alive = Deadline::new(SystemClock.now(), TTL / 2);
     ours.granted().await;
     assert!(alive.passed(SystemClock.now()), "granted before client-go's lease can have ended");
@@ -145,7 +145,7 @@ async fn each_takes_over_after_a_killed_holder_of_the_other() {
     assert!(alive.passed(SystemClock.now()), "granted before the lease of the dead can have ended");
 }
 
-/// Our renewals are too frequent for client-go's resolution of a second, and it must not take over.
+/// Our renewals are more frequent than client-go's resolution of a second. client-go must not take over.
 #[tokio::test]
 async fn a_holder_with_a_short_lease_keeps_it() {
     let shared = Shared::new();
@@ -213,7 +213,7 @@ async fn kubectl_shows_our_holder() {
     assert_eq!(transitions, spec["leaseTransitions"].as_u64().map(|before| before + 1));
 }
 
-/// Those of the page of the store.
+/// The manifests are those of `docs/stores/kubernetes.md`.
 #[tokio::test]
 async fn the_server_accepts_the_manifests_of_the_docs() {
     let shared = Shared::new();
@@ -264,7 +264,7 @@ async fn a_lease_of_coordinated_election_is_not_taken_over() {
     });
     let (status, answer) = lease(&shared.url, "POST", "", Some(&object)).await;
     assert_eq!(status, 201, "{answer}");
-    // Without its feature gate the server drops the field: then it is an ordinary Lease.
+    // Without the feature gate, the server drops the field, and the Lease is an ordinary one.
     if shared.lease().await["spec"]["strategy"].is_null() {
         return;
     }

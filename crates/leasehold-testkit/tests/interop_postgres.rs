@@ -1,4 +1,4 @@
-//! On one table with ShedLock itself, as processes. `./test` builds them.
+//! leasehold shares a table with ShedLock itself, which runs in processes. `./test` builds the program.
 
 use leasehold::{ErrorKind, Guard, Locker};
 use leasehold_testkit::harness::Fresh;
@@ -48,7 +48,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
     }
 }
 
-/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
+/// Our client waits until the lease of their client is over, and vice versa.
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("postgres");

@@ -1,4 +1,4 @@
-//! On one key with other lock clients, as processes. `./test` builds them.
+//! leasehold shares a key with other lock clients, which run as processes. `./test` builds them.
 
 use leasehold::{ErrorKind, Guard, Locker};
 use leasehold_testkit::harness::Fresh;
@@ -23,7 +23,7 @@ async fn ours(fresh: &Fresh) -> Guard {
     within("a grant", lock.acquire()).await.unwrap()
 }
 
-/// What a failed attempt reports about the holder.
+/// Returns the error of a refused try.
 async fn refused(fresh: &Fresh) -> leasehold::Error {
     let error = Locker::open(fresh.url()).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
@@ -58,7 +58,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
     }
 }
 
-/// Ours waits until the lease of theirs is over, and theirs until the lease of ours is.
+/// Our client waits until the lease of their client is over, and vice versa.
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("redis");
@@ -83,7 +83,7 @@ async fn a_cooldown_keeps_other_clients_out() {
     assert_eq!(peer(Program::REDSYNC, &fresh, "try", "60", &[]).end().await, says("held", 1));
 }
 
-/// Redisson's locks are hashes. Each side refuses the other's.
+/// Redisson's locks are hashes. Each client refuses the other's locks.
 #[tokio::test]
 async fn redisson_and_leasehold_refuse_each_others_locks() {
     let fresh = stores::fresh("redis");

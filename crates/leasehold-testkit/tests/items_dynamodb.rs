@@ -58,7 +58,7 @@ impl Table {
         Self { url, client, table, key: format!("{}/lock", path.trim_matches('/')) }
     }
 
-    /// A new client without a cache.
+    /// Opens a new client, which has nothing in its cache.
     async fn locker(&self) -> Locker {
         self.with("").await
     }
@@ -67,7 +67,7 @@ impl Table {
         Locker::open(&format!("{}{options}", self.url)).await.unwrap()
     }
 
-    /// Acquires and releases with a new client. Returns the token.
+    /// Acquires and releases the lock with a new client. Returns the token.
     async fn token(&self) -> Token {
         let guard = self.locker().await.lock("lock").try_acquire().await.unwrap();
         let token = guard.token().unwrap();
@@ -84,7 +84,7 @@ impl Table {
         self.client.put_item().table_name(&self.table).set_item(Some(item)).send().await.unwrap();
     }
 
-    /// The item that AWS's client writes when it is granted the lock for `lease_ms`.
+    /// Returns the item that AWS's client writes when it is granted the lock for `lease_ms`.
     fn theirs(&self, lease_ms: u64) -> Item {
         Item::from([
             ("key".to_owned(), s(&self.key)),
@@ -94,7 +94,7 @@ impl Table {
         ])
     }
 
-    /// A heartbeat of AWS's client.
+    /// Sends a heartbeat as AWS's client does.
     async fn heartbeat(&self) {
         let request = self.client.update_item().table_name(&self.table).key("key", s(&self.key));
         request
@@ -105,7 +105,7 @@ impl Table {
             .unwrap();
     }
 
-    /// A release by AWS's client, which keeps the version.
+    /// Releases the lock as AWS's client does, which keeps the version.
     async fn mark_released(&self) {
         let request = self.client.update_item().table_name(&self.table).key("key", s(&self.key));
         request
@@ -135,7 +135,7 @@ async fn attributes_of_other_clients_stay_in_an_item(table: &Table) {
         [("data", AttributeValue::B(Blob::new(*b"theirs"))), ("team", s("payments")), ("isReleased", s("1"))];
     theirs.extend(kept.clone().map(|(name, value)| (name.to_owned(), value)));
     table.put(theirs).await;
-    // Granted by a read and a write, then without a read; renewed in between.
+    // The first grant takes a read and a write, and the second one takes no read. Each grant is renewed.
     for _ in 0..2 {
         let locker = table.locker().await;
         let guard = locker.lock("lock").acquire().await.unwrap();
@@ -149,7 +149,7 @@ async fn attributes_of_other_clients_stay_in_an_item(table: &Table) {
     }
 }
 
-/// The Go client copies what it read into the item that it writes, however long ago it read that.
+/// The Go client copies what it has read into the item that it writes, however long ago it read that.
 async fn a_token_that_another_client_brought_back_is_not_counted_on(table: &Table) {
     table.token().await;
     let old = table.item().await.unwrap();
@@ -183,7 +183,7 @@ async fn each_heartbeat_of_another_client_prolongs_its_lease(table: &Table) {
     table.put(table.theirs(LEASE.as_millis() as u64)).await;
     let locker = table.locker().await;
     let mut waiter = tokio::spawn(async move { locker.lock("lock").acquire().await });
-    // Three leases long.
+    // This takes three times as long as a lease.
     for _ in 0..BEATS {
         SystemClock.sleep(LEASE / 4).await;
         assert!(!waiter.is_finished(), "granted while it was alive");
@@ -195,7 +195,7 @@ async fn each_heartbeat_of_another_client_prolongs_its_lease(table: &Table) {
     guard.release().await.unwrap();
 }
 
-/// Like a cron job: a new process each time, none of which watches for long. The items contain no time.
+/// Each try is a new process, as with a cron job, and none watches for long. The items contain no time.
 async fn a_job_that_only_tries_takes_over_from_a_dead_client(table: &Table) {
     table.put(table.theirs(1_000)).await;
     let began = SystemClock.now();

@@ -1,4 +1,4 @@
-//! The line of waiters in PostgreSQL: each test fails without its rule.
+//! The line of waiters in PostgreSQL. Each test fails without its rule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{psql, table};
 
-/// The ttl of all claims: a grace is longer than any test.
+/// The ttl of all claims, which is longer than any test.
 const TTL: Duration = Duration::from_secs(3_600);
 
 fn lock() -> LockName {
@@ -47,7 +47,7 @@ impl World {
         psql(self.fresh.url(), &format!("UPDATE {} SET {set}", table(self.fresh.url()))).await;
     }
 
-    /// Lets the waiters' grace last for long, so that it is not over by chance.
+    /// Makes the waiters' grace long, so that it does not end by chance.
     async fn are_slow(&self) {
         let slow = r#"waiter || '{"polls_ms": 10000}'"#;
         self.set(&format!(
@@ -57,13 +57,13 @@ impl World {
         .await;
     }
 
-    /// Lets an hour pass since the lock was released, or has lapsed.
+    /// Changes the table as if an hour had passed since the lock was released or has lapsed.
     async fn an_hour_later(&self) {
         let hour = "interval '1 hour'";
         self.set(&format!("lock_until = lock_until - {hour}, lease_until = lease_until - {hour}")).await;
     }
 
-    /// The names of the waiters, in their order.
+    /// Returns the names of the waiters, in order.
     async fn in_line(&self) -> String {
         let sql = format!(
             "SELECT string_agg(waiter->'holder'->>'name', ' ' ORDER BY place)
@@ -140,7 +140,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     }
     let mut grant = first.granted().await;
     assert_eq!(world.in_line().await, "second third");
-    // A copy of the request arrives again.
+    // A duplicate of the request arrives.
     let again = first.granted().await;
     assert_eq!((again.token, &*world.in_line().await), (grant.token, "second third"));
     first.release(&mut grant).await;
@@ -161,7 +161,7 @@ async fn a_dead_waiter_is_passed_over_after_its_grace() {
     world.an_hour_later().await;
     let mut grant = next.granted().await;
     assert_eq!(world.in_line().await, "last", "the dead waiter has lost its place");
-    // It is alive after all, and joins at the end.
+    // The waiter is alive after all, and joins the line at the end.
     dead.turn(&dead.refused().await).await;
     assert_eq!(world.in_line().await, "last dead");
     next.release(&mut grant).await;
@@ -280,7 +280,7 @@ async fn a_line_that_was_damaged_by_hand_delays_no_one_for_long() {
         let mut grant = waiter.granted().await;
         waiter.release(&mut grant).await;
         assert_eq!(world.in_line().await, "");
-        // The claims of the next round have been granted before.
+        // The next round repeats the holder's claim, so the table must not show that the claim was granted before.
         psql(world.fresh.url(), &format!("DELETE FROM {}", table(world.fresh.url()))).await;
     }
 }

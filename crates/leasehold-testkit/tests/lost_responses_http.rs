@@ -1,5 +1,5 @@
 //! A running server behind a proxy that loses, repeats and refuses requests. Each request names its claim or its grant,
-//! so every outcome is found.
+//! so the client can find out every outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ async fn open(url: &str) -> Arc<dyn LeaseStore> {
     leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
 }
 
-/// A server, and the store by way of a proxy and directly.
+/// A server, with its store through a proxy and directly.
 struct Site {
     proxy: Proxy,
     behind: Arc<dyn LeaseStore>,
@@ -61,10 +61,10 @@ async fn every_lost_response_is_resolved() {
         assert!(matches!(direct.inspect(&name).await.unwrap().state, State::Held(_)), "{harm:?}");
         proxy.next("POST", harm);
         let released = behind.release(&mut grant, None).await.unwrap();
-        // Repeated by a proxy, the second response is that of a request that found it released.
+        // If a proxy repeats the request, the second response is that of a request that found the lock released.
         assert!(released == Released::Released || harm == Harm::TwiceSecondAnswer, "{harm:?}");
         assert_eq!(direct.inspect(&name).await.unwrap().state, State::Free, "{harm:?}");
-        // The claim is spent, and is not granted again.
+        // The claim is spent and is not granted again.
         assert!(matches!(direct.try_acquire(&claim).await.unwrap(), AcquireOutcome::Lost(_)), "{harm:?}");
     }
 }
@@ -88,7 +88,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
         };
         let (turn, _) = tokio::join!(behind.turn(&waiting, &seen), release);
         assert!(turn.unwrap_err().is_transient());
-        // The server has granted it.
+        // The server has granted the lock to the waiter.
         let State::Held(holder) = direct.inspect(&name).await.unwrap().state else { panic!("not granted") };
         if is_withdrawn {
             let mut withdrawn = Grant {
@@ -105,7 +105,7 @@ async fn a_waiters_grant_with_a_lost_response_is_found_or_withdrawn() {
             let outcome = behind.try_acquire(&waiting).await.unwrap();
             let AcquireOutcome::Granted(grant) = outcome else { panic!("{outcome:?}") };
             assert_eq!(Some(grant.token), holder.token);
-            // By an operator, whose first response is lost.
+            // An operator evicts the grant, and the first response is lost.
             proxy.next("POST", Harm::AnswerLost);
             assert_eq!(behind.evict(&name, grant.token, None).await.unwrap(), Evicted::Evicted);
         }

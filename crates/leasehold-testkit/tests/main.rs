@@ -1,7 +1,7 @@
 //! The integration tests on real stores, in one binary with a module for each subject. `./test` starts the servers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-/// Generates a test for each of these functions, in a module named after a storage. The functions get its name.
+/// Generates a test for each of these functions, in a module named after the storage. Each function receives that name.
 macro_rules! on_storage {
     ($storage:ident: $($test:ident)*) => {
         mod $storage {

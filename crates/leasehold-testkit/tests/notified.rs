@@ -1,4 +1,5 @@
-//! Waiters on PostgreSQL and Redis are notified of a release. They never poll here: no pause ends on their clock.
+//! Waiters on PostgreSQL and Redis are notified of a release. They cannot poll here, because no pause ends on their
+//! clock.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -65,10 +66,10 @@ async fn granted(store: &dyn LeaseStore) -> Grant {
     }
 }
 
-/// A process that waits. Returns its store, its grant, and how often it asked for the lock.
+/// A process that waits. The task returns its store, its grant, and how often it asked for the lock.
 type Waiting = JoinHandle<(Arc<dyn LeaseStore>, Grant, usize)>;
 
-/// A process that waits, once it has a place behind `before` others.
+/// Starts a process that waits. Returns when it has a place behind `before` others.
 async fn waiter(url: &str, env: Env, observer: &dyn LeaseStore, before: usize) -> Waiting {
     let store = opened(url, env).await;
     let waiting = tokio::spawn(async move {
@@ -104,10 +105,10 @@ async fn a_release_wakes_the_first_waiter_and_no_other(storage: &str) {
         let mut grant = granted(&*holder).await;
         let first = waiter(fresh.url(), without_pauses(2 * round), &*holder, 0).await;
         let second = waiter(fresh.url(), without_pauses(2 * round + 1), &*holder, 1).await;
-        // Perhaps before a waiter listens.
+        // This may happen before a waiter listens.
         holder.release(&mut grant, None).await.unwrap();
         let (store, mut grant, asked) = within("the first waiter", first).await.unwrap();
-        // At first, with a place, and after the release.
+        // The waiter asks at first, when it has a place, and after the release.
         assert!(asked <= 3, "{asked} requests");
         assert!(!second.is_finished());
         store.release(&mut grant, None).await.unwrap();
@@ -142,7 +143,7 @@ mod poolers {
         finding.seen.clone()
     }
 
-    /// The next client gets the connection to the server, so nothing is listened to on it.
+    /// The pooler gives the server connection to the next client, so leasehold must not listen on it.
     #[tokio::test]
     async fn behind_a_pooler_waiters_poll() {
         let fresh = stores::fresh("postgres_pgbouncer");
@@ -204,7 +205,7 @@ mod promotion {
         .await;
         primary.kill(Duration::ZERO).await.unwrap();
         redis_cli(primary.url(), &["REPLICAOF", "127.0.0.1", "1"]).await;
-        // The waiter may have connected again before that. Sentinels end the connections of a server that they demote.
+        // The waiter may have reconnected before that. Sentinels close the connections of a server that they demote.
         for kind in ["normal", "pubsub"] {
             redis_cli(primary.url(), &["CLIENT", "KILL", "TYPE", kind]).await;
         }

@@ -22,19 +22,19 @@ const TIMES: usize = 25;
 
 const OBJECT: &str = "numbers and so on.json";
 
-/// The URL of a unique folder that needs no examination.
+/// Returns the URL of a unique folder that needs no examination.
 async fn fresh_folder(server: Server) -> String {
     let folder = server.fresh_url();
     vouch(server, &folder).await;
     folder
 }
 
-/// The URL of an object in such a folder.
+/// Returns the URL of an object in such a folder.
 async fn fresh(server: Server) -> String {
     below(&fresh_folder(server).await, OBJECT)
 }
 
-/// The URL of such an object through a proxy, which counts as a separate server.
+/// Returns a proxy, and the URL of such an object through it. The proxy counts as a separate server.
 async fn fresh_through(server: Server) -> (Proxy, String) {
     let proxy = Proxy::start(server.address()).await;
     let folder = through(&server.fresh_url(), proxy.address());
@@ -62,7 +62,7 @@ async fn register(server: Server, folder: &str) -> Arc<dyn Register> {
     }
 }
 
-/// The HTTP method of a write.
+/// Returns the HTTP method of a write.
 fn writes(server: Server) -> &'static str {
     if server == Server::FAKE_GCS { "POST" } else { "PUT" }
 }
@@ -207,7 +207,8 @@ async fn on_gcs_a_read_raises_the_fence() {
     object.write_fenced(token(6), "idle").await.unwrap();
 }
 
-/// Holders with rising tokens append their token to one list. It rises, and has each addition once.
+/// Holders with rising tokens append their token to one list. The tokens in the list rise, and each accepted addition
+/// is in it once.
 #[tokio::test]
 async fn accepted_tokens_never_go_back() {
     for server in SERVERS {
@@ -227,7 +228,7 @@ async fn accepted_tokens_never_go_back() {
     }
 }
 
-/// The additions of the holder with token `number` that were accepted.
+/// Makes additions as the holder with token `number`. Returns those that were accepted.
 async fn additions(url: String, number: u64) -> Vec<String> {
     let object = Object::open(&url).await.unwrap();
     let mut accepted = Vec::new();

@@ -7,14 +7,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folders of all packages.
+/// Returns the folders of all packages.
 fn packages() -> Vec<PathBuf> {
     let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let others = ["fuzz", "crates/leasehold-testkit/peers/rust"].map(|folder| root().join(folder));
     folders.filter(|folder| folder.join("Cargo.toml").exists()).chain(others).collect()
 }
 
-/// The published packages.
+/// Returns the folders of the published packages.
 fn published() -> Vec<PathBuf> {
     let published: Vec<_> =
         packages().into_iter().filter(|folder| !manifest(folder).contains("\npublish = false\n")).collect();

@@ -1,4 +1,4 @@
-//! Other lock clients among themselves: checks what the tests that mix them with leasehold rely on.
+//! Other lock clients among themselves. Checks the behaviour on which the tests that mix them with leasehold rely.
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
@@ -9,7 +9,7 @@ use leasehold_testkit::servers::Server;
 const PROCESSES: usize = 4;
 const TIMES: usize = 10;
 
-/// A unique lock.
+/// Returns the name of a unique lock.
 fn fresh_lock() -> String {
     format!("peers/{}", Id::random(&Random::from_os()))
 }
@@ -69,7 +69,7 @@ async fn mutexes_of_etcd() {
     exclude_each_other(Program::ETCD_GO, Server::ETCD, &[]).await;
 }
 
-/// The output and the actions of the benchmark's contenders: counted, not timed.
+/// Checks the output and the actions of the benchmark's contenders. They are counted, not timed.
 async fn speaks_the_protocol_of_the_benchmark(peer: Program, server: Server) {
     let url = server.url();
     contend(peer, &url, &["--count", "3"], Some(12)).await;
@@ -82,7 +82,7 @@ async fn speaks_the_protocol_of_the_benchmark(peer: Program, server: Server) {
     let (word, when) = said.split_once(' ').unwrap();
     assert!(word == "granted" && when.parse::<u64>().is_ok(), "{said}");
     assert_eq!(holder.end().await, (vec![], Some(0)));
-    // It was released, so the next holder does not wait for the lease to end.
+    // The lock was released, so the next holder does not wait for the lease to end.
     let mut next = started(peer, "hold", &url, &lock, &["--ttl-ms", "3600000"]).await;
     assert!(next.line().await.unwrap().starts_with("granted "));
     assert_eq!(next.end().await.1, Some(0));
@@ -103,8 +103,8 @@ async fn started(peer: Program, verb: &str, url: &str, lock: &str, more: &[&str]
     process
 }
 
-/// Two processes of two tasks each, which hold the lock long enough to overlap if they can. They make exactly
-/// `acquisitions` acquisitions, if given.
+/// Runs two processes of two tasks each, which hold the lock for long enough to overlap if they can. They must make
+/// exactly `acquisitions` acquisitions, if given.
 async fn contend(peer: Program, url: &str, until: &[&str], acquisitions: Option<usize>) {
     let lock = fresh_lock();
     let more = [&["--tasks", "2", "--hold-us", "20000", "--ttl-ms", "30000"], until].concat();
@@ -130,7 +130,7 @@ async fn contend(peer: Program, url: &str, until: &[&str], acquisitions: Option<
     }
 }
 
-/// The times between which a lock was held.
+/// Returns the times between which a lock was held.
 fn acquisition(line: &str) -> (u64, u64) {
     let words: Vec<u64> =
         line.strip_prefix("E ").unwrap().split(' ').map(|word| word.parse().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! PostgreSQL behind pgbouncer. The conformance suite runs through its pool of transactions too.
+//! PostgreSQL behind pgbouncer. The conformance suite also runs through its transaction pool.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use leasehold_testkit::stores::postgres::psql;
 
 use crate::workers;
 
-/// A new table, by way of pgbouncer's database `pool`.
+/// Creates a table that clients reach through pgbouncer's database `pool`.
 fn fresh(pool: &str) -> (Fresh, String) {
     let fresh = stores::fresh("postgres_pgbouncer");
     let url = fresh.url().replace("/transaction?", &format!("/{pool}?"));
@@ -33,7 +33,7 @@ async fn sixteen_processes_count_exactly_through_a_pool_of_sessions() {
     workers::count_exactly(&url, fresh.folder()).await;
 }
 
-/// Clients of one connection to the server find neither settings nor locks of leasehold there.
+/// Other clients of the same server connection find neither settings nor locks of leasehold there.
 #[tokio::test]
 async fn a_pooled_session_keeps_nothing_of_a_statement() {
     let (_fresh, url) = fresh("single");
@@ -49,7 +49,7 @@ async fn a_pooled_session_keeps_nothing_of_a_statement() {
     guard.release().await.unwrap();
 }
 
-/// The statements that pgbouncer has passed on for its database `counted`, which no other test uses.
+/// Returns how many statements pgbouncer has passed on for its database `counted`, which no other test uses.
 async fn passed_on() -> u64 {
     let admin = format!("postgres://leasehold@{}/pgbouncer", Server::PGBOUNCER.address());
     let stats = psql(&admin, "SHOW STATS").await;
@@ -61,7 +61,7 @@ async fn passed_on() -> u64 {
 async fn each_step_of_a_lock_is_one_statement_of_the_pooler() {
     let (_fresh, url) = fresh("counted");
     let locker = Locker::open(&url).await.unwrap();
-    // Connects.
+    // Open the connection.
     locker.inspect(&"lock".parse().unwrap()).await.unwrap();
     let before = passed_on().await;
     let guard = locker.lock("lock").acquire().await.unwrap();

@@ -16,7 +16,7 @@ macro_rules! suite {
 
 macro_rules! processes {
     ($storage:ident alone) => {};
-    // Such a server does not respond to so many clients within the time limits.
+    // A serial server does not respond to so many clients within the time limits.
     ($storage:ident serial) => { processes! { $storage: } };
     ($storage:ident $shared:ident) => {
         processes! { $storage: sixteen_processes_count_exactly never_more_processes_than_permits }
@@ -33,7 +33,7 @@ macro_rules! processes {
 
 for_each_storage!(suite);
 
-/// Empty storage that several processes may use at once.
+/// Creates empty storage that several processes may use at once.
 async fn fresh(storage: &str) -> Fresh {
     let fresh = stores::fresh(storage);
     fresh.vouch().await;

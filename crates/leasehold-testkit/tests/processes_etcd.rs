@@ -1,4 +1,4 @@
-//! Several processes on a real etcd, whose waiters form a line. `./test` starts it.
+//! Several processes on a real etcd, whose waiters form a line. `./test` starts the server.
 
 use leasehold::Locker;
 use leasehold::url::StoreUrl;
@@ -9,7 +9,8 @@ use crate::workers::{self, Worker};
 
 const TTL_OPTION: &[&str] = &["--ttl", "2"];
 
-/// If this lock's name is a prefix of another lock's, that lock's keys lie among its keys. It must ignore them.
+/// If the name of this lock is a prefix of another lock's name, the other lock's keys lie among its keys. It must
+/// ignore them.
 #[tokio::test]
 async fn processes_count_exactly_also_amid_the_keys_of_other_locks() {
     let (url, folder) = (Server::ETCD.fresh_url(), tempfile::tempdir().unwrap());
@@ -34,7 +35,7 @@ async fn a_killed_waiter_does_not_block_the_waiters_behind_it() {
     assert!(third.granted().await > first);
 }
 
-/// The prefix of the keys of `lock`.
+/// Returns the prefix of the keys of `lock`.
 fn line(url: &str) -> String {
     format!("{}/lock/", StoreUrl::parse(url).unwrap().path().trim_matches('/'))
 }

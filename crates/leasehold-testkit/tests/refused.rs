@@ -24,7 +24,7 @@ mod s3 {
         assert!(records.is_empty(), "{records:?}");
     }
 
-    /// Updates and fenced writes rely on preconditions too, and are also refused.
+    /// Updates and fenced writes also rely on preconditions, so they are refused as well.
     #[tokio::test]
     async fn a_server_that_ignores_preconditions_is_given_no_object() {
         let server = FakeS3::start(Preconditions::Ignored).await;
@@ -37,7 +37,7 @@ mod s3 {
         assert!(!server.paths().iter().any(|path| path.ends_with("counter.json")), "{:?}", server.paths());
     }
 
-    /// The same server with preconditions is accepted: it was refused only for ignoring them.
+    /// The same server is accepted with preconditions. This shows that it was refused only for ignoring them.
     #[tokio::test]
     async fn the_same_server_is_accepted_once_it_honours_them() {
         let server = FakeS3::start(Preconditions::Honoured).await;
@@ -48,7 +48,7 @@ mod s3 {
         locker.lock("deploy/prod").try_acquire().await.unwrap().release().await.unwrap();
     }
 
-    /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. It is refused before it grants
+    /// MinIO ignores `If-Match` on deletes, and with this protocol a release deletes. MinIO is refused before it grants
     /// anything, not at the first release.
     #[tokio::test]
     async fn a_server_that_deletes_without_preconditions_is_refused() {
@@ -92,7 +92,7 @@ mod dynamodb {
     use leasehold::{ErrorKind, Locker};
     use leasehold_testkit::servers::Server;
 
-    /// Unmodified moto checks a condition, then writes, so two simultaneous writers may both succeed. Each prefix is
+    /// Unmodified moto checks a condition and then writes, so two simultaneous writers may both succeed. Each prefix is
     /// examined again.
     #[tokio::test]
     async fn a_dynamodb_that_checks_and_writes_in_two_steps_is_refused() {

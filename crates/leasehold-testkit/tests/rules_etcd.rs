@@ -1,4 +1,4 @@
-//! The rules that make locks on etcd safe, each tested on a real member. Without a rule, its test fails.
+//! The rules that make locks on etcd safe, each tested on a real member. Each test fails without its rule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ async fn waiters_are_shown_also_behind_older_keys_of_other_locks() {
     assert_eq!((status.token, status.waiters.len()), (Some(grant.token), 1));
 }
 
-/// A client that waits for a job to end sees the cooldown begin: the key is written then, not deleted.
+/// A client that waits for a job to end sees the cooldown begin. The key is written then, not deleted.
 #[tokio::test]
 async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     let url = Server::ETCD.fresh_url();
@@ -132,12 +132,12 @@ async fn a_waiter_outside_the_line_is_woken_by_a_cooldown() {
     assert_eq!(rested.unwrap(), Released::Released);
     let resting = two.held(&claim).await;
     assert!(resting.in_cooldown && resting.last_holder == Some(Holder::this_process()), "{resting:?}");
-    // What is left of its lease, which is read from etcd: the key only contains the length of the cooldown.
+    // The remaining time is read from etcd's lease, because the key contains only the length of the cooldown.
     assert!(resting.held_for.is_some() && resting.lapses_within <= Some(Duration::from_secs(3_600)));
 }
 
-/// Fault 28: the key of a claim in line expires with its lease. A client that counted having no key before its own as
-/// its turn would hold the lock by a key that no longer exists.
+/// Fault 28: the key of a claim in line expires with its lease. A client that takes the absence of keys before its own
+/// for its turn would hold the lock by a key that no longer exists.
 #[tokio::test]
 async fn a_lost_place_in_line_is_not_a_grant() {
     let (one, two) = two().await;
@@ -156,7 +156,7 @@ async fn a_lost_place_in_line_is_not_a_grant() {
     assert_eq!(status.token, Some(grant.token), "believes in a lock that it does not have");
 }
 
-/// The same for a client that has not noticed its loss, with others behind it. They come first now.
+/// The same for a client that has not noticed the loss of its place. The claims behind it now come first.
 #[tokio::test]
 async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     let (one, two) = two().await;
@@ -173,7 +173,7 @@ async fn a_place_that_was_lost_unnoticed_is_retaken_at_the_end() {
     two.granted(&lost).await;
 }
 
-/// The first in line confirms its turn with a write. Before that, no client sees a token, and the token is that of the
+/// The first in line confirms its turn with a write. No client sees a token before that, and the token is that of the
 /// write.
 #[tokio::test]
 async fn a_turn_is_confirmed_by_a_visible_write() {
@@ -190,7 +190,7 @@ async fn a_turn_is_confirmed_by_a_visible_write() {
     assert!(grant.token > first.token);
 }
 
-/// A claim that asks before its turn gets the holder, however often it asks, and keeps its place.
+/// A claim that asks before its turn learns the holder, however often it asks, and keeps its place.
 #[tokio::test]
 async fn no_claim_is_granted_before_its_turn() {
     let (one, two) = two().await;
@@ -232,7 +232,7 @@ async fn a_claim_that_is_withdrawn_leaves_the_line() {
     two.granted(&later).await;
 }
 
-/// Whatever the last response was, a claim whose key stands in line is withdrawn only on request.
+/// Whatever the last response was, a claim whose key is in line is withdrawn only on request.
 #[tokio::test]
 async fn an_error_while_waiting_in_line_is_maybe_applied() {
     let (one, two) = two().await;
@@ -246,7 +246,7 @@ async fn an_error_while_waiting_in_line_is_maybe_applied() {
     assert!(matches!(error, leasehold::error::StoreError::MaybeApplied(_)), "{error:?}");
 }
 
-/// The lease was kept alive before the key was put on it. The deadline counts from that keep-alive.
+/// The lease was kept alive before the key was attached to it. The deadline counts from that keep-alive.
 #[tokio::test]
 async fn a_second_lock_on_a_lease_is_no_younger_than_the_lease() {
     let (one, _) = two().await;
@@ -294,7 +294,7 @@ async fn a_grant_without_renewals_lapses_although_its_lease_lives() {
     one.renewed(&mut kept).await;
 }
 
-/// A write whose response was lost is found by its key: granted once, renewed, released.
+/// A write whose response was lost is found by its key. It is granted once, renewed, and released.
 #[tokio::test]
 async fn a_lost_response_is_resolved() {
     let url = Server::ETCD.fresh_url();
@@ -302,7 +302,7 @@ async fn a_lost_response_is_resolved() {
     let one = Client::open(&url.replace(&Server::ETCD.address(), &wire.address().to_string())).await;
     let two = Client::open(&url).await;
     let ttl = Duration::from_secs(60);
-    // The connections and the lease exist already.
+    // Open the connections and the lease first.
     one.granted(&one.claim("other", ttl)).await;
 
     wire.let_answers(Answers::AreLost);
@@ -362,7 +362,7 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     let one =
         Client::open_with(&url.replace(&Server::ETCD.address(), &wire.address().to_string()), options).await;
     let mut claim = one.claim("lock", Duration::from_secs(60));
-    // The connections and the lease exist already.
+    // Open the connections and the lease first.
     one.granted(&one.claim("other", claim.ttl.get())).await;
     claim.store_timeout = Duration::from_secs(3_600);
     wire.let_answers(Answers::AreLost);
@@ -378,8 +378,8 @@ async fn a_grant_that_comes_too_late_to_be_used_is_released() {
     assert_eq!(one.store.inspect(&claim.name).await.unwrap().state, State::Free);
 }
 
-/// A request that was given up may still be granted later. No client uses that grant, and it ends by itself although
-/// other grants live on the same client.
+/// A request that was given up may still be granted later. No client uses that grant. It ends by itself, although other
+/// grants of the same client live on.
 #[tokio::test]
 async fn a_late_grant_that_is_not_used_ends_by_itself() {
     let (url, ttl) = (Server::ETCD.fresh_url(), Duration::from_secs(4));

@@ -1,4 +1,4 @@
-//! The rules of PostgreSQL leases: each test fails without its rule. `docs/stores/postgres.md` has the argument.
+//! The rules of PostgreSQL leases. Each test fails without its rule. `docs/stores/postgres.md` has the argument.
 
 mod connections;
 mod durability;
@@ -44,7 +44,7 @@ fn claim(store: &dyn LeaseStore) -> Claim {
     Claim::new(store.env(), lock(), Ttl::new(TTL).unwrap(), Holder::this_process())
 }
 
-/// A claim whose client gives up soon.
+/// Returns a claim whose client gives up soon.
 fn hasty(store: &dyn LeaseStore) -> Claim {
     let mut claim = Claim::new(store.env(), lock(), Ttl::new(Ttl::MIN).unwrap(), Holder::this_process());
     claim.store_timeout = Duration::from_millis(500);
@@ -67,7 +67,7 @@ async fn assert_refused(store: &dyn LeaseStore) {
     assert!(matches!(outcome, AcquireOutcome::Held(_)), "{outcome:?}");
 }
 
-/// The columns `columns` of the lock, as text.
+/// Returns the columns `columns` of the lock, as text.
 async fn cells(url: &str, columns: &str) -> String {
     psql(url, &format!("SELECT {columns} FROM {} WHERE name = 'lock'", table(url))).await
 }
@@ -82,7 +82,7 @@ async fn until(url: &str, sql: &str, answer: &str) {
     within(sql, reached).await;
 }
 
-/// An operator's session, which gets its statements by stdin.
+/// Starts an operator's session, which reads its statements from stdin.
 fn operator(url: &str) -> Child {
     Command::new("psql")
         .args(["-XAtq", url.split('?').next().unwrap()])
@@ -93,7 +93,7 @@ fn operator(url: &str) -> Child {
         .unwrap()
 }
 
-/// An operator's transaction that has locked the row, until it is dropped.
+/// An operator's transaction that keeps the row locked until it ends.
 struct Open(Child);
 
 impl Open {
@@ -116,7 +116,7 @@ impl Open {
     }
 }
 
-/// A server that only this test uses.
+/// Starts a server that only this test uses.
 async fn server(settings: &[&str]) -> (PostgresServer, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = PostgresServer::start_with(folder.path(), settings).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_statement_waits_no_longer_for_a_row_than_its_client() {
     assert_eq!(store.inspect(&lock()).await.unwrap().state, State::Free);
 }
 
-/// The server is stopped while the claim is under way, and continues when its client has given up.
+/// The server is stopped while the claim is under way, and continues after the client has given up.
 #[tokio::test]
 async fn a_claim_that_arrives_late_is_not_granted() {
     let (server, url, _folder) = server(&[]).await;
@@ -181,7 +181,7 @@ async fn a_claim_whose_grant_has_ended_is_never_granted_again() {
     store.release(&mut later, None).await.unwrap();
     assert!(is_lost().await, "released, and granted to another since");
     assert_eq!(cells(fresh.url(), "state").await, "free");
-    // Lapsed, and no other has taken the lock over.
+    // The grant has lapsed, and no other client has taken the lock over.
     let last = claim(&*store);
     granted_to(&*store, &last).await;
     lapse(fresh.url()).await;
@@ -216,7 +216,7 @@ async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     let wire = Wire::to(&Server::POSTGRESQL.address()).await;
     let by_wire = fresh.url().replace(&Server::POSTGRESQL.address(), &wire.address().to_string());
     let store = open(&by_wire).await;
-    // Connected already: the claim itself loses its response.
+    // Connect first, so that it is the claim's response that is lost.
     store.release(&mut granted(&*store).await, None).await.unwrap();
     wire.let_answers(Answers::AreLost);
     let claim = claim(&*store);
@@ -241,7 +241,7 @@ async fn a_lost_response_is_resolved_by_the_id_of_the_claim() {
     assert_eq!(within("a release", released).await, Released::Released);
 }
 
-/// Users whose sessions are in other time zones share one clock.
+/// Users whose sessions have different time zones share one clock.
 #[tokio::test]
 async fn sessions_in_other_time_zones_see_the_same_lease() {
     let fresh = fresh();
@@ -269,7 +269,8 @@ async fn sessions_in_other_time_zones_see_the_same_lease() {
     }
 }
 
-/// The lease in the table is longer than the holder's, by the margin and by both distances of the protocol.
+/// The lease in the table lasts for the contender's span, the lock delay and the margin. So it outlasts the holder's
+/// lease.
 #[tokio::test]
 async fn contenders_wait_for_the_margin_beyond_the_lease() {
     let fresh = fresh();
@@ -291,7 +292,7 @@ async fn contenders_wait_for_the_margin_beyond_the_lease() {
     }
 }
 
-/// Its new end is later than its grant by the time until the renewal.
+/// A renewal's new end counts from the time of the renewal, so it would prolong a lease that has already lapsed.
 #[tokio::test]
 async fn a_renewal_of_a_lapsed_lease_is_lost() {
     let fresh = fresh();
@@ -317,7 +318,7 @@ async fn a_grant_with_another_token_is_neither_renewed_nor_released() {
     assert!(matches!(store.renew(&mut second).await.unwrap(), Renewal::Renewed));
 }
 
-/// As if the server's clock had been set back by an hour since.
+/// The row looks as if the server's clock had been set back by an hour since the release.
 #[tokio::test]
 async fn a_released_lock_is_free_whatever_its_time() {
     let fresh = fresh();
@@ -330,7 +331,7 @@ async fn a_released_lock_is_free_whatever_its_time() {
     granted(&*store).await;
 }
 
-/// Tokens rise also while the server's clock is behind them, and a row whose token is ahead of the clock is not swept.
+/// Tokens rise even while the server's clock is behind them. A row whose token is ahead of the clock is not swept.
 #[tokio::test]
 async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     let fresh = fresh();
@@ -355,7 +356,7 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
     assert_eq!(cells(fresh.url(), "state").await, "free");
 }
 
-/// A row that cannot be read is not taken over either, however long ago its lease ended.
+/// A row that cannot be read is not taken over, however long ago its lease ended.
 #[tokio::test]
 async fn a_row_that_cannot_be_read_is_never_granted_over() {
     let fresh = fresh();
@@ -372,9 +373,9 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
     }
 }
 
-/// Statements that wait for a lock of the table or of its rows.
+/// Returns a query for the number of statements that wait for a lock of the table or of its rows.
 fn waiting(url: &str) -> String {
-    // The query itself has the name in two parts.
+    // The query must not count itself, so it has the name in two parts.
     let name = table(url);
     let (first, last) = name.split_at(4);
     format!(
@@ -395,7 +396,7 @@ async fn a_sweep_waits_no_longer_for_a_row_than_its_client() {
     assert_eq!(swept, leasehold::lease::Swept::Deleted);
 }
 
-/// Its connection is free for others meanwhile.
+/// The renewal gives up early, so that its connection is free for others.
 #[tokio::test]
 async fn a_renewal_waits_only_briefly_for_a_locked_row() {
     let fresh = fresh();
@@ -408,7 +409,7 @@ async fn a_renewal_waits_only_briefly_for_a_locked_row() {
     transaction.end().await;
 }
 
-/// Policies that hide a row from a user let no claim of that user see why it is not granted.
+/// If policies hide a row from a user, no claim of that user can see why it is not granted.
 #[tokio::test]
 async fn a_hidden_row_leads_to_an_error_that_names_row_security() {
     let fresh = fresh();
@@ -440,7 +441,7 @@ async fn a_cooldown_that_is_too_long_is_an_error_of_the_cooldown() {
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
-/// A row as the first version wrote it. Never edit it: rows in databases look like this.
+/// A row as the first version wrote it. Never edit it, because rows in databases look like this.
 const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + interval '1 hour',
     timezone('utc', clock_timestamp()) + interval '1 hour', '2026-11-23 01:02:03.456789',
     'leasehold:00112233445566778899aabbccddeeff', 1763654400000041, 1763654400000040, 35450000, 30000, 'held',
@@ -467,7 +468,7 @@ async fn a_row_of_the_first_version_is_read_and_still_written_so() {
     assert_eq!(held.holder.as_ref(), Some(&alice));
     assert_eq!(status.token.map(leasehold::Token::get), Some(1_763_654_400_000_041));
     assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
-    // Another name, so that everything but the times is predictable.
+    // Use the holder of the row, so that everything but the times is predictable.
     psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
     let mut claim = claim(&*store);
     claim.holder = alice;

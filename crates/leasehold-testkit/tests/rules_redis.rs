@@ -1,4 +1,4 @@
-//! The rules of Redis leases: each test fails without its rule. `docs/stores/redis.md` has the argument.
+//! The rules of Redis leases. Each test fails without its rule. `docs/stores/redis.md` has the argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ async fn refused(store: &dyn LeaseStore) -> HolderInfo {
     }
 }
 
-/// Redis's response to a command about the lock's string (`LOCK`) or its record (`RECORD`).
+/// Returns Redis's response to a command about the lock's string (`LOCK`) or its record (`RECORD`).
 async fn redis(url: &str, command: &[&str]) -> String {
     let (string, record) = (key(url, "lock"), format!("{}//leasehold", key(url, "lock")));
     let command: Vec<_> = command
@@ -103,13 +103,13 @@ async fn the_key_of_another_client_ends_a_grant_and_stays() {
     store.release(&mut grant, Some(HOUR)).await.unwrap();
     assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
     assert!(refused(&*store).await.token.is_none());
-    // Also if the release is the first to notice it.
+    // The key also stays if the release is the first to notice it.
     redis(fresh.url(), &["DEL", "LOCK"]).await;
     let mut grant = granted(&*store).await;
     redis(fresh.url(), &["SET", "LOCK", "theirs", "PX", "60000"]).await;
     store.release(&mut grant, None).await.unwrap();
     assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
-    // Their lock has no end.
+    // Now their lock has no end.
     redis(fresh.url(), &["PERSIST", "LOCK"]).await;
     assert_eq!(refused(&*store).await.lapses_within, None);
 }
@@ -234,7 +234,7 @@ async fn a_damaged_record_is_an_error_and_changes_nothing() {
     assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error}");
 }
 
-/// A waiter, with a name.
+/// Creates a waiter with this name, and waits until it has a place in the line.
 async fn waiter(fresh: &Fresh, name: &str) -> (Arc<dyn LeaseStore>, Claim) {
     let store = open(fresh.url()).await;
     let mut claim = claim(&*store);
@@ -269,7 +269,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     assert!(refused(&*store).await.reserved, "a newcomer stands behind all");
     let mut first = asked(&a).await.unwrap();
     assert_eq!(asked(&b).await.unwrap_err().ahead, Some(0));
-    // It gives up.
+    // The second waiter gives up.
     let Claim { name, id, ttl, .. } = b.1.clone();
     let token = Token::new(0).unwrap();
     let now = store.env().now();
@@ -305,7 +305,7 @@ async fn a_claim_that_barges_ignores_the_line_and_leaves_it_unchanged() {
     let store = open(fresh.url()).await;
     let mut grant = granted(&*store).await;
     let (_, first) = waiter(&fresh, "first").await;
-    // It polls seldom, so that its grace is not over by chance.
+    // The waiter polls rarely, so that its grace does not end by chance.
     redis(fresh.url(), &["HSET", "RECORD", "waiters", &format!("{} 10000 1 {{}}", first.id)]).await;
     store.release(&mut grant, None).await.unwrap();
     let mut barging = claim(&*store);
@@ -333,7 +333,7 @@ async fn a_damaged_line_delays_no_one() {
     asked(&next).await.unwrap();
 }
 
-/// A server that only this test uses, and its store URL.
+/// Starts a server that only this test uses. Returns it with its store URL and its folder.
 async fn server(kind: &'static RedisServer, options: &str) -> (Launched, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let server = Launched::start(kind, folder.path()).await.unwrap();
@@ -346,7 +346,7 @@ async fn nothing_is_granted_for_the_grace_after_a_restart() {
     for (grace, is_granted) in [("0s", true), ("60s", false)] {
         let options = format!("margin=0s&failover_grace={grace}");
         let (mut server, url, _folder) = server(&RedisServer::FORGETTING, &options).await;
-        // The server has just started: it may have lost grants too.
+        // The server has just started, so it would grant nothing with a grace.
         let store = open(&with_option(server.url(), "margin=0s&failover_grace=0s")).await;
         let first = granted(&*store).await;
         server.kill(Duration::ZERO).await.unwrap();
@@ -377,7 +377,7 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
         }
     })
     .await;
-    // As if nothing had ever been locked on it.
+    // Now the server looks as if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
     let second = granted_to(&*other, &claim_for(&*other, Duration::from_millis(500))).await;
@@ -416,7 +416,7 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     hasty.store_timeout = Duration::from_millis(300);
     let error = store.try_acquire(&hasty).await.unwrap_err();
     assert!(error.to_string().contains("not the primary"), "{error}");
-    // It has been running for longer than the grace, but not as a primary.
+    // Wait until the replica has been running for longer than the grace, but not as a primary.
     informed(&url, "its uptime", |info| {
         let uptime = info.split_once("uptime_in_seconds:").unwrap().1;
         uptime.lines().next().unwrap().trim().parse::<u64>().unwrap_or(0) > 2
@@ -480,7 +480,7 @@ async fn the_release_of_a_lock_of_another_client_is_noticed() {
 async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
     let (server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;
     let store = open(&url).await;
-    // The connection is open, the server's clock is known, and the server has the script.
+    // After this grant, the connection is open, the server's clock is known, and the server has the script.
     let mut first = granted(&*store).await;
     store.release(&mut first, None).await.unwrap();
     let mut hasty = claim_for(&*store, Duration::from_secs(2));

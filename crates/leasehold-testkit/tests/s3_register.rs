@@ -40,7 +40,7 @@ cases! {
     many_probes_at_once_agree
 }
 
-/// The register below a unique prefix.
+/// Opens a register below a unique prefix.
 async fn open(variable: &str) -> S3Register {
     open_at(variable, |url| url).await
 }
@@ -59,7 +59,7 @@ fn body(text: impl Into<String>) -> Bytes {
     Bytes::from(text.into())
 }
 
-/// The value as the store returns it if no metadata was given.
+/// Returns the value as the store returns it if no metadata was given.
 fn cell(text: &str, version: &Version) -> VersionedValue {
     let metadata = Metadata { content_type: Some("application/json".to_owned()), ..Metadata::default() };
     VersionedValue { value: body(text), version: version.clone(), metadata }
@@ -117,14 +117,14 @@ async fn of_many_replacements_of_one_version_exactly_one_wins(register: S3Regist
     }
 }
 
-/// One conditional write, repeated while the store reports that it did nothing (409, 503).
+/// Sends one conditional write, and repeats it while the store reports that it did nothing (409, 503).
 async fn write_until_answered(
     register: &S3Register,
     key: &str,
     expect: Option<&Version>,
     n: usize,
 ) -> Option<Version> {
-    // Equal bodies have equal ETags: a racer that wrote the current body again would let a second racer win.
+    // Equal bodies have equal ETags. A racer that wrote the current body again would let a second racer win.
     let value = body(format!("racer {n} {}", Id::random(&register.env().random)));
     loop {
         let expect = expect.map_or(Precondition::Absent, Precondition::Version);
@@ -190,7 +190,7 @@ async fn unusual_names_are_read_back_unchanged(register: S3Register) {
 }
 
 async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
-    // Few at once: moto writes one object after the other, and other tests share it.
+    // Write only a few at once, because moto writes one object after the other, and other tests share it.
     let keys: Vec<_> = (0..1_005).map(|n| format!("many/{n:04}.lock")).collect();
     stream::iter(&keys)
         .for_each_concurrent(4, async |key| {
@@ -206,7 +206,7 @@ async fn a_listing_of_more_than_a_page_is_complete(register: S3Register) {
 async fn every_response_shows_the_stores_clock(register: S3Register) {
     assert_eq!(register.store_time(), None);
     register.read("x.lock").await.unwrap();
-    // Server and test run on one machine and share its clock: the true time lies within the bounds.
+    // The server and the test run on one machine and share its clock, so the true time lies within the bounds.
     let before = register.env().now().wall_us();
     let bounds = register.store_time().unwrap();
     let after = register.env().now().wall_us();

@@ -1,10 +1,10 @@
 //! Stores are named in few places: their folders in the library, their files in the testkit, and the lists made of
-//! those. Fails if other source code names a store.
+//! those. The test fails if other source code names a store.
 
 use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
-/// Folders and files that are about stores, as the end of a path from `crates/X/src` or a folder in it.
+/// Folders and files that are about stores, as the beginning of a path below `crates/X/src`.
 const OWN: &[&str] = &["stores/", "stores.rs", "fakes/", "fakes.rs"];
 
 /// Other files that name a store, and why.
@@ -45,7 +45,7 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The names of the stores that have servers or files, as the testkit's files are named.
+/// Returns the names of the stores that have servers or files, taken from the names of the testkit's files.
 fn names() -> Vec<String> {
     let files = fs::read_dir(crates().join("leasehold-testkit/src/stores")).unwrap();
     let names =
@@ -54,7 +54,7 @@ fn names() -> Vec<String> {
     names.filter(|name| !["memory", "http", "aws"].contains(&name.as_str())).collect()
 }
 
-/// The Rust files below `folder`, except tests.
+/// Returns the Rust files below `folder`, except tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -72,7 +72,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The lines of `code` before its tests, without comments.
+/// Returns the lines of `code` before its tests, without comments.
 fn lines(code: &str) -> impl Iterator<Item = &str> {
     let next = code.lines().skip(1).chain(iter::once(""));
     let is_test = |line: &str, next: &str| line.starts_with("#[cfg(test)]") && next.trim_end().ends_with('{');
@@ -80,7 +80,7 @@ fn lines(code: &str) -> impl Iterator<Item = &str> {
     before.map(|(line, _)| line).filter(|line| !line.trim_start().starts_with("//"))
 }
 
-/// The first line of `code` that contains one of `names`: as a word, or at either end of one.
+/// Returns the first line of `code` that contains one of `names`, as a word or at either end of a word.
 fn naming<'a>(code: &'a str, names: &[String]) -> Option<&'a str> {
     lines(code).find(|line| {
         let words = line.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);

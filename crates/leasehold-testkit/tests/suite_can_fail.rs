@@ -10,7 +10,7 @@ use crate::fake::{FLAWS, Fake, Flaw};
 
 leasehold_testkit::conformance!(without_a_flaw, Fake::new(None), (start_paused = true));
 
-/// The cases that a store with `flaw` fails.
+/// Returns the names of the cases that a store with `flaw` fails.
 fn failed(flaw: Flaw) -> BTreeSet<&'static str> {
     let fails = |case: &&leasehold_testkit::conformance::Case| {
         let runtime =

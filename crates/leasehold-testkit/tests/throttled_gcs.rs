@@ -1,5 +1,5 @@
 //! GCS promises to accept only one write a second for each object. Locks that change hands faster are slowed down to
-//! that, without other effects.
+//! this rate, without other effects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +13,8 @@ async fn locker(server: &FakeGcs, protocol: &str) -> Locker {
     Locker::open(&format!("{}&protocol={protocol}", server.url())).await.unwrap()
 }
 
-/// The lock is acquired and released repeatedly without a pause. Some writes are refused and retried about a second
-/// later, not more often than the store accepts them.
+/// The lock is acquired and released repeatedly without a pause. The store refuses some writes. The client retries them
+/// about a second later, not more often than the store accepts writes.
 #[tokio::test]
 async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
     const TIMES: usize = 3;
@@ -28,7 +28,7 @@ async fn a_lock_that_changes_hands_too_fast_is_slowed_down() {
         }
         let writes = server.writes();
         assert_eq!((writes.done, writes.conflicts), (TIMES * 2, 0), "{writes:?}");
-        // Retried between half a second and a second after each refusal, so at most two refusals for one write.
+        // Each write is retried between half a second and a second after a refusal, so it is refused at most twice.
         assert!(writes.throttled <= writes.done * 2, "{protocol}: {writes:?}");
     }
 }
@@ -49,7 +49,8 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
     SystemClock.sleep(ttl * 2).await;
     guard.check().unwrap();
     let writes = server.writes();
-    // A waiter marks it, others that saw it unmarked try to, and the holder meets the mark once.
+    // One waiter marks the object, others that saw it unmarked try to mark it, and the holder conflicts with the mark
+    // once.
     assert!(writes.done > 4, "{writes:?}");
     assert!(writes.conflicts + writes.throttled <= 9, "{writes:?}");
     // From now on nothing is throttled.
@@ -58,8 +59,8 @@ async fn waiters_do_not_get_in_the_way_of_renewals() {
     assert_eq!((later.conflicts, later.throttled), (writes.conflicts, writes.throttled), "{later:?}");
 }
 
-/// All waiters see the release at about the same time and write. One is granted, the others notice and keep waiting.
-/// In the end each of them has held the lock, without an error.
+/// All waiters see the release at about the same time and write. One is granted the lock, and the others notice this
+/// and keep waiting. In the end, each of them has held the lock without an error.
 #[tokio::test]
 async fn waiters_are_served_one_after_the_other() {
     const PROCESSES: usize = 4;
@@ -80,7 +81,7 @@ async fn waiters_are_served_one_after_the_other() {
     while let Some(process) = processes.join_next().await {
         process.unwrap();
     }
-    // A grant and a release each, and the marks of those that joined the line.
+    // Each process writes a grant and a release, and those that joined the line may write a mark.
     let most = PROCESSES * 3;
     assert!((PROCESSES * 2..=most).contains(&server.writes().done), "{:?}", server.writes());
 }

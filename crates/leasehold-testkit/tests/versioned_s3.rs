@@ -19,7 +19,7 @@ async fn fault_24_a_delete_marker_counts_as_absent_on_minio() {
     deletes_are_losses_and_tokens_rise(Server::MINIO).await;
 }
 
-/// Deletes leave markers, which the doctor checks. It warns that every renewal leaves a version.
+/// The doctor checks the markers that deletes leave. It warns that every renewal leaves a version.
 #[tokio::test]
 async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
     let url = versioned_bucket(Server::MINIO).await.1;
@@ -30,7 +30,7 @@ async fn the_doctor_passes_a_bucket_with_versions_and_warns_of_them() {
     assert_eq!((versioning.verdict, versioning.help.len()), (CheckStatus::Warning, 1), "{versioning:?}");
 }
 
-/// A client for a new bucket, and the URL of a store in it.
+/// Creates a bucket with versioning. Returns a client, and the URL of a store in the bucket.
 async fn versioned_bucket(server: Server) -> (Client, String) {
     let bucket = format!("versioned-{}", &Id::random(&Random::from_os()).to_string()[..16]);
     let client = client(&server.url()).await;
@@ -54,7 +54,7 @@ async fn deletes_are_losses_and_tokens_rise(server: Server) {
         last = Some(token);
         assert_eq!(other.lock("x").try_acquire().await.unwrap_err().kind(), ErrorKind::Held);
         let ticket = guard.into_ticket().await.unwrap();
-        // By hand, without a version, which adds a delete marker.
+        // Delete the object by hand without a version, which adds a delete marker.
         let deleted = client.delete_object().bucket(bucket).key("locks/x.lock").send().await.unwrap();
         assert_eq!(deleted.delete_marker(), Some(true), "{deleted:?}");
         let lost = locker.renew(&ticket).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Worker processes that take locks, and checks that apply to every store.
+//! Worker processes that acquire locks, and checks that apply to every store.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ pub(crate) use leasehold_testkit::process::within;
 const PROCESSES: usize = 16;
 const TIMES: usize = 25;
 
-/// A running worker. It is killed when this is dropped.
+/// A running worker, which is killed on drop.
 pub(crate) struct Worker(Process);
 
 impl Worker {
@@ -19,7 +19,7 @@ impl Worker {
         Self(Process::start(env!("CARGO_BIN_EXE_leasehold-testkit-worker"), arguments))
     }
 
-    /// The next line; `None` when the worker has ended.
+    /// Returns the worker's next line, or `None` if the worker has ended.
     pub(crate) async fn line(&mut self) -> Option<String> {
         self.0.line().await
     }
@@ -36,7 +36,7 @@ impl Worker {
         self.0.kill().await;
     }
 
-    /// Closes its input. Returns the remaining lines and the exit code.
+    /// Closes the worker's input. Returns the remaining lines and the exit code.
     pub(crate) async fn end(self) -> (Vec<String>, Option<i32>) {
         self.0.end().await
     }
@@ -57,9 +57,9 @@ impl Addition {
     }
 }
 
-/// 16 processes add to the number in one file, 25 times each, under one lock. The sum is exact, no two of them held
-/// the lock at once, and tokens rise in the order in which it was held. Three of four barge, so that they race for the
-/// lock; the others wait in line. Repeated `LEASEHOLD_TEST_RUNS` times.
+/// Lets 16 processes add to the number in one file, 25 times each, under one lock. Asserts that the sum is exact, that
+/// no two processes held the lock at once, and that tokens rise in the order in which it was held. Three of four
+/// processes barge, so that they race for the lock. The others wait in line. Repeats this `LEASEHOLD_TEST_RUNS` times.
 pub(crate) async fn count_exactly(url: &str, folder: &Path) {
     let runs = std::env::var("LEASEHOLD_TEST_RUNS").map_or(1, |runs| runs.parse().unwrap());
     for run in 0..runs {
@@ -89,8 +89,9 @@ pub(crate) async fn count_exactly(url: &str, folder: &Path) {
     }
 }
 
-/// Three processes hold a permit each, and a fourth gets none. 16 processes hold one a few times each: never more than
-/// three at once, and each permit is a lock with rising tokens.
+/// Asserts that three processes can hold a permit each and that a fourth gets none. Then lets 16 processes hold a
+/// permit a few times each. Asserts that never more than three hold one at once, and that each permit is a lock with
+/// rising tokens.
 pub(crate) async fn never_more_processes_than_permits(url: &str) {
     const PERMITS: usize = 3;
     const TIMES: usize = 4;
@@ -132,8 +133,9 @@ pub(crate) async fn never_more_processes_than_permits(url: &str) {
     }
 }
 
-/// `ours` and another client's processes, `theirs`, add to the number in `file`, which becomes `sum`. No two of them held
-/// the lock at once, and our tokens rise in the order in which it was held.
+/// Waits for `ours` and another client's processes, `theirs`, which add to the number in `file`. Asserts that it
+/// becomes `sum`, that no two processes held the lock at once, and that our tokens rise in the order in which it was
+/// held.
 #[cfg(any(
     feature = "dynamodb",
     feature = "etcd",
@@ -147,7 +149,8 @@ pub(crate) async fn count_exactly_beside(ours: Vec<Worker>, theirs: Vec<Process>
     assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
 }
 
-/// The same without the check of the tokens. Returns when each of ours was granted the lock, and its number.
+/// Does the same without the check of the tokens. Returns when each of our processes was granted the lock, and its
+/// token.
 #[cfg(any(
     feature = "azure",
     feature = "dynamodb",
@@ -180,7 +183,7 @@ pub(crate) async fn count_without_tokens_beside(
     }
     assert_eq!(std::fs::read_to_string(file).unwrap().trim(), sum.to_string());
     assert_eq!(all.len(), sum);
-    // A machine that was suspended gives another client no time that could be compared.
+    // Other clients may print 0 if the machine was suspended, because their times cannot be compared then.
     all.retain(|&(from, _)| from != 0);
     all.sort_unstable();
     assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");

@@ -1,4 +1,4 @@
-//! The interface without async.
+//! Tests of the interface without async.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -52,7 +52,7 @@ fn a_dropped_guard_is_released_when_the_drop_returns() {
 #[test]
 fn a_lease_is_renewed_while_its_thread_works() {
     let guard = locker().lock("x").ttl(Duration::from_millis(500)).acquire().unwrap();
-    // More remains than before only after a renewal.
+    // The remaining time grows only after a renewal.
     let mut least = guard.remaining();
     loop {
         let remaining = guard.remaining();

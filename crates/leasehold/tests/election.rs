@@ -1,4 +1,4 @@
-//! Elections: handing over, and what observers see. Paused time.
+//! Elections: handovers, and what observers see. Time is paused.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn twenty_leaders_hand_over_without_a_ttl_passing() {
         assert!(leadership.term().unwrap() > term);
     }
     let took = one.clock.now().longest_since(began);
-    // Each leader led for five seconds of that.
+    // In this time, each leader led for five seconds.
     assert!(took < SECOND * (5 * 20 + 20), "twenty handovers took {took:?}");
 }
 
@@ -85,7 +85,7 @@ async fn an_observer_gets_the_current_leader_and_then_only_changes() {
         let holder = leader.holder.as_ref().unwrap();
         assert_eq!((holder.name.as_str(), holder.note.as_deref()), ("me", Some("leads")));
         assert!(leader.to_string().starts_with("me@"), "{leader}");
-        // Thirty renewals.
+        // Time for thirty renewals.
         assert_silent(&follower, &mut changes, SECOND * 300).await;
         assert_eq!(election(&follower).leader().await.unwrap(), Some(leader));
         leadership.resign().await.unwrap();
@@ -171,7 +171,7 @@ async fn an_observer_never_sees_an_earlier_term() {
     assert_eq!(next(&mut changes).await, None, "an earlier term is not a leader");
     drop(leadership);
     let leadership = loop {
-        // Once the spoiled record has lapsed or was released.
+        // This succeeds once the edited record has lapsed or was released.
         if let Ok(leadership) = election(&leader).try_campaign().await
             && leadership.term().unwrap() > term
         {

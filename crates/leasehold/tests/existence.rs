@@ -115,7 +115,7 @@ async fn tokens_are_generations_and_stay_when_the_lease_is_renewed() {
         assert_eq!(two.held().await.token, Some(first.token));
     }
     let mut tokens = vec![first.token];
-    // Taken over twice while the object exists throughout; then deleted by hand, then released.
+    // Two takeovers, for which the object exists throughout; then a deletion by hand, and then a release.
     for client in [&two, &one] {
         client.held().await;
         client.env.sleep(contender_span()).await;
@@ -136,7 +136,7 @@ async fn a_delete_with_a_lost_response_counts_as_done() {
     let mut grant = one.granted().await;
     one.network.next_delete(Outcome::AppliedLost);
     assert_eq!(one.release(&mut grant).await, Released::Released);
-    // The same if another client has the lock by now.
+    // The same applies if another client has the lock by now.
     let mut grant = one.granted().await;
     one.network.next_delete(Outcome::AppliedLost);
     one.network.next_read(Outcome::Stalled);
@@ -151,7 +151,7 @@ async fn a_delete_with_a_lost_response_counts_as_done() {
     one.network.next_delete(Outcome::AppliedLost);
     assert_eq!(one.leases.evict(&name(), next.token, None).await.unwrap(), Evicted::Evicted);
     assert_eq!(world.object().await, None);
-    // If the object was deleted by hand, the release does not count as ours.
+    // If the object was deleted by hand, the release reports a loss.
     let mut grant = one.granted().await;
     world.remove().await;
     assert_eq!(one.release(&mut grant).await, Released::AlreadyLost);
@@ -169,7 +169,7 @@ async fn a_create_with_a_lost_response_is_recognised() {
     assert_eq!(one.release(&mut grant).await, Released::Released);
 }
 
-/// Like a release whose response was lost: the named grant is over, and this eviction may have ended it.
+/// As with a release whose response was lost, the named grant is over, and this eviction may have ended it.
 #[tokio::test(start_paused = true)]
 async fn an_eviction_with_a_lost_response_counts_despite_a_new_grant() {
     let world = World::by_existence();
@@ -205,8 +205,8 @@ async fn without_generations_each_grant_has_its_own_number() {
     assert_eq!(numbers.len(), 4, "{numbers:?}");
 }
 
-/// An operator restores an old object (an undelete, an older version). A takeover from its dead holder gets a token
-/// above those that were granted in between.
+/// An operator restores an old object (by an undelete, or as an older version). A takeover from its dead holder gets a
+/// token above all those granted in between.
 #[tokio::test(start_paused = true)]
 async fn a_takeover_of_a_restored_object_gets_the_highest_token() {
     let world = World::by_existence();
@@ -233,7 +233,7 @@ async fn token_in_store(client: &Client) -> Token {
     client.leases.inspect(&name()).await.unwrap().token.unwrap()
 }
 
-/// A machine on the same objects, with a store whose versions are not generations, like S3.
+/// Creates a machine on the same objects. The versions of its store are not generations, as on S3.
 fn without_generations(world: &World, seed: u64) -> Client {
     let clock = Arc::new(TestClock::default());
     let env = Env::seeded(clock.clone(), seed + 1);
@@ -282,7 +282,7 @@ async fn the_two_protocols_leave_each_others_objects_alone() {
     let by_existence = world.observer(1);
     let by_record = World { by_existence: false, ..world }.observer(2);
     let lock = |store: &Client, lock: &str| Locker::new(store.leases.clone()).lock(lock);
-    // The key `x.lock` here is the object of `x` there.
+    // The object of the existence protocol's lock `x.lock` is also the record of the lease protocol's lock `x`.
     let theirs = lock(&by_record, "x").acquire().await.unwrap();
     let refused = async || lock(&by_existence, "x.lock").try_acquire().await.unwrap_err().to_string();
     assert!(refused().await.contains("protocol=lease"), "{}", refused().await);
@@ -315,11 +315,11 @@ async fn operations_that_this_protocol_lacks_are_refused() {
 /// The flaw of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// None, but its versions are not numbers.
+    /// No flaw, but versions are not numbers.
     NoGenerations,
     /// Deletes are unconditional.
     DeletesBlindly,
-    /// Deletes are not atomic: it checks the version, and deletes later.
+    /// Deletes are not atomic: the register checks the version first and deletes later.
     DeletesLate,
     /// Conditional deletes never succeed.
     NeverDeletes,
@@ -371,7 +371,7 @@ fn flawed(flaw: Flaw) -> (Arc<Layered<Flawed>>, Arc<RegisterLeases>) {
     (register.clone(), Arc::new(RegisterLeases::by_existence(register, options)))
 }
 
-/// It is refused before the first grant, not at the first release.
+/// The store is refused before the first grant, not at the first release.
 #[tokio::test(start_paused = true)]
 async fn a_store_with_unsafe_deletes_is_refused_before_it_grants() {
     for flaw in [Flaw::DeletesBlindly, Flaw::DeletesLate, Flaw::NeverDeletes] {

@@ -1,5 +1,5 @@
-//! The faults of `docs/evidence.md` that are not named after a rule of the protocol, by their numbers. The faults of
-//! guards are in `guard.rs`.
+//! The faults of `docs/evidence.md`, by their numbers, except those that are tested under a rule of the protocol. The
+//! faults of guards are in `guard/faults.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ async fn fault_5_an_acquire_arriving_after_its_release_is_rejected() {
     let client = world.observer(1);
     let mut earlier = client.granted().await;
     client.leases.release(&mut earlier, None).await.unwrap();
-    // The outcome of the first write is unknown. A read shows that it has not landed, so another write is sent.
+    // The outcome of the first write is unknown. A read shows that it is not applied yet, so the client sends another
+    // write.
     client.network.next_write(Outcome::HeldBack);
     let mut grant = client.granted().await;
     assert_eq!(client.leases.release(&mut grant, None).await.unwrap(), Released::Released);
@@ -56,7 +57,8 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
     for twice in [Outcome::Twice, Outcome::TwiceSecondAnswer] {
         let world = World::new();
         let client = world.observer(1);
-        // The first grant of a lock is separate: a create may need a second write for a certain token.
+        // The first grant of a lock is not part of the test, because a create may need a second write for a certain
+        // token.
         let mut grant = client.granted().await;
         client.network.every(Kind::Write, twice.clone());
         for token in grant.token.get() + 1..grant.token.get() + 4 {
@@ -85,10 +87,10 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
 #[tokio::test(start_paused = true)]
 async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     for (store_clock, down, bound) in [
-        // By observation alone, the lease is watched from the restart on.
+        // By observation alone, contenders watch the lease from the restart on.
         (false, Duration::ZERO, contender_span() + SECOND * 5),
         (false, SECOND * 300, contender_span() + SECOND * 5),
-        // By the store's clock, the time of the restart counts too.
+        // By the store's clock, the time for which the processes were down counts as well.
         (true, SECOND * 20, contender_span() - SECOND * 20 + SECOND * 12),
         (true, SECOND * 300, SECOND * 2),
     ] {
@@ -121,7 +123,7 @@ async fn fault_19_a_restarted_fleet_gets_the_lock_within_one_ttl() {
     }
 }
 
-/// A pod that restarts under its old name, or a reused process id: to the lock it is another process.
+/// A pod restarts under its old name, or a process id is reused. To the lock, this is another process.
 #[tokio::test(start_paused = true)]
 async fn fault_32_a_process_does_not_inherit_a_lock_by_its_name() {
     let world = World::new();

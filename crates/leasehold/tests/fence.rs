@@ -25,7 +25,7 @@ fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
-/// A store with generations, and one in which a version depends only on the content.
+/// Returns a store with generations, and one whose versions depend only on the content.
 fn both() -> [Arc<MemoryRegister>; 2] {
     [Arc::new(MemoryRegister::new(env(0))), by_content()]
 }
@@ -46,7 +46,7 @@ async fn write(register: &dyn Register, number: u64, text: &'static str) -> Resu
     fence::write(register, KEY, token(number), text.into()).await
 }
 
-/// A write with token `number` that is under way.
+/// Starts a write with token `number`. When this function returns, the write is under way.
 async fn under_way(
     register: &Arc<MemoryRegister>,
     number: u64,
@@ -212,7 +212,7 @@ async fn with_reused_versions_an_equal_write_sends_nothing() {
     assert_eq!(register.counts().writes, 2);
 }
 
-/// A caller that waits long between the read and the write would make the write late from the start.
+/// If a caller waits for a long time between the read and the write, the write is late from the start.
 #[tokio::test(start_paused = true)]
 async fn with_reused_versions_an_old_read_is_repeated() {
     let register = by_content();
@@ -236,7 +236,7 @@ async fn with_reused_versions_an_old_read_is_repeated() {
     assert_eq!((network.counts().reads, network.counts().writes), (3, 0));
 }
 
-/// Content that takes 32 s longer to read.
+/// Returns 8 MiB of content, for which the time limit of a request is 32 s longer.
 fn large(text: &str) -> Bytes {
     text.repeat(8 << 20).into()
 }
@@ -278,7 +278,7 @@ async fn unexpectedly_reused_versions_are_an_error() {
     assert!(error.help().iter().any(|line| line.contains("written anyway")), "{error:?}");
 }
 
-/// A register that records the tokens of writes, to find one that is lower than the one before.
+/// A register that records the tokens of applied writes, so that a test can find one that is lower than the one before.
 #[derive(Debug)]
 struct Witness {
     inner: Arc<MemoryRegister>,
@@ -348,7 +348,7 @@ fn holder(witness: Arc<Layered<Witness>>, seed: u64, number: u64) -> JoinHandle<
     network.chaos(chaos);
     network.every(Kind::List, Outcome::Fine);
     tokio::spawn(async move {
-        // Each starts while the one before is at work.
+        // Each holder starts while the one before still writes.
         witness.env().sleep(Duration::from_millis(700 * number)).await;
         for n in 0..8 {
             let text = ["a", "b", "c", "d"][((seed + number + n) % 4) as usize];

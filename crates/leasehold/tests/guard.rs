@@ -52,7 +52,8 @@ async fn a_grant_polled_too_late_is_replaced_by_a_new_one() {
     assert!(guard.remaining() > TTL / 2, "another grant: {:?}", guard.remaining());
 }
 
-/// For example in a loop over `select!` whose other branches take long. Other tasks wait behind it.
+/// An acquisition stays unpolled, for example, in a loop over `select!` whose other branches take long. Other tasks
+/// wait behind it.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_acquisition_may_stay_unpolled() {
     let world = World::new();
@@ -96,7 +97,7 @@ fn a_guard_may_be_dropped_and_asked_outside_of_any_runtime() {
     kept.check().unwrap();
     assert!(kept.remaining() > SECOND);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    // Its renewer ended with its runtime: the lock is not released, and the call reports that.
+    // The renewer ended with its runtime, so the lock is not released, and the call reports that.
     let _ = runtime.block_on(kept.release());
 }
 
@@ -214,7 +215,7 @@ async fn a_try_in_the_holders_process_names_it_without_a_request() {
     assert_eq!(locker.lock("y").acquire_within(SECOND).await.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// The task before it may wait for the store for any time.
+/// The other task may wait for the store for any length of time.
 #[tokio::test(start_paused = true)]
 async fn a_try_during_another_tasks_request_names_no_holder() {
     let world = World::new();
@@ -238,7 +239,7 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     let world = World::new();
     let client = world.observer(1);
     let locker = locker(&client);
-    // In a separate task, which requires the future to be Send.
+    // Run this in a separate task, which requires the future to be `Send`.
     let lock = locker.lock("x").ttl(TTL);
     let sum = tokio::spawn(async move { lock.with(async |guard| guard.check().map(|()| 42)).await });
     assert_eq!(sum.await.unwrap().unwrap().unwrap(), 42);
@@ -267,7 +268,7 @@ async fn with_drops_its_body_on_loss_and_releases_after_it() {
     assert_eq!(drops.load(Ordering::SeqCst), 1);
 }
 
-/// After a pause of the machine together with its clocks, a renewal brings the deadline forward.
+/// After the machine and its clocks have paused, a renewal moves the deadline to an earlier time.
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_in_time_after_the_clocks_stood_still() {
     let world = World::new();
@@ -350,10 +351,10 @@ async fn an_eviction_ends_wait_free_and_the_next_renewal_reports_it() {
     assert_eq!(guard.lost().await.reason, LossReason::Ended);
 }
 
-/// A waker that tries the lock as soon as it is woken, as another thread of a runtime may.
+/// A waker that tries the lock as soon as it is woken, as another thread of a runtime may do.
 struct TryingWhenWoken {
     lock: Lock,
-    /// Whether a try was refused without asking the store.
+    /// For each try, whether it was refused without asking the store.
     refused: Mutex<Vec<bool>>,
 }
 
@@ -376,7 +377,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
         let refused = waker.refused.lock().unwrap().clone();
         assert_eq!(refused, [false]);
     };
-    // By then each guard's renewal runs in a task.
+    // After half the ttl, each guard's renewer runs in a task.
     let guard = lock.acquire().await.unwrap();
     client.env.sleep(TTL / 2).await;
     woken_by(pin!(async { drop(guard.release().await) })).await;
@@ -393,7 +394,7 @@ async fn after_a_release_or_refusal_a_process_does_not_refuse_itself() {
     assert!(client.network.counts().reads > 0, "the store is asked");
 }
 
-/// If the response to a grant arrives seven seconds late, its lease ends soon.
+/// The response to a grant arrives seven seconds late, so its lease ends soon.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_arrived_late_is_renewed_in_time() {
     let world = World::new();

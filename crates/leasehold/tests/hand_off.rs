@@ -1,4 +1,4 @@
-//! Local hand-off: tasks of one process pass a grant on among themselves.
+//! Local hand-off: the tasks of one process pass a grant on among themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,8 +19,8 @@ fn lock(client: &Client) -> Lock {
     Locker::new(client.leases.clone()).lock("x").ttl(TTL)
 }
 
-/// A client that has held the lock before, so that its record is not new: the first grant of a new record has only one
-/// token.
+/// Returns a client that has already held the lock, so that the record is not new. The first grant of a new record has
+/// only one token.
 async fn settled(world: &World, seed: u64) -> Client {
     let client = world.observer(seed);
     lock(&client).acquire().await.unwrap().release().await.unwrap();
@@ -29,7 +29,8 @@ async fn settled(world: &World, seed: u64) -> Client {
     client
 }
 
-/// Starts a task that waits for the lock and sends its guard to the channel. The task is in line when this returns.
+/// Starts a task that waits for the lock and sends its guard to the channel. The task is in line when this function
+/// returns.
 async fn waiting(lock: &Lock, guards: &mpsc::UnboundedSender<Guard>) -> JoinHandle<()> {
     let (lock, guards) = (lock.clone(), guards.clone());
     let task = tokio::spawn(async move {
@@ -40,15 +41,15 @@ async fn waiting(lock: &Lock, guards: &mpsc::UnboundedSender<Guard>) -> JoinHand
     task
 }
 
-/// Starts a waiting task for each of `locks`, and returns the guards that they get. Another task held the lock, and
-/// has released it.
+/// Holds the lock, starts a waiting task for each of `locks`, and releases the lock. Returns a channel with the guards
+/// that the tasks get.
 async fn line(client: &Client, locks: &[Lock]) -> mpsc::UnboundedReceiver<Guard> {
     let (guards, got) = mpsc::unbounded_channel();
     let before = locks[0].try_acquire().await.unwrap();
     for lock in locks {
         waiting(lock, &guards).await;
     }
-    // Lets the store's clock advance, so that there is room between two tokens.
+    // Let the store's clock advance, so that the next grant has room for several tokens.
     client.env.sleep(2 * SECOND).await;
     before.release().await.unwrap();
     got
@@ -108,7 +109,7 @@ async fn over_an_unconfirmed_record_the_earlier_token_is_unknown() {
     settled(&world, 1).await;
     for (unconfirmed, known) in [(true, false), (false, true)] {
         world.edit(|record| record["newborn"] = unconfirmed.into()).await;
-        // Read by another client.
+        // Another client reads the record.
         let reader = world.observer(2);
         let before = world.raw().await["token"].as_u64();
         let mut claim = reader.claim();
@@ -126,7 +127,7 @@ async fn the_previous_guard_ends_before_the_next_token_is_issued() {
     let mut got = line(&client, &vec![lock(&client); 3]).await;
     let first = got.recv().await.unwrap();
     let (over, observed) = (first.cancellation(), Arc::new(AtomicBool::new(false)));
-    // The guard itself wakes its watcher when its deadline passes.
+    // Records that the guard's cancellation token was cancelled.
     let watcher = {
         let (over, observed) = (over.clone(), observed.clone());
         tokio::spawn(async move {
@@ -140,7 +141,7 @@ async fn the_previous_guard_ends_before_the_next_token_is_issued() {
     watcher.await.unwrap();
     assert!(observed.load(Ordering::SeqCst));
     second.check().unwrap();
-    // A lost guard is not passed on, even if its renewer has time left.
+    // A lost guard is not passed on, even if its renewer has not noticed the loss.
     client.clock.suspend(SECOND * 3_600);
     assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
     client.network.reset_counts();
@@ -184,9 +185,9 @@ async fn a_lock_with_less_than_half_its_ttl_left_is_not_passed_on() {
         for _ in 0..2 {
             waiting(&lock.clone().store_timeout(SECOND * 60), &guards).await;
         }
-        // Long enough for another cohort period to begin afterwards.
+        // Long enough for a new cohort period to begin afterwards.
         client.env.sleep(SECOND).await;
-        // The grant is applied, but its response takes this long.
+        // The grant is applied, but its response is lost. The client can read the record only after `late`.
         client.network.next_write(Outcome::Fine);
         client.network.next_write(Outcome::AppliedLost);
         before.release().await.unwrap();
@@ -229,7 +230,7 @@ async fn an_evicted_grant_is_not_passed_on() {
     let shown = operator.held().await.token.unwrap();
     operator.leases.evict(&name(), shown, None).await.unwrap();
     let other = operator.granted().await;
-    // Longer than a poll, and shorter than a cohort period.
+    // This is longer than a poll interval and shorter than a cohort period.
     client.env.sleep(3 * MILLISECOND).await;
     second.check().unwrap();
     client.network.reset_counts();
@@ -313,8 +314,8 @@ async fn tasks_that_pass_a_lock_on_let_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // With the memory store's intervals: cohort periods of 20 ms, with a backoff after every eighth at first, and
-        // then after each.
+        // With the memory store's intervals, a cohort period lasts 20 ms. A backoff follows every eighth period at
+        // first, and later every period.
         assert!(meanwhile <= 9 * 21, "the others were served {meanwhile} times before it");
         guard.release().await.unwrap();
     }
@@ -330,8 +331,8 @@ async fn a_task_that_reacquires_at_once_lets_other_processes_in() {
         let before = rounds.load(Ordering::SeqCst);
         let guard = lock(&other).acquire_within(SECOND * 10).await.unwrap();
         let meanwhile = rounds.load(Ordering::SeqCst) - before;
-        // With the memory store's intervals: cohort periods of 20 ms, with a backoff after every eighth, or after each
-        // once another process was noticed.
+        // With the memory store's intervals, a cohort period lasts 20 ms. A backoff follows every eighth period, or
+        // every period once another process was noticed.
         assert!(meanwhile <= 9 * 21, "the other was served {meanwhile} times before it");
         guard.release().await.unwrap();
         other.env.sleep(SECOND / 10).await;
@@ -346,7 +347,7 @@ async fn processes_that_take_turns_rarely_leave_the_lock_free() {
     clients[0].env.sleep(SECOND * 10).await;
     let rounds: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::SeqCst)).collect();
     let all: usize = rounds.iter().sum();
-    // Of 10,000. If backoffs always took their full time, the lock would be free for half of it.
+    // The maximum is 10,000. If every backoff took its full time, the lock would be free half of the time.
     assert!(all > 7_000, "{rounds:?}");
     assert!(rounds.iter().all(|rounds| *rounds > all / 3), "{rounds:?}");
 }
@@ -358,7 +359,7 @@ async fn tasks_that_keep_coming_share_few_grants() {
     let rounds = busy(&client, 4);
     client.env.sleep(SECOND * 10).await;
     let (rounds, writes) = (rounds.load(Ordering::SeqCst), client.network.counts().writes);
-    // Cohort periods of 20 ms, each with one grant and one release.
+    // Each cohort period of 20 ms costs one grant and one release.
     assert!(rounds > 8_000 && writes <= rounds / 8, "{writes} writes for {rounds}");
 }
 
@@ -407,7 +408,7 @@ async fn a_passed_on_lock_has_a_cooldown_and_becomes_a_ticket() {
     assert!(lock(&client).try_acquire().await.unwrap_err().holder().unwrap().in_cooldown);
 }
 
-/// Without another process, the only pauses are the requests with which a cohort period ends and the next one begins.
+/// Without another process, the lock is idle only during the requests that end one cohort period and begin the next.
 #[tokio::test(start_paused = true)]
 async fn a_hundred_tasks_without_other_processes_do_not_pause() {
     const TASKS: u32 = 100;

@@ -39,8 +39,8 @@ async fn a_claim_regranted_after_another_restarts_the_observation() {
     }
 }
 
-/// The same through the public interface: the response to the first grant of an acquisition is lost for longer than its
-/// ttl.
+/// The same through the public interface. The response to the first grant of an acquisition is delayed for longer than
+/// the ttl.
 #[tokio::test(start_paused = true)]
 async fn a_lock_acquired_late_is_not_granted_twice() {
     let world = World::new();
@@ -139,8 +139,8 @@ async fn a_pause_before_the_send_causes_no_early_takeover() {
     }
 }
 
-/// An unconfirmed record that was seen long ago. The acquisition once waited for 1 % of the time since then, beyond its
-/// store timeout.
+/// An unconfirmed record was first seen long ago. The acquisition once waited for 1 % of the time since then, beyond
+/// its store timeout.
 #[tokio::test(start_paused = true)]
 async fn an_unconfirmed_record_seen_long_ago_costs_no_hours() {
     let world = World::new();
@@ -157,7 +157,7 @@ async fn an_unconfirmed_record_seen_long_ago_costs_no_hours() {
     );
 }
 
-/// A wall clock that is set back while the first grant waits.
+/// The wall clock is set back while the first grant waits.
 #[tokio::test(start_paused = true)]
 async fn a_wall_clock_set_back_does_not_stall_the_first_grant() {
     let world = World::new();
@@ -183,7 +183,7 @@ async fn a_heartbeat_at_its_limit_causes_no_panic() {
     let _ = client.leases.renew(&mut grant).await;
 }
 
-/// A late grant that could not be released was once reported as certainly not granted.
+/// A late grant that could not be released was once reported as not applied.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     let world = World::new();
@@ -208,7 +208,7 @@ async fn a_late_grant_that_is_not_released_is_maybe_applied() {
     );
 }
 
-/// A store timeout of a second on a new lock.
+/// One second of store timeout is enough to create a lock.
 #[tokio::test(start_paused = true)]
 async fn a_short_store_timeout_can_create_a_lock() {
     let world = World::new();
@@ -218,7 +218,6 @@ async fn a_short_store_timeout_can_create_a_lock() {
     let _guard = lock.try_acquire().await.expect("a healthy store that responds in 50 ms");
 }
 
-/// A loss during an outage names the last error.
 #[tokio::test(start_paused = true)]
 async fn a_loss_during_an_outage_names_the_last_error() {
     let world = World::new();
@@ -229,7 +228,6 @@ async fn a_loss_during_an_outage_names_the_last_error() {
     assert!(matches!(loss.reason, LossReason::Expired { last_error: Some(_) }), "{loss}");
 }
 
-/// The store timeout of a waiter.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
     let world = World::new();
@@ -245,14 +243,14 @@ async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
     let _guard = waiter.await.unwrap().expect("an outage of 20 s, and a patience of 120 s");
 }
 
-/// `into_ticket` is dropped after its response was sent and before it was polled.
+/// `into_ticket` is dropped after the renewer has responded and before the future is polled again.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_into_ticket_releases() {
     use futures_util::FutureExt;
     let world = World::new();
     let client = world.observer(1);
     let guard = Locker::new(client.leases.clone()).lock("x").ttl(TTL).acquire().await.unwrap();
-    world.clock.sleep(TTL / 2).await; // Its renewer is a task by then.
+    world.clock.sleep(TTL / 2).await; // By now its renewer runs as a task.
     let mut handing = Box::pin(guard.into_ticket());
     assert!((&mut handing).now_or_never().is_none());
     world.clock.sleep(SECOND / 10).await; // The renewer responds.
@@ -261,8 +259,8 @@ async fn a_dropped_into_ticket_releases() {
     assert!(client.is_free().await, "the lock stays held without a holder");
 }
 
-/// A register on which another client is always faster: before each write, for a while, it acquires the lock and
-/// releases it.
+/// A register on which another client is faster: before each of the next `left` writes, that client acquires and
+/// releases the lock.
 #[derive(Debug)]
 struct Contended {
     inner: Arc<dyn Register>,

@@ -1,4 +1,4 @@
-//! The line of waiters on records: who is next, and what a dead waiter costs. Paused time.
+//! The line of waiters on stores that keep records: who is next, and what a dead waiter costs. Time is paused.
 
 mod position;
 
@@ -36,7 +36,7 @@ impl Waiter {
         Self { client, claim }
     }
 
-    /// A waiter that has joined the line. The lock is held.
+    /// Creates a waiter and waits until it has joined the line. The lock must be held.
     async fn joined(world: &World, seed: u64) -> Self {
         let waiter = Self::new(world, seed);
         let mut held = waiter.refused().await;
@@ -95,7 +95,7 @@ impl Waiter {
     }
 }
 
-/// The names of the waiters in the line, in their order.
+/// Returns the names of the waiters in the line, in order.
 async fn in_line(world: &World) -> Vec<String> {
     let Some(line) = world.register.read(LINE).await.unwrap() else { return Vec::new() };
     let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap();
@@ -124,7 +124,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
         assert_eq!(waiter.refused().await.ahead, Some(n as usize));
         waiters.push(waiter);
     }
-    // The last ones ask first.
+    // The last waiters ask first.
     let (granted, mut order) = mpsc::unbounded_channel();
     for (n, waiter) in waiters.into_iter().enumerate().rev() {
         let granted = granted.clone();
@@ -218,11 +218,11 @@ async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
-    // It never asks again.
+    // This waiter does not ask again until it has been passed over.
     let dead = Waiter::joined(&world, 2).await;
     let next = Waiter::joined(&world, 3).await;
     let last = Waiter::joined(&world, 4).await;
-    // How long the lock was held does not count.
+    // The time for which the lock was held does not count.
     holder.clock.sleep(TTL / 2).await;
     holder.leases.release(&mut grant, None).await.unwrap();
     let released = world.clock.now();
@@ -233,7 +233,7 @@ async fn a_dead_waiter_is_passed_over_once_after_its_grace() {
     assert_eq!(in_line(&world).await, ["waiter-4"], "the dead waiter has lost its place");
     next.release(&mut grant).await;
     let mut grant = last.granted().await;
-    // It was passed over, and joins at the end.
+    // It was passed over, so it joins again at the end.
     assert_eq!(dead.refused().await.ahead, None);
     last.release(&mut grant).await;
     dead.granted().await;
@@ -297,7 +297,7 @@ async fn a_wait_that_times_out_leaves_the_line() {
     let (holder, waiter) = (world.dated(1), world.dated(2));
     let guard = lock(&holder).acquire().await.unwrap();
     lock(&waiter).acquire_within(SECOND * 3).await.unwrap_err();
-    // In the background.
+    // The waiter leaves the line in the background.
     while !in_line(&world).await.is_empty() {
         waiter.clock.sleep(Duration::from_millis(10)).await;
     }
@@ -440,7 +440,7 @@ async fn without_the_stores_clock_a_try_ignores_the_line() {
     world.observer(3).granted().await;
 }
 
-/// Its write may still be applied, and then no other process can take the lock.
+/// The write of the try may still be applied, and then no other process can take the lock.
 #[tokio::test(start_paused = true)]
 async fn a_try_with_a_lost_response_does_not_yield_to_the_line() {
     let world = World::new();
@@ -493,7 +493,7 @@ async fn a_store_that_refuses_the_line_still_grants_locks() {
     drop(task.await.unwrap().unwrap());
 }
 
-/// The waiter is far from the store: the record has changed again before its mark arrives.
+/// The waiter is far from the store, so the record has changed again before the waiter's mark arrives.
 #[tokio::test(start_paused = true)]
 async fn a_busy_process_notices_a_waiter_that_cannot_mark_the_record() {
     let world = World::new();

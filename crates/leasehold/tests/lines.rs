@@ -18,12 +18,13 @@ use leasehold::lease::{
 use leasehold::{ErrorKind, LockName, Locker, LossReason, Token};
 use tokio::sync::Notify;
 
-/// A store with a line and watches, as far as its responses go. Its leases are those of a register.
+/// A store whose responses look as if it had a line and watches. Its leases are those of a register.
 #[derive(Debug)]
 struct Lining {
     leases: Arc<leasehold::RegisterLeases>,
-    /// The claims that wait in line, and those that were tried.
+    /// The claims that wait in line.
     line: Mutex<Vec<Id>>,
+    /// For each try, whether its claim waits.
     tried: Mutex<Vec<bool>>,
     ended: Notify,
     alarmed: AtomicBool,
@@ -185,7 +186,7 @@ async fn a_grant_that_came_too_late_is_acquired_again() {
         assert_eq!(store.late.load(Ordering::SeqCst), 0);
         guard.release().await.unwrap();
     }
-    // If every response takes longer than a lease lasts, there are only a few grants.
+    // If every response takes longer than a lease lasts, the client gives up after a few grants.
     for tries in [true, false] {
         store.late.store(usize::MAX, Ordering::SeqCst);
         let error = if tries { lock.try_acquire().await } else { lock.acquire().await }.unwrap_err();

@@ -1,4 +1,4 @@
-//! The library's integration tests, in one binary: a module for each subject.
+//! The library's integration tests, in one binary with a module for each subject.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(feature = "blocking")]

@@ -1,5 +1,5 @@
-//! Many locks in one process: how many requests are sent at once, which of them go first, and that slow requests do
-//! not block other locks.
+//! Many locks in one process: how many requests are sent at once, which of them are sent first, and whether slow
+//! requests block other locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +20,9 @@ use tokio::sync::watch;
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(30);
 
-/// How many renewals and polls are in progress at most, unless some hang.
+/// The most renewals that are in progress at once, unless some hang.
 const RENEWALS: usize = 64;
+/// The most polls that are in progress at once, unless some hang.
 const POLLS: usize = 32;
 
 /// A slow store that never responds to requests for some keys.
@@ -35,9 +36,9 @@ struct Slow {
 /// The requests of one kind.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// How long each takes, in milliseconds.
+    /// How long each request takes, in milliseconds.
     takes_ms: AtomicUsize,
-    /// Requests for keys that begin with `hung` get no response.
+    /// Whether requests for keys that begin with `hung` get no response.
     hangs: watch::Sender<bool>,
     on_the_way: AtomicUsize,
     most: AtomicUsize,
@@ -117,7 +118,7 @@ impl Process {
         Self { clock, store, locker }
     }
 
-    /// Another process on the same store and the same machine.
+    /// Returns the locker of another process on the same store and the same machine.
     fn another(&self) -> Locker {
         locker(&self.store, Env::seeded(self.clock.clone(), 2))
     }
@@ -141,7 +142,7 @@ async fn renewals_due_at_once_are_sent_in_limited_numbers() {
     let writes = &process.store.0.writes;
     writes.takes(SECOND / 4);
     writes.reset();
-    // All of them are due when the machine wakes.
+    // All renewals are due when the machine wakes.
     process.clock.suspend(TTL / 2);
     process.clock.sleep(SECOND * 5).await;
     assert_eq!((writes.most(), writes.sent()), (RENEWALS, 300), "each once");
@@ -174,7 +175,7 @@ async fn a_queued_renewal_delays_neither_release_nor_loss() {
     let mut well = process.acquire("well", 2).await;
     process.store.0.writes.hangs.send_replace(true);
     process.clock.suspend(TTL / 2);
-    // All of them are due. Requests that hang came first and occupy all places.
+    // All renewals are due. The requests that hang were sent first and occupy all places.
     process.clock.sleep(SECOND * 3 / 5).await;
     process.store.0.writes.reset();
     let asked = process.clock.now();
@@ -201,7 +202,7 @@ async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
             tokio::spawn(async move { lock.acquire().await.map(drop) })
         })
         .collect();
-    // Until all have joined the line, and all holders have renewed records that show it.
+    // Wait until all waiters have joined the line and all holders have renewed records that show it.
     process.clock.sleep(TTL / 2).await;
     let reads = &process.store.0.reads;
     reads.reset();
@@ -209,7 +210,7 @@ async fn polls_are_limited_and_delay_neither_renewals_nor_releases() {
     process.clock.sleep(SECOND * 20).await;
     assert_eq!(reads.most(), POLLS);
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-    // From now on the requests hang.
+    // From now on, the reads hang.
     reads.hangs.send_replace(true);
     process.clock.sleep(TTL * 3).await;
     own.iter().for_each(|guard| assert!(guard.remaining() > TTL / 2, "{:?}", guard.remaining()));

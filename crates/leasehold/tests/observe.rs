@@ -1,4 +1,4 @@
-//! Observers and spans: each event once and in order, and spans below the caller's.
+//! Observers and spans: each event is reported once and in order, and spans are children of the caller's.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -18,7 +18,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Keeps what it sees: one word for each event of a lock, and the requests.
+/// Keeps a short text for each event of a lock, and the requests.
 #[derive(Default)]
 struct Log {
     events: Mutex<Vec<String>>,
@@ -64,7 +64,7 @@ impl Observer for Log {
     }
 }
 
-/// A world in which the lock was held before: the first grant of a lock takes longer.
+/// Creates a world in which the lock was held before, because the first grant of a lock takes longer.
 async fn world() -> World {
     let world = World::new();
     let first = Locker::new(world.observer(9).leases).lock("x").acquire().await.unwrap();
@@ -77,7 +77,7 @@ fn observed(client: &Client) -> (Locker, Arc<Log>) {
     (Locker::new(client.leases.clone()).observed_by(log.clone()), log)
 }
 
-/// A process that holds the lock, and what it reports from then on.
+/// A process that holds the lock, and the log of its events since the grant.
 struct Held {
     client: Client,
     locker: Locker,
@@ -142,7 +142,7 @@ async fn a_lock_that_is_passed_on_is_released_and_acquired() {
     let (locker, log) = observed(&client);
     let lock = locker.lock("x").ttl(TTL);
     let guard = lock.acquire().await.unwrap();
-    // The grant of the first of them has a token for the second.
+    // The grant of the first waiter has a token for the second.
     let mut waiting = [(), ()].map(|()| {
         let lock = lock.clone();
         tokio::spawn(async move { lock.acquire().await.unwrap() })
@@ -174,7 +174,7 @@ async fn a_loss_is_reported_once_at_the_deadline() {
     let Held { client, log, guard, token, .. } = held().await;
     client.network.every(Kind::Write, Fault::Stalled);
     guard.lost().await;
-    // A release afterwards is not a second end.
+    // A release after the loss is not reported as a second end.
     guard.release().await.unwrap();
     client.env.sleep(TTL * 3).await;
     assert_eq!(log.events(), [format!("lost {token} 29s Expired")]);
@@ -199,7 +199,7 @@ async fn an_eviction_is_reported_on_both_sides() {
     assert!(events[0].ends_with(" Ended"), "{events:?}");
 }
 
-/// The guard is dropped while the response to a renewal, which reports a loss, is under way.
+/// The grant is evicted and then the guard is dropped, in one case while a renewal that finds the loss is under way.
 #[tokio::test(start_paused = true)]
 async fn a_loss_found_by_the_release_ends_the_hold_once() {
     let world = world().await;
@@ -292,7 +292,7 @@ async fn an_observer_that_panics_does_not_lose_a_lock() {
     let world = world().await;
     let (first, second) = (world.observer(1), world.observer(2));
     let (locker, log) = observed(&second);
-    // Those after it get the event too.
+    // The observers after the one that panics still get the event.
     let panicking = Locker::new(first.leases.clone()).observed_by(Arc::new(Panics)).observed_by(log.clone());
     let guard = panicking.lock("x").ttl(TTL).acquire().await.unwrap();
     first.env.sleep(TTL * 4).await;
@@ -303,7 +303,7 @@ async fn an_observer_that_panics_does_not_lose_a_lock() {
     assert!(events.iter().filter(|event| *event == "renewed").count() > 8, "{events:?}");
 }
 
-/// A span that was closed: its name, its parent's, and its fields.
+/// A span that was closed: its name, its parent's name, and its fields.
 type Closed = (String, Option<String>, HashMap<String, String>);
 
 /// Keeps the spans that have closed.
@@ -351,7 +351,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
     }
 }
 
-/// The closed spans of leasehold, as `name < parent` with the fields `wanted`.
+/// Formats the closed spans of leasehold as `name < parent` with the fields `wanted`.
 fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
     let spans = spans.into_iter().filter(|(name, ..)| name.starts_with("leasehold."));
     let shown = spans.map(|(name, parent, fields)| {
@@ -363,9 +363,9 @@ fn shown(spans: Vec<Closed>, wanted: &[&str]) -> Vec<String> {
 
 /// Records the spans of this thread.
 ///
-/// tracing remembers for each place in the code whether its spans are recorded. With only one subscriber in the
-/// process, it asks the subscriber of the first thread there: that of another test, which has none. So there are always
-/// two.
+/// For each callsite, tracing remembers whether its spans are recorded. If the process has only one subscriber, tracing
+/// asks the default subscriber of the first thread that reaches the callsite. That thread may run another test, which
+/// has no subscriber. A second subscriber avoids this.
 fn record(spans: &Spans) -> DefaultGuard {
     static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Registry::default()));
     LazyLock::force(&SECOND);
@@ -382,7 +382,7 @@ async fn spans_are_below_those_of_the_caller() {
     let lock = locker.lock("x").ttl(TTL);
     spans.closed();
 
-    // With a limit, the acquisition is in two tasks.
+    // With a time limit, the acquisition runs in two tasks.
     let guard = lock.acquire_within(SECOND).instrument(info_span!("job")).await.unwrap();
     let wanted = ["store", "operation", "lock", "outcome"];
     let acquired = shown(spans.closed(), &wanted);
@@ -428,7 +428,7 @@ async fn spans_are_below_those_of_the_caller() {
     );
 }
 
-/// The closed spans of holds: what each follows from, its outcome, and whether it has a token.
+/// Formats the closed spans of holds: what each follows from, its lock and its outcome. Asserts that each has a token.
 fn holds(spans: &Spans) -> Vec<String> {
     let mut closed = spans.closed();
     closed.retain(|(name, ..)| name == "leasehold.hold");
@@ -506,7 +506,7 @@ async fn a_subscriber_may_use_the_guard_whose_loss_is_logged() {
     let world = world().await;
     let client = world.observer(1);
     let locker = Locker::new(client.leases.clone());
-    // Its deadline passes, which the guard notices itself.
+    // The guard itself notices that its deadline passes.
     let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
     client.network.every(Kind::Write, Fault::Stalled);
     subscriber.guard.set(guard).unwrap();

@@ -31,7 +31,7 @@ fn already_ran(said: Said) -> AlreadyRan {
     }
 }
 
-/// How long after `start` the job runs on a new process that tries every two seconds.
+/// Returns how long after `start` the job runs again. A new process tries it every two seconds.
 async fn due_after(world: &World, start: leasehold::clock::Moment) -> Duration {
     for seed in 100.. {
         let fresh = world.dated(seed);
@@ -99,7 +99,8 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
             })
             .await;
         if step > 0 {
-            // A wall clock that jumps far ahead loses every lock: the machine may have been restored from a snapshot.
+            // Every lock is lost if the wall clock jumps far ahead, because the machine may have been restored from a
+            // snapshot.
             assert_eq!(said.unwrap_err().kind(), ErrorKind::Lost);
             continue;
         }
@@ -111,8 +112,8 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
     }
 }
 
-/// `store_clock=off` is for dead holders. A process that has just started has observed nothing, so without the store's
-/// clock it would never see the end of a cooldown.
+/// `store_clock=off` applies only to dead holders. A process that has just started has observed nothing, so without the
+/// store's clock it would never see the end of a cooldown.
 #[tokio::test(start_paused = true)]
 async fn a_cooldown_ends_by_the_stores_clock_even_without_it() {
     let world = World::new();
@@ -173,7 +174,7 @@ async fn a_hundred_tasks_of_one_process_run_it_once() {
     assert!(counts.writes <= 3 && counts.reads <= 102, "those who come after it ask once each: {counts:?}");
 }
 
-/// A task of this process waits for the end of the cooldown, and keeps its turn meanwhile.
+/// A task of this process waits for the end of the cooldown and keeps its turn while it waits.
 #[tokio::test(start_paused = true)]
 async fn a_task_waiting_for_a_cooldown_does_not_delay_others() {
     let world = World::new();
@@ -216,7 +217,7 @@ async fn a_try_that_does_not_wait_names_the_runner() {
         assert_eq!(refused.kind(), ErrorKind::Held);
         assert!(refused.holder().unwrap().holder.is_some(), "{refused:?}");
     }
-    // Dropped during the run: the run does not count.
+    // The guard is dropped during the run, so the run does not count.
     drop(guard);
     assert_eq!(ok(&job(&other)).await.unwrap(), Once::Ran(Ok(1)));
 }
@@ -283,7 +284,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
     let lost = said.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
     assert!(lost.help()[0].contains("before its end"), "{lost:?}");
-    // Evicted after the last renewal. The release with a cooldown finds that.
+    // The grant is evicted after the last renewal. The release with a cooldown finds that.
     let said = job(&client)
         .run(async |guard| {
             Locker::new(other.leases.clone()).evict(&name(), guard.token().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Waiters and tries while the store does not respond: how long they continue, and what the error says. Paused time.
+//! Waiters and tries while the store does not respond: how long they continue, and what the error says. Time is paused.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ fn locker(client: &Client) -> Locker {
     Locker::new(client.leases.clone())
 }
 
-/// The result of a waiter on `client`: another process holds the lock, and releases it after the outage.
+/// Returns the result of a waiter and how long it waited. Another process holds the lock and releases it after the
+/// outage.
 async fn waits_through(outage: Duration, patience: Option<Duration>) -> (Result<(), Error>, Duration) {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
@@ -52,7 +53,7 @@ async fn a_waiter_gives_up_after_its_store_timeout() {
             .and_then(|rest| rest.split('s').next())
             .and_then(|seconds| seconds.parse().ok())
             .expect(&text);
-        // Between less than a pause before the limit and a request after it.
+        // The waiter may stop up to a pause before the limit, or up to a request after it.
         assert!((f64::from(limit) - 5.0..f64::from(limit) + 20.0).contains(&tried), "{text}");
         assert!(text.contains("memory"), "the store is named: {text}");
     }
@@ -102,7 +103,7 @@ async fn losing_races_is_not_an_error_for_a_waiter() {
     }
     let mut conflicts = 0;
     for _ in 0..40 {
-        // Or until it is granted: it may be faster than the other process.
+        // The waiter may be faster than the other process. Then it has been granted the lock.
         if timeout(&*client.env.clock, 60 * SECOND, client.network.until(|counts| counts.writes > conflicts))
             .await
             .is_none()
@@ -126,7 +127,7 @@ async fn grants_that_come_too_late_end_in_an_error() {
     let ttl = SECOND / 2;
     locker(&client).lock("x").ttl(ttl).acquire().await.unwrap().release().await.unwrap();
     client.network.reset_counts();
-    // A write is given up after 250 ms. Its outcome is known only after the holder's time is over.
+    // The client gives up each write after 250 ms. It learns the outcome only after the lease has expired.
     client.network.every(Kind::Write, Outcome::AnswerDelayed(SECOND * 3 / 10));
     client.network.every(Kind::Read, Outcome::AnswerDelayed(SECOND * 24 / 100));
     let error = locker(&client).lock("x").ttl(ttl).acquire().await.unwrap_err();

@@ -1,5 +1,5 @@
-//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Paused time, with the
-//! poll interval of S3.
+//! The queue of processes that wait for one of several permits: order, dead waiters, requests. Time is paused, and
+//! stores have the poll interval of S3.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn semaphore(client: &Client, owner: &str) -> Semaphore {
     lock(client, owner).semaphore(3)
 }
 
-/// Holds all three permits.
+/// Acquires all three permits.
 async fn full(client: &Client) -> Vec<Guard> {
     let (semaphore, mut guards) = (semaphore(client, "holder"), Vec::new());
     for _ in 0..3 {
@@ -32,19 +32,19 @@ async fn full(client: &Client) -> Vec<Guard> {
     guards
 }
 
-/// The first grant of a name takes longer than later ones.
+/// Grants the queue's lock once, because the first grant of a name takes longer than later ones.
 async fn warm_up(client: &Client) {
     let queue = Locker::new(client.leases.clone()).lock("x/permit-queue").ttl(TTL);
     queue.acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The requests of `client`.
+/// Lists the requests of `client`.
 fn sent(client: &Client) -> String {
     let log = client.network.log().into_iter();
     log.map(|sent| format!("{:?} {} at {:?}\n", sent.kind, sent.key, sent.at)).collect()
 }
 
-/// A process that waits for a permit, and holds it for a second.
+/// Starts a process that waits for a permit and holds it for a second.
 fn waiting(client: &Client, n: usize, granted: &mpsc::UnboundedSender<usize>) -> JoinHandle<()> {
     let (semaphore, env, granted) =
         (semaphore(client, &format!("waiter-{n}")), client.env.clone(), granted.clone());
@@ -56,7 +56,8 @@ fn waiting(client: &Client, n: usize, granted: &mpsc::UnboundedSender<usize>) ->
     })
 }
 
-/// As many processes that wait for a permit, in this order. The permits are held for longer than the longest pause.
+/// Starts `count` processes that wait for a permit, in this order. The permits are held for longer than the longest
+/// pause.
 async fn line_up(world: &World, count: usize, granted: &mpsc::UnboundedSender<usize>) -> Vec<Client> {
     let mut clients = Vec::new();
     for n in 0..count {
@@ -81,7 +82,7 @@ async fn processes_are_granted_permits_in_the_order_of_arrival() {
     }
 }
 
-/// The first in the queue holds its lock, and so is not in its line.
+/// The first process in the queue holds the queue's lock, so it is not in the line of that lock.
 #[tokio::test(start_paused = true)]
 async fn each_waiter_for_a_permit_learns_who_is_before_it() {
     let world = World::paced();
@@ -131,7 +132,7 @@ async fn readers_are_granted_shared_holds_in_the_order_of_arrival() {
     }
 }
 
-/// Other processes see in the permits' records that one waits.
+/// The permits' records show other processes that one waits.
 #[tokio::test(start_paused = true)]
 async fn a_free_permit_is_reserved_for_the_lease_of_a_dead_first() {
     let world = World::paced();
@@ -166,7 +167,7 @@ async fn a_dead_waiter_behind_the_first_costs_one_grace() {
     let first = world.clock.now();
     assert_eq!(order.recv().await, Some(2));
     let waited = world.clock.now().longest_since(first);
-    // It was the first in the line of the queue.
+    // The dead waiter was the first in the line of the queue's lock.
     let grace = 2 * POLL_INTERVAL.max + SECOND / 2;
     assert!((grace..grace + 3 * SECOND).contains(&waited), "{waited:?}, and the grace is {grace:?}");
     assert_eq!(order.recv().await, Some(3));
@@ -189,7 +190,7 @@ async fn a_claim_that_barges_takes_a_reserved_permit() {
     assert!(!sent(&client).contains("queue"));
 }
 
-/// The first has just left, and the next one has not noticed yet.
+/// The first process has just left the queue, and the next one has not noticed this yet.
 #[tokio::test(start_paused = true)]
 async fn a_free_permit_is_reserved_while_the_queue_is_awaited() {
     let world = World::paced();
@@ -221,7 +222,7 @@ async fn a_queue_that_cannot_be_read_reserves_no_permit() {
     semaphore(&world.dated(2), "newcomer").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// How many permits' records show that processes wait.
+/// Returns how many permits' records show that processes wait.
 async fn marked(world: &World) -> usize {
     let mut marked = 0;
     for n in 1..=3 {
@@ -232,7 +233,7 @@ async fn marked(world: &World) -> usize {
     marked
 }
 
-/// Otherwise the next one would have to mark the record again.
+/// Otherwise the next waiter would have to mark the record again.
 #[tokio::test(start_paused = true)]
 async fn a_grant_to_the_first_in_the_queue_keeps_and_makes_the_mark() {
     let world = World::paced();

@@ -1,5 +1,5 @@
-//! The rules of the lease protocol (see `docs/protocol.md`), with one or more tests each. Without a rule, its test
-//! fails.
+//! Tests of the rules of the lease protocol (see `docs/protocol.md`). Each rule has at least one test, which fails
+//! without the rule.
 
 mod clocks;
 mod tokens;
@@ -50,8 +50,8 @@ async fn rule_1_a_read_across_a_renewal_causes_no_early_takeover() {
     let held = contender.held().await;
     holder.env.sleep(SECOND * 9).await;
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    // By what it saw first, the lease has lapsed. But its conditional write fails, and the record that it then reads
-    // has been renewed.
+    // By the contender's first observation, the lease has lapsed. But its conditional write fails, and it then reads a
+    // renewed record.
     contender.env.sleep(held.lapses_within.unwrap()).await;
     contender.held().await;
     assert_eq!(world.raw().await["beat"], 1);
@@ -109,7 +109,7 @@ async fn rule_4_a_transient_refusal_is_retried_and_not_taken_for_held() {
 async fn rule_4_every_lost_response_is_resolved_by_reading() {
     let world = World::new();
     let client = world.observer(1);
-    client.granted().await; // The record exists now; let it go by its own time.
+    client.granted().await; // The record exists now. Let its lease lapse.
     client.env.sleep(contender_span() * 2).await;
     for (outcome, writes) in
         [(Outcome::AppliedLost, 1), (Outcome::Dropped, 2), (Outcome::TwiceSecondAnswer, 1)]
@@ -161,15 +161,15 @@ async fn rule_6_a_release_during_a_renewal_ends_the_guard_first() {
     let guard = locker.lock("x").ttl(TTL).acquire().await.unwrap();
     let cancelled = guard.cancellation();
     client.network.reset_counts();
-    client.network.next_write(Outcome::Stalled); // The renewal hangs,
-    client.network.next_write(Outcome::Stalled); // and so does the release.
+    client.network.next_write(Outcome::Stalled); // The renewal hangs.
+    client.network.next_write(Outcome::Stalled); // The release hangs as well.
     client.network.sent(1).await;
     let release = tokio::spawn(guard.release());
     cancelled.cancelled().await;
     assert_eq!(client.network.counts().writes, 1, "the guard was dead before anything was sent");
 
     client.network.until(|counts| counts.writes == 2).await;
-    // The renewal arrives first after all. The release finds the changed record and frees it.
+    // The renewal is applied before the release. The release finds the changed record and frees it.
     client.network.deliver_all().await;
     assert_eq!(release.await.unwrap().unwrap(), Released::Released);
     assert_eq!(world.raw().await["state"], "free");
@@ -232,7 +232,7 @@ async fn rule_8_a_claim_granted_again_restarts_the_observation() {
     let first = granted(holder.leases.try_acquire(&claim).await.unwrap());
     contender.held().await;
     contender.env.sleep(SECOND * 25).await;
-    // Evicted and granted again between two reads of the contender.
+    // The grant is evicted and its claim is granted again between two reads of the contender.
     holder.leases.evict(&name(), first.token, None).await.unwrap();
     let again = granted(holder.leases.try_acquire(&claim).await.unwrap());
     assert!(again.token > first.token);
@@ -257,7 +257,7 @@ async fn rule_9_a_loss_is_final_even_if_a_renewal_succeeds_late() {
     tokio::task::yield_now().await;
     assert!(guard.check().is_err() && guard.remaining().is_zero());
     assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
-    // Acquiring again is a new grant with a new token.
+    // Acquiring the lock again gives a new grant with a new token.
     let again = locker.lock("x").ttl(TTL).acquire().await.unwrap();
     assert!(again.token().unwrap() > loss.token);
 }
@@ -294,18 +294,19 @@ async fn rule_10_a_grant_possibly_held_in_between_is_reported_lost() {
         tokio::spawn(async move { leases.try_acquire(&claim).await })
     };
     client.network.until(|counts| counts.reads == 2).await;
-    client.network.deliver().await; // The write is applied: it is ours, which we cannot see yet.
+    // The write is applied, but the client cannot know this yet.
+    client.network.deliver().await;
     let ours = world.raw().await["token"].as_u64().unwrap();
     other.leases.evict(&name(), leasehold::Token::new(ours).unwrap(), None).await.unwrap();
     let successor = other.granted().await;
-    client.network.deliver().await; // Only now do we read.
+    client.network.deliver().await; // Only now does the client read.
     match acquisition.await.unwrap().unwrap() {
         AcquireOutcome::Lost(loss) => {
             assert!(loss.token.get() == ours && successor.token.get() > ours, "{loss}")
         }
         other => panic!("{other:?}"),
     }
-    // A race that was simply lost is not a loss.
+    // Merely losing a race is not a loss.
     client.held().await;
 }
 
@@ -323,7 +324,8 @@ async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
         let (leases, claim) = (client.leases.clone(), client.claim());
         tokio::spawn(async move { leases.try_acquire(&claim).await })
     };
-    client.network.until(|counts| counts.reads == 2).await; // It was refused, and reads what is there.
+    // The write was refused, so the client reads the record.
+    client.network.until(|counts| counts.reads == 2).await;
     let ours = world.raw().await["token"].as_u64().unwrap();
     other.leases.evict(&name(), leasehold::Token::new(ours).unwrap(), None).await.unwrap();
     let successor = other.granted().await;
@@ -336,7 +338,7 @@ async fn rule_10_a_conflict_of_a_doubled_request_proves_nothing() {
     }
 }
 
-/// Renews the record as a copy of the holder would: its machine was cloned while it ran.
+/// Renews the record as a copy of the holder would, if its machine were cloned while it ran.
 async fn renewed_by_a_copy(world: &World) {
     world
         .edit(|record| {
@@ -408,7 +410,7 @@ async fn rule_11_every_owner_of_its_ticket_may_renew_a_grant() {
     assert_eq!(other.leases.release(&mut tickets[0], None).await.unwrap(), Released::Released);
 }
 
-/// One copy of a renewal is applied, and the other is refused for now, as behind a proxy that sends it twice.
+/// A renewal is sent twice, as by a proxy. One request is applied, and the other is refused for now.
 #[tokio::test(start_paused = true)]
 async fn rule_11_an_own_doubled_renewal_is_not_foreign() {
     let world = World::new();

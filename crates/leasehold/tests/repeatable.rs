@@ -1,4 +1,4 @@
-//! Acquisitions that are repeated under the id of their caller, on several machines. Paused time.
+//! Acquisitions that callers repeat with the same id, on several machines. Time is paused.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,7 +54,7 @@ async fn a_repetition_elsewhere_renews_the_hold() {
     assert_eq!(lock(&two).acquire_ticket(id(2), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Held);
 }
 
-/// A longer ttl of a repetition counts for contenders too.
+/// If a repetition has a longer ttl, contenders also wait for that ttl.
 #[tokio::test(start_paused = true)]
 async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {
     let world = World::new();
@@ -68,7 +68,7 @@ async fn a_record_lasts_as_long_as_the_lease_of_each_repetition() {
     assert!(held.holder().unwrap().lapses_within.unwrap() > 4 * TTL);
 }
 
-/// The token of a lock that was just created is certain only once it was renewed.
+/// The token of a newly created lock is certain only after a renewal.
 #[tokio::test(start_paused = true)]
 async fn a_repetition_of_a_creation_supersedes_its_ticket() {
     let world = World::new();
@@ -99,8 +99,8 @@ async fn rule_12_a_spent_id_is_never_granted_again() {
     assert_eq!(lock(&one).acquire_ticket(id(1), Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// One server's grant is applied unnoticed, and its client goes away. The client asks another server, and has the lock
-/// there. The first server must not clean up by the id.
+/// A server does not learn that its grant was applied, and its client goes away. The client then acquires the lock
+/// through another server. The first server must not clean up by the id.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     let world = World::new();
@@ -113,7 +113,7 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     assert_eq!(given_up.kind(), ErrorKind::Unavailable, "{given_up}");
     let held = acquired(&two, 1).await;
     one.network.heal();
-    // The first server's task ends after its request has ended, and then gives up its place.
+    // The first server's task outlives its request and then gives up its place.
     for _ in 0..20 {
         two.env.sleep(3 * SECOND).await;
         locker(&two).renew(held.ticket()).await.unwrap();
@@ -121,8 +121,8 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     assert_eq!(locker(&two).release(held.ticket()).await.unwrap(), Released::Released);
 }
 
-/// One server's repetition of a hold gets its response when the lease is over by its clock. By the clock of the server that
-/// reported the hold, which is 0.3 % slower, it is not over yet.
+/// A server repeats a hold, and the response arrives after the lease has expired by this server's clock. By the clock
+/// of the server that reported the hold, which is 0.3 % slower, the lease is still valid.
 #[tokio::test(start_paused = true)]
 async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
     let world = World::new();
@@ -144,7 +144,7 @@ async fn rule_12_a_late_grant_is_left_to_its_repetitions() {
     locker(&two).renew(held.ticket()).await.unwrap();
 }
 
-/// As above, for a client that goes away while it waits, at the moment of the grant.
+/// As above, for a client that goes away while it waits, at the moment when the lock is granted.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_no_caller_takes_lapses_or_goes_to_a_repetition() {
     let world = World::new();
@@ -186,7 +186,7 @@ async fn a_waiter_that_gives_up_leaves_the_line() {
     }
 }
 
-/// Tasks of the same server that wait do not delay the repetition of the request that has the lock.
+/// Waiting tasks of the same server do not delay a repetition of the request that holds the lock.
 #[tokio::test(start_paused = true)]
 async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     let world = World::new();
@@ -206,8 +206,8 @@ async fn a_repetition_does_not_queue_behind_those_who_wait_for_it() {
     waiting.await.unwrap().unwrap();
 }
 
-/// A store that renews by the id alone, like SQLite. Its first response about a lock arrives when `next` has been
-/// granted.
+/// A store that renews by the id alone, like SQLite. If `next` is set, `inspect` releases the earlier ticket and grants
+/// the claim before it returns the status that it read earlier.
 #[derive(Debug)]
 struct ByIdAlone {
     leases: Arc<RegisterLeases>,
@@ -273,7 +273,8 @@ impl Watch for ByIdAlone {
 
 impl Diagnose for ByIdAlone {}
 
-/// The claim is granted between two questions of its repetition: the first response has the token of the holder before.
+/// The claim is granted between two requests of its repetition. The first response has the token of the previous
+/// holder.
 #[tokio::test(start_paused = true)]
 async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     let world = World::new();
@@ -284,7 +285,7 @@ async fn a_repetition_never_has_the_token_of_the_holder_before_it() {
     (claim.id, claim.repeatable) = (id(1), true);
     let store = Arc::new(ByIdAlone { leases: one.leases.clone(), next: Mutex::new(None) });
     let lock = Locker::new(store.clone()).lock("x").ttl(TTL);
-    // Another task of this process waits, so the repetition asks first whether its claim has the lock.
+    // Another task of this process waits, so the repetition first asks whether its claim holds the lock.
     let (seen, mut is_seen) = mpsc::unbounded_channel();
     let waiting = lock.clone().on_wait(move |_| seen.send(()).unwrap_or_default());
     let waiting = tokio::spawn(async move { waiting.acquire_ticket(id(2), 600 * SECOND).await });

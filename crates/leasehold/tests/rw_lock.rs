@@ -1,4 +1,4 @@
-//! Shared and exclusive holds: a writer is alone, and its parts form one hold.
+//! Shared and exclusive holds: a writer excludes all others, and its parts form one hold.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn index(client: &Client) -> RwLock {
     Locker::new(client.leases.clone()).rw_lock("x").ttl(TTL)
 }
 
-/// Every part of an exclusive hold.
+/// Returns the names of all parts of an exclusive hold.
 fn parts() -> Vec<LockName> {
     let permits = (1..=RwLock::MAX_SHARED).map(|permit| format!("x/shared-{permit}"));
     std::iter::once("x".to_owned()).chain(permits).map(|name| LockName::new(name).unwrap()).collect()
@@ -72,7 +72,7 @@ async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
     for permit in 1..=RwLock::MAX_SHARED {
         let world = World::new();
         let (one, two) = (world.observer(1), world.observer(2));
-        // A hold of any permit is a shared hold.
+        // Holding any permit is a shared hold.
         let reader =
             Locker::new(one.leases.clone()).lock(format!("x/shared-{permit}")).ttl(TTL).owner("alice");
         let reader = reader.acquire().await.unwrap();
@@ -83,7 +83,7 @@ async fn a_shared_hold_with_any_permit_keeps_an_exclusive_one_out() {
             text.starts_with(&format!("lock `x` is held shared: `x/shared-{permit}` by alice@")),
             "{text}"
         );
-        // It has released all parts that it had acquired.
+        // The failed attempt has released all parts that it had acquired.
         assert_eq!(held(&one).await, 1);
         reader.check().unwrap();
     }
@@ -121,7 +121,7 @@ async fn an_exclusive_hold_is_not_starved_by_shared_ones() {
     }
     let writer = world.observer(99);
     writer.env.sleep(SECOND * 20).await;
-    // The current readers, and those past the gate: two holds of four seconds, and some polls.
+    // The writer waits for the current readers and for those past the gate: two holds of four seconds, and some polls.
     let guard = index(&writer).exclusive_within(SECOND * 20).await.unwrap();
     guard.check().unwrap();
     readers.shutdown().await;
@@ -163,7 +163,7 @@ async fn losing_one_part_loses_the_whole_and_frees_the_other_parts() {
         cancelled.cancelled().await;
         assert!(guard.remaining().is_zero());
         assert_eq!(guard.check().unwrap_err().loss(), Some(&loss));
-        // Although the guard has not been dropped.
+        // The other parts are free, although the guard has not been dropped.
         one.env.sleep(SECOND).await;
         assert_eq!(held(&two).await, 0, "{part}");
         assert_eq!(guard.release().await.unwrap(), Released::AlreadyLost);
@@ -176,14 +176,14 @@ async fn the_whole_is_valid_only_as_long_as_its_weakest_part() {
         let world = World::new();
         let client = world.observer(1);
         let guard = index(&client).exclusive().await.unwrap();
-        // From now on, renewals of one part are lost.
+        // From now on, renewals of this part get no response.
         let key = format!("{part}.lock");
         client.network.every_write_of(&key, Outcome::Stalled);
         client.env.sleep(SECOND * 20).await;
         let left = holder_span() - SECOND * 20;
         assert!(guard.remaining() <= left, "{part}: {:?} and not {left:?}", guard.remaining());
         guard.check().unwrap();
-        // Before any timer has fired.
+        // The check must fail before any timer has fired.
         client.clock.suspend(left);
         assert_eq!(guard.check().unwrap_err().loss().unwrap().name, part);
         assert!(guard.remaining().is_zero());
@@ -210,7 +210,8 @@ async fn all_parts_end_before_any_release_and_the_gate_goes_last() {
     let client = world.observer(1);
     let guard = index(&client).exclusive().await.unwrap();
     let cancelled = guard.cancellation();
-    client.env.sleep(TTL / 2).await; // The renewers are tasks by then, and the first request is not sent by this one.
+    // By now the renewers run as tasks, so this task does not send the first request.
+    client.env.sleep(TTL / 2).await;
     client.network.reset_counts();
     client.network.every(Kind::Write, Outcome::Delayed(SECOND));
     let mut release = pin!(guard.release());
@@ -254,7 +255,7 @@ async fn exclusive_and_plain_holds_exclude_each_other_and_tokens_rise() {
     assert!(first < second && second < third);
 }
 
-/// A documented limit.
+/// This limit is documented.
 #[tokio::test(start_paused = true)]
 async fn a_plain_lock_does_not_see_current_shared_holders() {
     let world = World::new();
@@ -288,7 +289,7 @@ async fn a_permit_lost_while_waiting_for_others_is_acquired_again() {
     granted_at_last(&one, reader, writer).await;
 }
 
-/// A writer that holds everything except what a shared holder holds.
+/// Starts a writer, which acquires every part except the one that a shared holder has.
 async fn waiting_writer(client: &Client) -> tokio::task::JoinHandle<Guard> {
     let index = index(client);
     let writer = tokio::spawn(async move { index.exclusive().await.unwrap() });

@@ -107,7 +107,7 @@ async fn tasks_of_one_process_are_served_in_order_of_arrival() {
     assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
 }
 
-/// The number of requests of `tasks` waiting tasks of one process in a minute, while all three permits are held.
+/// Returns how many requests `tasks` waiting tasks of one process send in a minute while all three permits are held.
 async fn requests_of_waiting(tasks: usize) -> usize {
     let world = World::new();
     let (holder, client) = (world.observer(1), world.observer(2));
@@ -150,7 +150,7 @@ async fn a_second_permit_that_is_granted_in_the_same_moment_goes_back() {
         tokio::spawn(async move { semaphore.acquire().await.unwrap() })
     };
     client.env.sleep(SECOND * 10).await;
-    // All of the writes are applied, and their responses arrive at the same time.
+    // All the writes are applied, and their responses arrive at the same time.
     client.network.every(Kind::Write, Outcome::AnswerDelayed(SECOND * 3));
     for guard in held_by_other {
         guard.release().await.unwrap();

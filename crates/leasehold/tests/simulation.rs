@@ -1,5 +1,5 @@
-//! Thousands of histories of the real code, each from a seed. `LEASEHOLD_SEEDS=100000` runs more, `LEASEHOLD_SEED=7`
-//! replays one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes the plan.
+//! Runs the real code through thousands of simulated histories, each generated from a seed. `LEASEHOLD_SEEDS=100000`
+//! runs more, `LEASEHOLD_SEED=7` replays one, and `LEASEHOLD_PLAN=machines=2,faults=crashes` changes the plan.
 #![allow(clippy::disallowed_methods, reason = "reports how long histories take, in real time")]
 
 use std::env::var;
@@ -12,13 +12,13 @@ fn no_history_breaks_the_promise() {
     many(Plan::from_seed, 1, |total, seeds| busy(total, seeds) && everything_happened(total, seeds));
 }
 
-/// If a release deletes the lock's object, a late create may succeed.
+/// A release deletes the lock's object, so a create that arrives late may succeed.
 #[test]
 fn no_history_of_locks_that_are_objects_breaks_the_promise() {
     many(|seed| Plan { store: Store::Objects, ..Plan::from_seed(seed) }, 2, busy);
 }
 
-/// Processes on one machine that share a file. Without deletions by hand: by the documentation, rows are deleted only
+/// Processes on one machine share a file. No history deletes rows by hand, because the documentation allows that only
 /// while no process uses them.
 #[cfg(feature = "sqlite")]
 #[test]
@@ -31,7 +31,7 @@ fn no_history_of_locks_in_a_file_breaks_the_promise() {
     many(plan, 8, |total, seeds| total.grants > seeds && total.losses > seeds / 10);
 }
 
-/// Tasks of one process pass a lock on among themselves, with all kinds of faults.
+/// Tasks of one process pass a lock on among themselves, under all kinds of faults.
 #[test]
 fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
     many(of_tasks, 2, |total, seeds| {
@@ -39,7 +39,7 @@ fn no_history_of_tasks_that_pass_the_lock_on_breaks_the_promise() {
     });
 }
 
-/// If tokens come from the store, grants are not passed on.
+/// Grants are not passed on if the store assigns the tokens.
 #[test]
 fn no_history_of_tasks_on_objects_breaks_the_promise() {
     let plan = |seed| Plan { store: Store::Objects, ..of_tasks(seed) };
@@ -56,7 +56,7 @@ fn no_history_of_hand_off_in_a_file_breaks_the_promise() {
     many(plan, 16, |total, seeds| total.handed > seeds && total.handed_lost > 0);
 }
 
-/// Without faults, while all tasks of both processes want the lock all the time.
+/// There are no faults, and all tasks of both processes want the lock all the time.
 #[test]
 fn no_process_starves_beside_another_that_passes_the_lock_on() {
     let plan = |seed| Plan { machines: 2, ..of_tasks(seed).with_faults(Faults::NONE) };
@@ -68,7 +68,7 @@ fn in_no_history_a_job_runs_twice_in_its_period() {
     many(Plan::once_from_seed, 4, |total, seeds| total.runs > seeds / 2 && total.already_ran > 5 * seeds);
 }
 
-/// Candidates that lead in turns, and observers that must not see a wrong leader.
+/// Candidates lead in turns, and observers must never see a wrong leader.
 #[test]
 fn no_history_of_an_election_breaks_the_promise() {
     let plan = |seed: u64| Plan {
@@ -79,14 +79,14 @@ fn no_history_of_an_election_breaks_the_promise() {
     many(plan, 4, |total, seeds| busy(total, seeds) && total.told > 0);
 }
 
-/// Never more holders than permits, on both protocols.
+/// There are never more holders than permits, under either protocol.
 #[test]
 fn no_history_of_a_semaphore_has_more_holders_than_permits() {
     let plan = |seed| Plan { workload: Workload::Semaphore(1 + seed as usize % 3), ..of_several(seed) };
     many(plan, 16, |total, seeds| total.grants > 3 * seeds && total.most == 3);
 }
 
-/// An exclusive holder is alone, on both protocols.
+/// An exclusive holder excludes all other holders, under either protocol.
 #[test]
 fn no_history_of_an_rw_lock_breaks_exclusive_holds() {
     let plan = |seed| Plan { workload: Workload::RwLock, ..of_several(seed) };
@@ -106,17 +106,19 @@ fn of_several(seed: u64) -> Plan {
     Plan { machines: plan.machines + 2, store, faults, ..plan }
 }
 
-/// A history of processes with several tasks each. More happens in the same time.
+/// Returns a plan whose processes run several tasks each. Its histories are shorter, because more happens in the same
+/// time.
 fn of_tasks(seed: u64) -> Plan {
     let plan = Plan::from_seed(seed);
     let length = plan.length / 2;
     Plan { tasks: 2 + seed as usize % 3, length, faults_until: length, ..plan }
 }
 
-/// With fewer histories than this, too little may happen by chance.
+/// With fewer histories than this, too little may happen for the check of `enough`.
 const FEW: u64 = 15;
 
-/// Runs one in `one_in` of the requested histories. A simulation in which not `enough` happens proves nothing.
+/// Runs one in `one_in` of the requested histories. Fails if not `enough` happened in them, because such a run proves
+/// nothing.
 fn many(plan: fn(u64) -> Plan, one_in: u64, enough: fn(&History, usize) -> bool) {
     let plan = |seed| plan(seed).with(&var("LEASEHOLD_PLAN").unwrap_or_default()).expect("LEASEHOLD_PLAN");
     if let Ok(seed) = var("LEASEHOLD_SEED") {
@@ -145,9 +147,9 @@ fn every(plan: impl Fn(u64) -> Plan, first: u64, step: u64, seeds: u64) -> Histo
     seeds.map(|seed| run(&plan(seed)).unwrap_or_else(|violation| panic!("{}", smaller(violation)))).sum()
 }
 
-/// The violation, and a smaller plan that shows it too.
+/// Describes the violation and a smaller plan that also shows it.
 fn smaller(violation: Box<Violation>) -> String {
-    // Printed at once, since shrinking takes a while.
+    // Print it now, because shrinking takes a while.
     eprintln!("{violation}");
     format!("{violation}\nshrunk: {}", shrink(violation.clone()))
 }
@@ -156,14 +158,14 @@ fn busy(total: &History, seeds: usize) -> bool {
     total.grants > 3 * seeds && total.losses > seeds / 10
 }
 
-/// Each kind of fault that is counted must have occurred, or the run proves little.
+/// Returns whether every counted kind of fault occurred often enough. Otherwise the run proves little.
 fn everything_happened(total: &History, seeds: usize) -> bool {
     let counted = [total.cancelled, total.evicted, total.deleted, total.restarts, total.refused];
     let counted = counted.into_iter().chain([total.stood_still, total.copied]).collect::<Vec<_>>();
     total.accepted > seeds && counted.iter().all(|count| *count > seeds / 10)
 }
 
-/// Proves that the checker can fail: returns a violation of `invariant` from up to 400 histories.
+/// Returns a violation of `invariant` from up to 400 histories. This proves that the checker can detect it.
 fn found(invariant: &str, plan: impl Fn(u64) -> Plan) -> Box<Violation> {
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let mut others = violations.filter(|violation| violation.invariant == invariant);
@@ -181,7 +183,7 @@ fn i1_clocks_outside_the_bound_are_detected() {
     found("I5", plan);
 }
 
-/// The margin protects the locks: front ends that disagree by less occur in the histories above.
+/// The margin protects the locks. The histories above contain front ends that disagree by less than the margin.
 #[test]
 fn i1_store_clocks_apart_by_more_than_the_margin_are_detected() {
     found("I1", |seed| {
@@ -199,12 +201,12 @@ fn i3_a_resource_that_does_not_check_tokens_is_detected() {
 fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let plan = |seed| {
         let plan = Plan { rate_error: 0.3, ..Plan::from_seed(seed) };
-        // Some kinds of fault exempt holders, which makes a violation harder to show.
+        // Some kinds of fault exempt holders from the check, which makes a violation harder to find.
         let faults =
             Faults::all().without(Fault::Deletions).without(Fault::StandStills).without(Fault::Copies);
         Plan { faults, ..plan }
     };
-    // What a history can do without depends on its seed, so the best of three counts.
+    // How far a plan can be shrunk depends on its seed, so the best of three counts.
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let of_three = violations.filter(|violation| violation.invariant == "I1").take(3).map(shrink);
     let violation = of_three.min_by_key(|violation| violation.plan.faults.count()).unwrap();

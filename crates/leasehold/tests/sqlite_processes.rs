@@ -1,4 +1,5 @@
-//! Several processes on one SQLite file. Each is this test program, with its role in an environment variable.
+//! Several processes share one SQLite file. Each process is this test program, which reads its role from an environment
+//! variable.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -12,7 +13,7 @@ use leasehold::{ErrorKind, LockName, Locker};
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FOLDER: &str = "LEASEHOLD_TEST_FOLDER";
 
-/// Longer than any test: no test may depend on the end of a lease.
+/// Longer than any test, because no test may depend on the end of a lease.
 const TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The time limit of a test.
@@ -25,7 +26,7 @@ fn url(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("locks.db").display())
 }
 
-/// This program as another process. Killed when this is dropped.
+/// This program in another process, which is killed on drop.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -47,7 +48,7 @@ fn start(role: &str, folder: &Path) -> Worker {
     Worker(child.unwrap())
 }
 
-/// The role of another process; does nothing in the test run itself.
+/// Runs the role of another process. Does nothing in the test run itself.
 #[tokio::test]
 async fn role() {
     let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER)) else { return };
@@ -66,7 +67,7 @@ async fn role() {
     }
 }
 
-/// Waits for the lock. Appends the number of this process and the time of its grant to a file.
+/// Waits for the lock, and appends the number of this process and the time of its grant to a file.
 async fn join(locker: &Locker, number: &str, file: &Path) {
     let guard = locker.lock("held").ttl(TTL).acquire_within(TEST_LIMIT).await.unwrap();
     let granted_ms = SystemClock.now().since_boot().as_millis();
@@ -75,7 +76,7 @@ async fn join(locker: &Locker, number: &str, file: &Path) {
     guard.release().await.unwrap();
 }
 
-/// Adds to a number in a file without any protection except the lock.
+/// Increments a number in a file that only the lock protects.
 async fn count(locker: &Locker, file: &Path) {
     for _ in 0..ROUNDS {
         let guard = locker.lock("counter").ttl(TTL).acquire_within(TEST_LIMIT).await.unwrap();
@@ -86,8 +87,8 @@ async fn count(locker: &Locker, file: &Path) {
     }
 }
 
-/// Appends the token of each grant to a file, in two writes, in an endless loop. No other process may write between
-/// them.
+/// Appends the token of each grant to a file, in an endless loop. Each entry takes two writes, and no other process may
+/// write between them.
 async fn log(locker: &Locker, file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
     loop {
@@ -121,9 +122,9 @@ async fn renew(locker: &Locker) {
     }
 }
 
-/// The next line of the worker's output that begins with `word`, without that word.
+/// Returns the next line of the worker's output that begins with `word`, without that word.
 fn said(worker: &mut Worker, word: &str) -> String {
-    // Byte by byte, so that the rest is left for the next call.
+    // Read byte by byte, so that the rest is left for the next call.
     let messages = worker.0.stderr.as_mut().unwrap();
     loop {
         let mut line = Vec::new();
@@ -254,7 +255,7 @@ async fn a_ticket_outlives_the_process_that_acquired_it() {
     locker.lock("held").try_acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The files beside the database, in the combinations in which they can be deleted.
+/// The combinations in which the files beside the database can be deleted.
 const COMPANIONS: [&[&str]; 3] = [&["-wal", "-shm"], &["-wal"], &["-shm"]];
 
 fn delete(folder: &Path, suffixes: &[&str]) {
@@ -270,7 +271,7 @@ async fn a_log_deleted_while_in_use_leaves_one_holder() {
         let mut holder = start("renew", folder.path());
         let token: u64 = said(&mut holder, "holding").parse().unwrap();
         delete(folder.path(), suffixes);
-        // What another process sees now may be wrong, since the files are gone. The result must be the same for both.
+        // Another process may now see wrong data, because the files are gone. Both processes must agree on the result.
         let other = Locker::open(&url(folder.path())).await;
         let granted = match &other {
             Ok(locker) => locker.lock("held").ttl(TTL).try_acquire().await.ok(),

@@ -11,7 +11,7 @@ use leasehold_testkit::fault::{Kind, Outcome};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A lock that was released more than a day ago, with its token.
+/// Creates a lock that was released two days ago. Returns its user, a sweeper and its last token.
 async fn old(world: &World) -> (Client, Client, Token) {
     let (user, sweeper) = (world.dated(1), world.dated(2));
     let mut grant = user.granted().await;

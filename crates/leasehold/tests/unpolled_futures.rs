@@ -1,5 +1,5 @@
-//! Users' futures that are polled a few times, then kept without being polled, as in `buffer_unordered` or `select!`
-//! in a loop. They must delay only themselves. Paused time.
+//! Futures that users poll a few times and then keep without polling, as `buffer_unordered` or `select!` in a loop
+//! does. They must delay only themselves. Time is paused.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::task::yield_now;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A register as if behind a network: waiters poll, and requests take time.
+/// A register that behaves like a remote one: waiters poll, and the register is not trusted.
 #[derive(Debug)]
 struct Remote(Arc<dyn Register>);
 
@@ -33,7 +33,7 @@ impl Layer for Remote {
     }
 }
 
-/// A process with its own store handle on the storage of `world`.
+/// Creates a process with its own store handle on the storage of `world`.
 fn process(world: &World, seed: u64) -> (Env, Locker) {
     let env = Env::seeded(Arc::new(TestClock::default()), seed);
     let machine = Machine::new(world.register.clone(), env.clone());
@@ -45,13 +45,13 @@ fn process(world: &World, seed: u64) -> (Env, Locker) {
 
 type Operation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Every operation, once each, on locks below `prefix`. `held` is held by another process.
+/// Returns every operation, on locks below `prefix` and on `held`, which another process holds.
 async fn operations(locker: &Locker, prefix: &str, held: &str) -> Vec<Operation> {
     fn forget<T>(operation: impl Future<Output = T> + Send + 'static) -> Operation
     where
         T: Send + 'static,
     {
-        // Keeps the output as long as the future.
+        // Keep the output as long as the future.
         Box::pin(operation.then(|output| async move {
             let _output = output;
             std::future::pending().await
@@ -105,12 +105,12 @@ async fn frozen_futures_delay_no_other_lock() {
         let world = World::new();
         let (_, holder) = process(&world, 1_000 + seed);
         let _held = holder.lock("held").ttl(TTL).acquire().await.unwrap();
-        // Another process holds it for a while, so its waiter polls.
+        // Another process holds this lock for a while, so its waiter polls.
         let contended = holder.lock("contended").ttl(TTL).acquire().await.unwrap();
         let (env, locker) = process(&world, seed);
 
         let mut frozen = Vec::new();
-        // For odd seeds, before the store has been examined.
+        // For odd seeds, the store has not been examined yet.
         let kept =
             if seed % 2 == 0 { Some(locker.lock("kept").ttl(TTL).acquire().await.unwrap()) } else { None };
         for copy in 0..8 {
@@ -149,7 +149,7 @@ async fn frozen_futures_delay_no_other_lock() {
     }
 }
 
-/// Polled while a request is under way, then kept.
+/// The futures are polled while a request is under way and then kept.
 #[tokio::test(start_paused = true)]
 async fn polls_of_frozen_futures_delay_no_waiter() {
     let world = World::new();
@@ -196,7 +196,7 @@ async fn a_frozen_wait_ends_at_its_limit() {
     assert_eq!(frozen.await.unwrap_err().kind(), ErrorKind::Held);
 }
 
-/// If the runtime shuts down, the release is interrupted, and its caller gets a result.
+/// If the runtime shuts down, the release is interrupted, but its caller still gets a result.
 #[test]
 fn a_release_completes_when_its_runtime_shuts_down() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -37,7 +37,7 @@ impl World {
         String::from_utf8(cell.value.to_vec()).unwrap()
     }
 
-    /// Writes without leasehold, over any content.
+    /// Overwrites any content, as a client without leasehold does.
     async fn overwrite(&self, text: &'static str) {
         let version = self.0.head(KEY).await.unwrap().map(|head| head.version);
         let expect = version.as_ref().map_or(Precondition::Absent, Precondition::Version);
@@ -128,7 +128,7 @@ async fn an_applied_write_is_found_below_later_writes() {
     }
 }
 
-/// Starts adding `word`. When this returns, the write has had `outcome`, and the read after it hangs.
+/// Starts to add `word`. When this function returns, the write has had `outcome`, and the read after it hangs.
 async fn add_under_way(network: &FaultyRegister, word: &'static str, outcome: Outcome) -> Adding {
     network.next_write(outcome);
     network.next_read(Outcome::Fine);
@@ -144,7 +144,7 @@ async fn add_under_way(network: &FaultyRegister, word: &'static str, outcome: Ou
 
 type Adding = tokio::task::JoinHandle<Result<Updated, Error>>;
 
-/// Starts adding `b` to the list `a`. When this returns, the write is still under way.
+/// Starts to add `b` to the list `a`. When this function returns, the write is still under way.
 async fn write_under_way(world: &World) -> (FaultyRegister, Adding) {
     let network = world.network();
     add(&network, "a").await.unwrap();
@@ -158,7 +158,7 @@ async fn a_write_that_was_overtaken_is_remade_and_lands_once() {
     let world = World::new();
     let (network, updating) = write_under_way(&world).await;
     add(&*world.0, "c").await.unwrap();
-    // The write stays under way; the read completes.
+    // The write stays under way, and the read completes.
     network.deliver_newest().await;
     assert!(updating.await.unwrap().unwrap().written);
     assert_eq!(world.text().await, "a c b ");
@@ -174,13 +174,14 @@ async fn with_reused_versions_an_overtaken_write_is_in_doubt() {
     network.deliver_newest().await;
     let error = updating.await.unwrap().unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.maybe_applied(), "{error:?}");
-    // Another client removes `c`, and then the write lands. If it had been repeated, its word would be there twice.
+    // Another client removes `c`, and then the write is applied. If the client had repeated it, its word would be there
+    // twice.
     update(&*world.0, KEY, async |_| Ok::<_, Error>(Some("a ".into()))).await.unwrap();
     assert!(matches!(network.deliver().await, Some(Write::Committed(_))));
     assert_eq!(world.text().await, "a b ");
 }
 
-/// The next create may have come after ours was applied and deleted.
+/// This client's create may have been applied and deleted before the other create.
 #[tokio::test(start_paused = true)]
 async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     let world = World::new();
@@ -194,8 +195,8 @@ async fn an_unknown_create_is_not_repeated_after_anothers_create() {
     assert_eq!(world.text().await, "b ");
 }
 
-/// The version is the same again, but the log differs from the one that the write expects. Writing it would erase the
-/// marks of others.
+/// The version is the same again, but the log differs from the one that the write expects. Repeating the write would
+/// erase the marks of others.
 #[tokio::test(start_paused = true)]
 async fn with_reused_versions_a_reverted_change_is_a_change() {
     let world = World::by_content();
@@ -432,7 +433,7 @@ async fn history(world: &World, seed: u64) -> Vec<(String, Result<Updated, Error
     let mut networks = Vec::new();
     for (network, task) in clients {
         outcomes.extend(task.await.unwrap());
-        // While other updates are in progress.
+        // Deliver the held requests while other updates are in progress.
         network.deliver_all().await;
         networks.push(network);
     }

@@ -1,4 +1,5 @@
-//! How many requests a wait costs and when it ends: the pauses of `pacing.rs`, as the store sees them. Paused time.
+//! How many requests a wait costs and when it ends. These tests examine the pauses of `pacing.rs` as the store sees
+//! them. Time is paused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ struct Process {
     env: Env,
 }
 
-/// A process on `world`'s store that detects lapses by observation.
+/// Creates a process on `world`'s store that detects lapses by observation.
 fn process(world: &World, seed: u64) -> Process {
     let env = Env::seeded(Arc::new(TestClock::default()), seed);
     let network = FaultyRegister::new(world.register.clone());
@@ -36,7 +37,8 @@ impl Process {
         Claim::new(&self.env, name(), Ttl::new(ttl).unwrap(), Holder::this_process())
     }
 
-    /// After a renewal: a grant after one that was never renewed waits for a token from the store's clock.
+    /// Acquires the lock, renews it once, and stops. The renewal is needed because a grant after one that was never
+    /// renewed waits for a token from the store's clock.
     async fn dies_with_the_lock(&self) {
         let mut grant = granted(self.leases.try_acquire(&self.claim(TTL)).await.unwrap());
         self.leases.renew(&mut grant).await.unwrap();
@@ -55,7 +57,7 @@ async fn a_long_wait_costs_few_reads_beyond_one_per_longest_pause() {
         let counts = waiter.network.counts();
         assert_eq!(counts.writes, 2, "a waiter joins the line and marks the lock's record, and then reads");
         let longest = POLL_INTERVAL.max.min(ttl / 3);
-        // The pauses of the next in line grow by an eighth, from the shortest to the longest.
+        // The pauses of the first waiter in line grow by an eighth, from the shortest to the longest.
         let growing = 8.0 + longest.div_duration_f64(POLL_INTERVAL.min).ln() / 1.125_f64.ln();
         let most = 60.0 / longest.as_secs_f64() * 1.1 + growing;
         assert!((30..=most as usize).contains(&counts.reads), "{} reads for a ttl of {ttl:?}", counts.reads);
@@ -82,7 +84,7 @@ async fn a_waiter_gets_the_lock_soon_after_a_short_hold() {
             let released = waiter.env.now();
             drop(waiting.await.unwrap().unwrap());
             let late = waiter.env.now().longest_since(released);
-            // An eighth of the time for which it was held, which may be nearly twice `hold`.
+            // The delay is about an eighth of the time for which the lock was held, which may be nearly twice `hold`.
             assert!(
                 late <= (hold / 4).max(POLL_INTERVAL.min.mul_f64(1.25)) + Duration::from_millis(2),
                 "{late:?} after {hold:?}"
@@ -91,7 +93,7 @@ async fn a_waiter_gets_the_lock_soon_after_a_short_hold() {
     }
 }
 
-/// All waiters see the last renewal at the same moment, so it lapses for all of them at once.
+/// All waiters see the last renewal at the same moment, so the lease lapses for all of them at once.
 #[tokio::test(start_paused = true)]
 async fn one_of_sixteen_waiters_writes_when_a_dead_lease_lapses() {
     const PROCESSES: u64 = 16;
@@ -119,7 +121,8 @@ async fn one_of_sixteen_waiters_writes_when_a_dead_lease_lapses() {
     guard.check().unwrap();
 }
 
-/// The reads of the first two in line in the first seconds of a hold, after another hold that was short or long.
+/// Counts the reads of the first two waiters in line during the first seconds of a hold. The hold before it was short
+/// or long.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_another_expects_a_hold_like_the_previous() {
     let mut reads = Vec::new();
@@ -145,7 +148,8 @@ async fn a_waiter_behind_another_expects_a_hold_like_the_previous() {
     assert!(reads[1] <= 1 && reads[0] >= 3, "{reads:?} reads in three seconds");
 }
 
-/// Each read is refused once before it succeeds. That delays the next read, until reads succeed at once again.
+/// Each read is refused once before it succeeds. That delays the next read, until reads succeed at the first attempt
+/// again.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_reads_is_read_less_often() {
     let mut reads = Vec::new();

@@ -1,12 +1,12 @@
-// Takes locks on Kubernetes' Leases with client-go's leader election.
+// Acquires locks on Kubernetes' Leases with client-go's leader election.
 //
 //	--server URL --namespace NAME --lock NAME --ttl SECONDS
 //	bench ... --server URL --namespace NAME --lock NAME --ttl-ms MILLISECONDS
 //
-// A lock is an election of one leader. Its lease duration is the ttl; as in client-go's defaults (15, 10 and 2 seconds), a
-// leader gives up after two thirds of it, and tries every two fifteenths.
+// A lock is an election of one leader. Its lease duration is the ttl. As in client-go's defaults (15, 10 and 2 seconds), a
+// leader gives up after two thirds of the ttl, and tries every two fifteenths.
 //
-// This is a module of its own, so that its dependencies do not decide about those of the other clients.
+// This is a separate module, so that its dependencies do not determine those of the other clients.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 	peers.Run(open, connect)
 }
 
-// process is what the locks of a process share.
+// process contains what the locks of a process share.
 type process struct {
 	client    *kubernetes.Clientset
 	namespace string
@@ -97,7 +97,7 @@ func (l *lock) acquire(until context.Context) error {
 
 func (l *lock) Acquire() error { return l.acquire(context.Background()) }
 
-// Try is held when the lock is not acquired at the second attempt.
+// Try returns ErrHeld if the second attempt has not acquired the lock either.
 func (l *lock) Try() error {
 	until, cancel := context.WithTimeout(context.Background(), l.process.ttl/5)
 	defer cancel()

@@ -1,21 +1,21 @@
 package peers
 
-// The commands of a contender of the benchmark: the verbs after the word `bench`.
+// The commands of a contender of the benchmark, which are the verbs after the word `bench`.
 //
 //	PROGRAM bench contend --lock LOCK --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H ...
 //	PROGRAM bench hold    --lock LOCK --ttl-ms T ...
 //	PROGRAM bench many    --lock PREFIX --locks N --seconds S --ttl-ms T ...
 //
-// Each first acquires and releases a separate lock, LOCK-warm-PROCESS, which opens its connections; `contend` does so
-// several times. Then it prints "ready", and waits for the line "go".
+// Each command first acquires and releases a separate lock, LOCK-warm-PROCESS, to open its connections. `contend` does so
+// several times. Then the command prints "ready" and waits for the line "go".
 //
-//   - contend: N tasks of one process, each in a loop: acquire, hold for H microseconds, release; C times each, or until S
-//     seconds have passed; acquisitions that still wait are then cancelled. Then a line `E TASK ASKED GRANTED RELEASING
-//     RELEASED` for each acquisition, in microseconds on the wall clock: before and after the call that acquires, before and
-//     after the one that releases. Then "done".
-//   - hold: says `granted MICROSECONDS`, and releases the lock when its input ends.
-//   - many: acquires PREFIX0, PREFIX1, ..., says "held", holds them for S seconds, says `lost K` if K of them were lost, then
-//     "done", and releases them.
+//   - contend: runs N tasks in one process. Each task acquires the lock, holds it for H microseconds and releases it, C
+//     times or until S seconds have passed. Acquisitions that still wait at that time are cancelled. Then prints a line
+//     `E TASK ASKED GRANTED RELEASING RELEASED` for each acquisition, with the times before and after the call that
+//     acquires and before and after the call that releases, in microseconds on the wall clock. Then prints "done".
+//   - hold: prints `granted MICROSECONDS`, and releases the lock when its input ends.
+//   - many: acquires PREFIX0, PREFIX1, ..., prints "held", holds them for S seconds, prints `lost K` if K of them were lost,
+//     prints "done", and releases them.
 
 import (
 	"bufio"
@@ -35,7 +35,7 @@ type Client interface {
 	Contender(lock string) (Contender, error)
 	// Holder returns one of many locks. Different locks may share a session.
 	Holder(lock string) (Contender, error)
-	// Close releases what holders share.
+	// Close frees the resources that holders share.
 	Close() error
 }
 
@@ -46,14 +46,14 @@ type Contender interface {
 	Release() error
 	// Lost reports whether the client has lost the lock that it acquired, as far as it knows.
 	Lost() bool
-	// Close releases what this contender does not share.
+	// Close frees the contender's own resources.
 	Close() error
 }
 
 const (
-	warmCycles = 50              // how often contenders acquire a lock before the start,
-	warmTime   = 2 * time.Second // unless that takes longer
-	atOnce     = 64              // concurrent acquisitions of many locks
+	warmCycles = 50              // how often `contend` acquires the lock LOCK-warm-PROCESS at most
+	warmTime   = 2 * time.Second // the time limit for that
+	atOnce     = 64              // how many locks `many` acquires or releases concurrently
 )
 
 // bench runs the command line after the word `bench`.
@@ -83,7 +83,7 @@ func bench(arguments []string, connect func(Options) (Client, error)) error {
 	return client.Close()
 }
 
-// ready acquires another lock the given number of times, prints "ready", and waits for the start.
+// ready acquires another lock at most the given number of times, prints "ready", and waits for the start.
 func ready(client Client, options Options, input *bufio.Reader, cycles int) error {
 	lock, err := client.Contender(fmt.Sprint(options.Text("lock"), "-warm-", os.Getpid()))
 	if err != nil {
@@ -109,7 +109,7 @@ func ready(client Client, options Options, input *bufio.Reader, cycles int) erro
 	return nil
 }
 
-// event is one acquisition: microseconds on the wall clock.
+// event contains the times of one acquisition, in microseconds on the wall clock.
 type event struct{ asked, granted, releasing, released int64 }
 
 func contend(client Client, options Options, input *bufio.Reader) error {
@@ -155,7 +155,7 @@ func contend(client Client, options Options, input *bufio.Reader) error {
 	return together(len(tasks), func(i int) error { return tasks[i].Close() })
 }
 
-// cycles is the loop of a task. A negative count means no limit.
+// cycles runs the loop of a task. A negative count means no limit.
 func cycles(until context.Context, lock Contender, count int, hold time.Duration) (events []event, err error) {
 	for ; count != 0 && until.Err() == nil; count-- {
 		var e event

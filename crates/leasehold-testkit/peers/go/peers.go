@@ -1,12 +1,12 @@
-// Package peers contains the common part of the programs that take locks with another client: their command line, and
-// the lines that they print. Options are --name VALUE, or --name alone where a program allows that.
+// Package peers contains the common part of the programs that acquire locks with another client: their command line and
+// their output. Options have the form --name VALUE, or --name alone where a program allows that.
 //
-//	PROGRAM hold --lock LOCK ...                        says "granted", at the end of its input "released"
-//	PROGRAM try --lock LOCK ...                         says "granted" and releases; or says "held" and exits with 1
+//	PROGRAM hold --lock LOCK ...                        prints "granted", and "released" at the end of its input
+//	PROGRAM try --lock LOCK ...                         prints "granted" and releases; or prints "held" and exits with 1
 //	PROGRAM increment --lock LOCK --file FILE --times N ...
 //
-// increment adds one to the number in a plain file, N times, each under the lock, and prints between which times it
-// held it, in nanoseconds since the machine was started. contender.go describes what follows the word `bench`.
+// increment adds one to the number in a plain file N times, each time under the lock. It prints the times between which
+// it held the lock, in nanoseconds since boot. contender.go describes the commands after the word `bench`.
 package peers
 
 import (
@@ -21,14 +21,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld says that another client holds the lock.
+// ErrHeld means that another client holds the lock.
 var ErrHeld = errors.New("held")
 
 // Lock is a lock of the client under test.
 type Lock interface {
 	// Acquire waits for the lock.
 	Acquire() error
-	// Try takes the lock, or returns ErrHeld at once.
+	// Try acquires the lock, or returns ErrHeld at once.
 	Try() error
 	// Release fails if the lock is no longer held.
 	Release() error
@@ -60,7 +60,7 @@ func (o Options) number(name string) int {
 	return number
 }
 
-// Run runs the command line and ends the program. The tests' commands use open, the benchmark's use connect.
+// Run runs the command line. The commands of the tests use open, and those of the benchmark use connect.
 func Run(open func(Options) (Lock, error), connect func(Options) (Client, error)) {
 	if len(os.Args) < 2 {
 		fail(errors.New("there is no verb"))
@@ -129,7 +129,7 @@ func increment(lock Lock, file string, times int) {
 		fail(err)
 		number, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		fail(err)
-		// Neither atomic nor locked: two processes at once lose an addition or read half a number.
+		// This is neither atomic nor locked. Two processes at once would lose an addition or read half a number.
 		fail(os.WriteFile(file, []byte(strconv.Itoa(number+1)), 0o600))
 		until := sinceBoot()
 		fail(lock.Release())
@@ -143,7 +143,7 @@ func sinceBoot() int64 {
 	return now.Nano()
 }
 
-// failure is the exit code of errors; 1 says that a lock is held.
+// failure is the exit code of errors. Outside the benchmark, 1 means that a lock is held.
 var failure = 2
 
 func fail(err error) {

@@ -16,13 +16,13 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 
-/** A contender of the benchmark: what it does and says is written in ../go/contender.go. */
+/** A contender of the benchmark. ../go/contender.go describes its commands and output. */
 final class Contender {
-    /** More than elsewhere, since Java is slow at first: how often those that contend take a lock before the start, */
+    /** How often `contend` acquires the warm-up lock at most: more often than elsewhere, because Java is slow at first. */
     private static final int WARM_CYCLES = 200;
-    /** unless that takes longer. */
+    /** The time limit of the warm-up. */
     private static final Duration WARM_TIME = Duration.ofSeconds(4);
-    /** Acquisitions under way of many locks. */
+    /** How many locks `many` acquires or releases concurrently. */
     private static final int AT_ONCE = 64;
 
     private final Peers.Options options;
@@ -44,7 +44,7 @@ final class Contender {
         /** Fails if the lock is no longer held. */
         void release();
 
-        /** Whether the client has lost the lock. */
+        /** Returns whether the client has lost the lock. */
         boolean lost();
     }
 
@@ -66,7 +66,7 @@ final class Contender {
         }
     }
 
-    /** Takes another lock so many times, says that it has, and waits for the start. */
+    /** Acquires another lock at most this many times, prints "ready", and waits for the start. */
     private void ready(int cycles) throws InterruptedException, IOException {
         String lock = options.text("lock") + "-warm-" + ProcessHandle.current().pid();
         long began = System.nanoTime();
@@ -87,7 +87,7 @@ final class Contender {
         }
         boolean counted = options.has("count");
         ready(WARM_CYCLES);
-        // Cached: it has as many threads as are wanted.
+        // A cached pool has as many threads as there are tasks.
         ExecutorService threads = Executors.newCachedThreadPool();
         long until = counted ? Long.MAX_VALUE : System.nanoTime() + TimeUnit.SECONDS.toNanos(options.number("seconds"));
         List<Future<?>> running = new ArrayList<>();
@@ -96,7 +96,7 @@ final class Contender {
         }
         if (!counted) {
             TimeUnit.NANOSECONDS.sleep(until - System.nanoTime());
-            // More than once: the client goes on where a request is interrupted.
+            // Interrupt repeatedly, because the client continues after the interruption of a request.
             while (!running.stream().allMatch(Future::isDone)) {
                 tasks.forEach(Task::giveUp);
                 TimeUnit.MILLISECONDS.sleep(20);
@@ -117,7 +117,7 @@ final class Contender {
         say("done");
     }
 
-    /** What a task does. */
+    /** One task of `contend`. */
     private final class Task implements Runnable {
         private final List<long[]> events = new ArrayList<>();
         private final long hold = TimeUnit.MICROSECONDS.toNanos(options.number("hold-us"));
@@ -143,7 +143,7 @@ final class Contender {
             }
         }
 
-        /** The lock, or null when the time is over. */
+        /** Returns the lock, or null if the time is over. */
         private Held attempt() {
             synchronized (this) {
                 if (over) {
@@ -160,7 +160,7 @@ final class Contender {
             }
             synchronized (this) {
                 waiting = null;
-                // The lock may have been granted nevertheless, and what releases it is not to be interrupted.
+                // The lock may have been granted nevertheless. Clear the interrupt, so that it does not reach the release.
                 Thread.interrupted();
                 if (failure != null && !over) {
                     throw new IllegalStateException(failure);
@@ -182,7 +182,7 @@ final class Contender {
         Held lock = client.acquire(options.text("lock"));
         say("granted " + now());
         while (input.read() >= 0) {
-            // What is written there has no meaning, only its end.
+            // Only the end of the input has a meaning.
         }
         lock.release();
     }
@@ -237,7 +237,7 @@ final class Contender {
         output.flush();
     }
 
-    /** Microseconds on the wall clock. */
+    /** Returns microseconds on the wall clock. */
     private static long now() {
         return ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
     }

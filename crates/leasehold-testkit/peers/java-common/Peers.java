@@ -5,7 +5,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
 
-/** The common part of the programs in Java that take locks with another client: what ../go/peers.go describes. */
+/** The common part of the Java programs that acquire locks with another client. ../go/peers.go has their commands. */
 final class Peers {
     private Peers() {}
 
@@ -14,7 +14,7 @@ final class Peers {
         /** Waits for the lock. */
         void acquire() throws Exception;
 
-        /** Takes the lock; false, at once, when another client holds it. */
+        /** Acquires the lock, or returns false at once if another client holds it. */
         boolean attempt() throws Exception;
 
         /** Fails if the lock is no longer held. */
@@ -25,7 +25,10 @@ final class Peers {
         Lock open(Options options) throws Exception;
     }
 
-    /** Runs the command line, and ends the program. The tests' commands use the opener, the benchmark's the connector. */
+    /**
+     * Runs the command line and ends the program. The commands of the tests use the opener, and those of the benchmark use
+     * the connector.
+     */
     static void run(String[] arguments, Opener opener, Contender.Connector connector) {
         int code = 0;
         boolean bench = arguments[0].equals("bench");
@@ -40,11 +43,11 @@ final class Peers {
             System.err.println("peer: " + exception);
             code = bench ? 1 : 2;
         }
-        // Without closing the client, whose threads may be asleep for long.
+        // Do not close the client, because its threads may sleep for long.
         System.exit(code);
     }
 
-    /** What the command line says after the verb. */
+    /** The options of the command line after the verb. */
     static final class Options {
         private final Map<String, String> values = new HashMap<>();
 
@@ -73,7 +76,7 @@ final class Peers {
             return Integer.parseInt(text(name));
         }
 
-        /** The lease duration, in milliseconds for the benchmark. */
+        /** Returns the lease duration, which is given in seconds, or in milliseconds for the benchmark. */
         long ttlMilliseconds() {
             return has("ttl-ms") ? number("ttl-ms") : number("ttl") * 1000L;
         }
@@ -95,7 +98,7 @@ final class Peers {
         lock.acquire();
         say("granted");
         while (System.in.read() >= 0) {
-            // What is written there has no meaning, only its end.
+            // Only the end of the input has a meaning.
         }
         lock.release();
         say("released");
@@ -115,7 +118,7 @@ final class Peers {
             lock.acquire();
             long from = nanosecondsSinceBoot();
             long number = Long.parseLong(Files.readString(file).trim());
-            // Neither atomic nor locked: two processes at once lose an addition or read half a number.
+            // This is neither atomic nor locked. Two processes at once would lose an addition or read half a number.
             Files.writeString(file, Long.toString(number + 1));
             long until = nanosecondsSinceBoot();
             lock.release();
@@ -124,8 +127,8 @@ final class Peers {
     }
 
     /**
-     * On Linux nanoTime counts from the start of the machine, but not while that is suspended; 0 if it ever was, since
-     * the time could not be compared then.
+     * Returns nanoseconds since boot, or 0 if the machine was ever suspended. On Linux, nanoTime counts from boot, but
+     * not while the machine is suspended. After that, it cannot be compared with the clocks of other programs.
      */
     private static long nanosecondsSinceBoot() throws IOException {
         long before = System.nanoTime();

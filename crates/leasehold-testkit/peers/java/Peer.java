@@ -10,13 +10,14 @@ import software.amazon.awssdk.regions.Region;
 import software.amazon.awssdk.services.dynamodb.DynamoDbClient;
 
 /**
- * Takes locks in DynamoDB with AWS's own lock client.
+ * Acquires locks in DynamoDB with AWS's own lock client.
  *
  * <pre>--endpoint URL --table TABLE --lock KEY --ttl SECONDS [--keep] [--update]
  * bench ... --endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS</pre>
  *
- * It deletes items when it releases them, unless --keep is given, and replaces existing ones as a whole, unless
- * --update is: these are the client's defaults. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY have to be set.
+ * By default, as in the client, it deletes items when it releases them and replaces existing items as a whole. With
+ * --keep it keeps released items, and with --update it updates existing ones. AWS_ACCESS_KEY_ID and
+ * AWS_SECRET_ACCESS_KEY must be set.
  */
 final class Peer implements Peers.Lock {
     private static final long REFRESH_MILLISECONDS = 50;
@@ -42,7 +43,7 @@ final class Peer implements Peers.Lock {
     @Override
     public boolean attempt() throws InterruptedException {
         try {
-            // Not tryAcquireLock, which by default waits for a whole lease, and otherwise throws.
+            // This is not tryAcquireLock, which waits for a whole lease by default, and otherwise throws.
             held = client.acquireLock(request().withShouldSkipBlockingWait(true).build());
             return true;
         } catch (LockCurrentlyUnavailableException unavailable) {
@@ -85,8 +86,8 @@ final class Peer implements Peers.Lock {
     }
 
     /**
-     * The client of a contender of the benchmark. Only its lease duration and the time that it waits for a lock differ from
-     * the defaults: it deletes items when it releases them.
+     * Returns the client of a contender of the benchmark. It has the default settings, except for the lease duration,
+     * the heartbeat period and the time that it waits for a lock. So it deletes items when it releases them.
      */
     private static Contender.Client connect(Peers.Options options) {
         AmazonDynamoDBLockClient client = client(options);

@@ -1,8 +1,8 @@
-// Takes locks in Redis with node-redlock, on one server. What it does and says is written in ../go/peers.go.
+// Acquires locks in Redis with node-redlock, on one server. ../go/peers.go describes its commands and output.
 //
 //     --address HOST:PORT --lock KEY --ttl SECONDS
 //
-// It does not renew the lock.
+// This program does not renew the lock.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { parseArgs } from "node:util";
@@ -25,7 +25,7 @@ const verbs = {
         const lock = await acquire(WITHOUT_LIMIT);
         console.log("granted");
         for await (const _ of process.stdin) {
-            // What is written there has no meaning, only its end.
+            // Only the end of the input has a meaning.
         }
         await lock.release();
         console.log("released");
@@ -50,7 +50,7 @@ const verbs = {
             const lock = await acquire(WITHOUT_LIMIT);
             const from = sinceBoot();
             const number = Number(readFileSync(options.file, "utf8"));
-            // Neither atomic nor locked: two processes at once lose an addition or read half a number.
+            // This is neither atomic nor locked. Two processes at once would lose an addition or read half a number.
             writeFileSync(options.file, String(number + 1));
             const until = sinceBoot();
             await lock.release();
@@ -66,8 +66,8 @@ async function isHeld(error) {
         [...votesAgainst.values()].every((reason) => reason instanceof ResourceLockedError));
 }
 
-// On Linux this clock counts from the start of the machine, but not while that is suspended; 0 if it ever was, since the
-// time could not be compared then.
+// Returns nanoseconds since boot, or 0 if the machine was ever suspended. On Linux, hrtime counts from boot, but not
+// while the machine is suspended. After that, it cannot be compared with the clocks of other programs.
 function sinceBoot() {
     const before = process.hrtime.bigint();
     const uptime = Number(readFileSync("/proc/uptime", "utf8").split(" ")[0]) * 1e9;

@@ -1,6 +1,6 @@
 """Leases blobs in Azure Blob Storage with azure-storage-blob.
 
-    --container URL --lock BLOB --ttl SECONDS (-1: without an end)
+    --container URL --lock BLOB --ttl SECONDS (-1: the lease never ends)
 """
 
 import time
@@ -10,12 +10,12 @@ from azure.storage.blob import BlobClient
 
 import peer
 
-# The account of every emulator, and its key, which Azure publishes.
+# Every emulator's account, and its key, which Azure publishes.
 CREDENTIAL = {
     "account_name": "devstoreaccount1",
     "account_key": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
 }
-API = "2023-11-03"  # emulators do not know the newest
+API = "2023-11-03"  # emulators do not support the newest version
 
 
 class Lock:
@@ -37,7 +37,7 @@ class Lock:
             if not self.blob.exists():
                 self.blob.upload_blob(b"")
         except HttpResponseError as error:
-            # Another client was faster: ResourceExistsError, or it has leased the blob already.
+            # Another client was faster: it has created the blob (ResourceExistsError) or leased it already.
             if not isinstance(error, ResourceExistsError) and error.status_code != 412:
                 raise
         try:

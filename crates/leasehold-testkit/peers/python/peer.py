@@ -1,6 +1,6 @@
-"""The common part of the programs in Python that take locks with another client. ../go/peers.go says what they do.
+"""The common part of the Python programs that acquire locks with another client.
 
-They do not renew their locks.
+../go/peers.go describes their commands. They do not renew their locks.
 """
 
 import argparse
@@ -10,9 +10,10 @@ from pathlib import Path
 
 
 def main(names, make_lock, errors):
-    """Runs the verb of the command line with the lock that make_lock makes of the options, among them these names.
+    """Runs the verb of the command line with the lock that make_lock makes from the options.
 
-    A lock has acquire(blocking=True), which says whether the lock was acquired, and release().
+    names are required options in addition to the common ones. A lock has the methods acquire(blocking=True), which
+    returns whether the lock was acquired, and release().
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=["hold", "try", "increment"])
@@ -56,7 +57,7 @@ def increment(lock, file, times):
         lock.acquire()
         begin = since_boot()
         number = int(file.read_text())
-        # Neither atomic nor locked: two processes at once lose an addition or read half a number.
+        # This is neither atomic nor locked. Two processes at once would lose an addition or read half a number.
         file.write_text(str(number + 1))
         until = since_boot()
         lock.release()

@@ -1,4 +1,4 @@
-"""Takes locks in Redis with the lock of redis-py.
+"""Acquires locks in Redis with the lock of redis-py.
 
     --address HOST:PORT --lock KEY --ttl SECONDS
 """

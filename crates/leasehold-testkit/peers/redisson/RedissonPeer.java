@@ -5,13 +5,14 @@ import org.redisson.client.RedisException;
 import org.redisson.config.Config;
 
 /**
- * Takes locks in Redis with Redisson.
+ * Acquires locks in Redis with Redisson.
  *
  * <pre>--address HOST:PORT --lock KEY --ttl SECONDS
  * bench ... --address HOST:PORT --lock KEY --ttl-ms MILLISECONDS</pre>
  *
- * The ttl is the timeout of Redisson's watchdog, which renews the lock. Redisson has its default settings otherwise. Its lock
- * is a hash at the key; with REDISSON_FAIR=on in the environment there are a list and a sorted set of those that wait, at keys of their own.
+ * The ttl is the timeout of Redisson's watchdog, which renews the lock. All other settings are Redisson's defaults. Its
+ * lock is a hash at the key. With REDISSON_FAIR=on in the environment, Redisson also keeps a list and a sorted set of the
+ * waiters, at separate keys.
  */
 final class RedissonPeer implements Peers.Lock {
     private final RLock lock;
@@ -34,7 +35,7 @@ final class RedissonPeer implements Peers.Lock {
         try {
             return lock.tryLock();
         } catch (RedisException refused) {
-            // The key has the string of another client, or another type that is not a lock of Redisson's.
+            // The key contains the string of another client, or another type that is not a lock of Redisson.
             if (refused.getMessage().contains("WRONGTYPE")) {
                 return false;
             }
@@ -71,7 +72,7 @@ final class RedissonPeer implements Peers.Lock {
                     lock.unlockAsync(owner).toCompletableFuture().join();
                 }
 
-                /** Asks the server: the watchdog reports no loss. */
+                /** Asks the server, because the watchdog reports no loss. */
                 @Override
                 public boolean lost() {
                     return !lock.isHeldByThread(owner);

@@ -9,12 +9,12 @@ import org.postgresql.ds.PGSimpleDataSource;
 import org.springframework.jdbc.core.JdbcTemplate;
 
 /**
- * Takes locks in PostgreSQL with ShedLock's JDBC provider.
+ * Acquires locks in PostgreSQL with ShedLock's JDBC provider.
  *
  * <pre>--jdbc URL --table TABLE --lock NAME --ttl SECONDS [--zone ZONE]</pre>
  *
- * The ttl is ShedLock's lockAtMostFor. It takes the time of the database. The zone is that of its JVM. ShedLock itself does
- * not wait: this asks again.
+ * The ttl is ShedLock's lockAtMostFor. ShedLock uses the time of the database. The zone is that of the JVM. ShedLock
+ * itself does not wait, so this program tries again.
  */
 final class ShedLockPeer implements Peers.Lock {
     private static final long ASK_AGAIN_MILLISECONDS = 20;

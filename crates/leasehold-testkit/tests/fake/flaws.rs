@@ -45,7 +45,7 @@ flaws! {
     EvictionBlind,
     EvictionDoesNothing,
     MissesRelease,
-    // It claims to have a line of waiters, and has none.
+    // The store claims to have a line of waiters and has none.
     ServesInAnyOrder,
     HidesWhoIsBefore,
     NamesTheFirstAsBefore,

@@ -61,14 +61,14 @@ struct Live {
     renewed: Moment,
 }
 
-/// For how long a free lock is kept for the waiters before a claim, for each of them.
+/// How long a free lock is kept for each waiter before a claim.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Store(Arc<Shared>);
 
 impl Fake {
-    /// A store with this flaw, or without any.
+    /// Creates a store with this flaw, or without any.
     pub(crate) fn new(flaw: Option<Flaw>) -> Self {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         Self {
@@ -127,7 +127,7 @@ impl Store {
         self.0.env.now().shortest_since(live.renewed) >= self.lapses_after(live, contender)
     }
 
-    /// What keeps `row` from being granted now.
+    /// Returns what keeps `row` from being granted now.
     fn held(&self, row: &Row, contender: Option<Ttl>) -> Option<HolderInfo> {
         let now = self.0.env.now();
         let mut held = HolderInfo::default();
@@ -149,7 +149,7 @@ impl Store {
         Some(held)
     }
 
-    /// Gives `claim`, which is refused, its place in the line, where it joins if it waits.
+    /// Refuses `claim`, and gives it its place in the line. A claim that waits joins the line.
     fn refused(&self, row: &mut Row, claim: &Claim, mut held: HolderInfo) -> AcquireOutcome {
         if self.is(Flaw::ServesInAnyOrder) || !claim.waits || claim.barges {
             return AcquireOutcome::Held(held);
@@ -167,7 +167,7 @@ impl Store {
         AcquireOutcome::Held(held)
     }
 
-    /// What keeps a lock that is free from being granted to `claim`: a waiter before it.
+    /// Returns the waiter for whom a free lock is kept, if one is before `claim`.
     fn reserved(&self, row: &mut Row, claim: &Claim) -> Option<HolderInfo> {
         let before = row.ahead(claim.id).unwrap_or(row.line.len());
         if before == 0 || claim.barges {
@@ -188,7 +188,7 @@ impl Store {
     fn grant(&self, row: &mut Row, claim: &Claim) -> Grant {
         let now = self.0.env.now();
         if !claim.barges && row.live.as_ref().is_none_or(|live| live.id != claim.id) {
-            // Those before it are passed over.
+            // The waiters before the claim are passed over.
             let served = row.ahead(claim.id).map_or(row.line.len(), |ahead| ahead + 1);
             row.line.drain(..served);
         }
@@ -263,7 +263,7 @@ impl Store {
 }
 
 impl Row {
-    /// How many waiters are before the claim `id`, if it is in the line.
+    /// Returns how many waiters are before the claim `id`, if it is in the line.
     fn ahead(&self, id: Id) -> Option<usize> {
         self.line.iter().position(|(waiter, _)| *waiter == id)
     }
@@ -341,7 +341,7 @@ impl LeaseStore for Store {
         }
         let Some(row) = rows.get_mut(&self.key(&grant.name)) else { return Ok(Released::AlreadyLost) };
         if let Some(ahead) = row.ahead(grant.id) {
-            // The claim is withdrawn, and no longer waits.
+            // The claim is withdrawn and no longer waits.
             row.line.remove(ahead);
             self.0.woken.notify_waiters();
         }

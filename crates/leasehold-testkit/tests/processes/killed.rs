@@ -12,11 +12,11 @@ use crate::workers::{self, Worker};
 /// A ttl of an hour.
 pub(super) const LONG: &[&str] = &["--ttl", "3600"];
 
-/// Long enough for a busy server to respond within it.
+/// Long enough for a busy server to respond in time.
 const TTL: Duration = Duration::from_secs(8);
 const TTL_OPTION: &[&str] = &["--ttl", "8"];
 
-/// Like flock(1): the holder's death ends the lease, which had an hour left.
+/// As with flock(1), the holder's death ends the lease, which had an hour left.
 pub(super) async fn the_next_try_takes_over(url: &str) {
     let mut holder = Worker::start("hold", url, "lock", LONG);
     let first = holder.granted().await;
@@ -68,7 +68,7 @@ async fn a_try_takes_over_when(url: &str, ended: fn(&State) -> bool) {
     let name = LockName::new("lock").unwrap();
     let over = async {
         loop {
-            // A new client each time, so that it has observed nothing before.
+            // Open a new client each time, so that it has observed nothing before.
             match Locker::open(url).await.unwrap().inspect(&name).await.unwrap().state {
                 state if ended(&state) => return,
                 State::Held(_) => SystemClock.sleep(TTL / 10).await,
@@ -81,7 +81,7 @@ async fn a_try_takes_over_when(url: &str, ended: fn(&State) -> bool) {
     assert!(next.granted().await > first, "{url}");
 }
 
-/// etcd ends a dead holder's lease within its ttl, rounded up to seconds, plus the half second in which it looks for
+/// etcd ends a dead holder's lease within its ttl, rounded up to seconds, plus the half second between its checks for
 /// expired leases. It does not do so before the holder's own deadline.
 pub(super) async fn a_waiter_takes_over_within_the_bound(url: &str) {
     let mut holder = Worker::start("hold", url, "lock", TTL_OPTION);
@@ -96,6 +96,6 @@ pub(super) async fn a_waiter_takes_over_within_the_bound(url: &str) {
         alive.passed(SystemClock.now()),
         "granted after {took:?}, and the holder may have renewed just before"
     );
-    // Far above the bound, since this machine may be slow: only the order of magnitude matters.
+    // The limit is far above the bound, because this machine may be slow. Only the order of magnitude matters.
     assert!(took < TTL * 5, "granted after {took:?}");
 }

@@ -1,4 +1,4 @@
-//! Which server of the URL is used, and how many connections and statements.
+//! Which server of the URL is used, and how many connections and statements the store needs.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn the_primary_is_found_among_several_hosts() {
     granted(&*open(&url).await).await;
 }
 
-/// The statements that clients sent to the server.
+/// Returns how many statements clients have sent to the server.
 fn sent(folder: &TempDir) -> usize {
     let log = std::fs::read_to_string(folder.path().join("postgres.log")).unwrap();
     log.lines().filter(|line| line.contains("execute <unnamed>")).count()
@@ -71,7 +71,7 @@ async fn each_step_is_one_statement(grace: &str) {
     one_more("a release").await;
 }
 
-/// The server that was connected to becomes read-only, and another one is the primary.
+/// The server to which the client is connected becomes read-only, and another one is the primary.
 #[tokio::test]
 async fn a_session_that_is_read_only_is_not_used_again() {
     let ((_old, old, _folder), (_new, new, _other)) = (server(&[]).await, server(&[]).await);
@@ -88,13 +88,13 @@ async fn a_session_that_is_read_only_is_not_used_again() {
     assert_eq!(cells(&new, "token").await, grant.token.to_string());
 }
 
-/// Connections that fell silent together cost one attempt, and not one each.
+/// Connections that fall silent together cost one attempt, not one each.
 #[tokio::test]
 async fn idle_connections_are_not_tried_after_one_is_silent() {
     let (_server, url, _folder) = server(&[]).await;
     let store = open(&url).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();
-    // Several connections, since all claims wait for the row.
+    // This takes several connections, because all claims wait for the row.
     let transaction = Open::on_row(&url).await;
     let claims: Vec<_> = (0..3).map(|_| claim(&*store)).collect();
     let all = futures_util::future::join_all(claims.iter().map(|claim| store.try_acquire(claim)));
@@ -120,7 +120,7 @@ async fn signal(signal: &str, pids: &str) {
     assert!(Command::new("kill").arg(signal).args(pids.lines()).status().await.unwrap().success());
 }
 
-/// What one server refuses for good may be accepted by another, which does not respond now.
+/// Another server, which does not respond now, may accept what one server refuses for good.
 #[tokio::test]
 async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     let fresh = fresh();
@@ -134,7 +134,7 @@ async fn an_error_that_one_of_two_hosts_gave_may_pass() {
     assert!(error.contains("UNLOGGED") && error.contains("127.0.0.1:1"), "{error}");
 }
 
-/// Requests that were given up while they connected still have connections.
+/// Requests that were given up while they connected still occupy connections.
 #[tokio::test]
 async fn a_store_opens_no_more_connections_than_its_limit() {
     let (server, url, _folder) = server(&[]).await;

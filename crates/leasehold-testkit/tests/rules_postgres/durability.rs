@@ -1,4 +1,4 @@
-//! What is reported as written survives a crash and a promotion.
+//! Writes that were reported survive a crash and a promotion.
 
 use super::*;
 
@@ -13,7 +13,8 @@ async fn a_grant_survives_a_crash_where_other_commits_need_not() {
     assert_eq!(cells(&url, "token").await, grant.token.to_string());
 }
 
-/// PostgreSQL reports success after such a commit, with a warning, also in sessions that request only errors.
+/// PostgreSQL reports success after such a commit, with a warning. leasehold must see the warning even if the server's
+/// settings request only errors.
 #[tokio::test]
 async fn a_commit_that_did_not_wait_for_its_standby_is_not_a_grant() {
     let (_server, url, _folder) = server(&["client_min_messages=error"]).await;
@@ -60,13 +61,13 @@ async fn while_canceling<T>(url: &str, work: impl Future<Output = T>) -> T {
 const CANCEL: &str =
     "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
-/// Lets commits wait for a standby from now on. There is none.
+/// Makes commits wait for a standby from now on, although there is none.
 async fn wait_for_a_standby(url: &str) {
     let names = "SET synchronous_commit = local; CREATE TABLE other (n int);
                  ALTER SYSTEM SET synchronous_standby_names = '*'";
     psql(url, names).await;
     psql(url, "SELECT pg_reload_conf()").await;
-    // The server applies it a little later.
+    // The server applies the setting a little later.
     let waits = async {
         loop {
             let mut commit = Box::pin(psql(url, "INSERT INTO other VALUES (1)"));
@@ -87,7 +88,7 @@ async fn wait_for_a_standby(url: &str) {
     within("commits to wait for a standby", waits).await;
 }
 
-/// A deletion that was reported stays done after a crash.
+/// A deletion that was reported survives a crash.
 #[tokio::test]
 async fn a_sweep_survives_a_crash_where_other_commits_need_not() {
     let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;

@@ -41,7 +41,7 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
         panic!("ShedLock holds it")
     };
     assert_eq!((held.holder.unwrap().name.as_str(), held.token), ("host-1", None));
-    // It has no grant that leasehold could end.
+    // ShedLock has no grant that leasehold could end.
     assert!(matches!(store.renew(&mut first).await.unwrap(), Renewal::Lost(_)));
     assert_eq!(store.release(&mut first, None).await.unwrap(), Released::Released, "that was before");
     let evicted = store.evict(&lock(), first.token, None).await.unwrap();
@@ -52,7 +52,7 @@ async fn shedlocks_statements_and_leasehold_exclude_each_other() {
     assert!(!shedlock.unlock().await && !shedlock.lock(60).await);
 }
 
-/// Old versions of ShedLock unlock by the name alone, also when their own lock has expired.
+/// Old versions of ShedLock unlock by the name alone, even when their own lock has expired.
 #[tokio::test]
 async fn an_unlock_of_another_clients_row_ends_no_lease() {
     let fresh = fresh();

@@ -1,4 +1,4 @@
-//! The table: which ones are refused, and how it is made.
+//! Which tables are refused, and how a table is made.
 
 use super::*;
 
@@ -43,7 +43,7 @@ async fn a_missing_table_is_an_error_that_names_init() {
     granted(&*store).await;
 }
 
-/// Another process makes the table, and has not committed yet.
+/// Another process makes the table and has not committed yet.
 #[tokio::test]
 async fn a_table_that_another_makes_at_once_is_used() {
     let url = format!("{}_x", fresh().url());
@@ -52,7 +52,7 @@ async fn a_table_that_another_makes_at_once_is_used() {
     let begin = format!("BEGIN; CREATE TABLE {} ({columns});\n", table(&url));
     other.stdin.as_mut().unwrap().write_all(begin.as_bytes()).await.unwrap();
     let idle = "state = 'idle in transaction' AND query LIKE 'CREATE TABLE %'";
-    // The query itself is active, and has its pattern in two parts.
+    // The query must not count itself. It is active, and has its pattern in two parts.
     let name = table(&url);
     let (first, last) = name.split_at(10);
     let count = |what: &str| {
@@ -86,7 +86,7 @@ async fn the_search_path_of_a_session_decides_no_table() {
     assert_refused(&*other).await;
 }
 
-/// A statement that waits for the whole table stops all others behind it.
+/// A statement that waits for the whole table blocks all others behind it.
 #[tokio::test]
 async fn init_does_not_wait_long_for_a_table_in_use() {
     let fresh = fresh();

@@ -1,4 +1,4 @@
-//! Several machines on one register, on paused time.
+//! Test machines that share one register under paused time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) const POLL_INTERVAL: PollInterval =
 
 const ROUND_TRIP: Duration = Duration::from_millis(30);
 
-/// A register with the poll interval of one behind a network.
+/// A register that reports the poll interval of S3.
 #[derive(Debug)]
 pub(crate) struct Paced(pub(crate) FaultyRegister);
 
@@ -43,7 +43,7 @@ pub(crate) struct World {
     pub(crate) clock: Arc<TestClock>,
     /// Whether a lock is held while its object exists.
     pub(crate) by_existence: bool,
-    /// Whether clients poll like those of S3, and are a round trip away.
+    /// Whether clients poll at the interval of S3, and every read and write takes a round trip.
     pub(crate) paced: bool,
 }
 
@@ -62,22 +62,22 @@ impl World {
         Self { register, clock, by_existence: false, paced: false }
     }
 
-    /// A world with the existence protocol: a lock is held while its object exists.
+    /// Creates a world with the existence protocol: a lock is held while its object exists.
     pub(crate) fn by_existence() -> Self {
         Self { by_existence: true, ..Self::new() }
     }
 
-    /// A world with the poll interval and the round trips of S3.
+    /// Creates a world with the poll interval and the round trips of S3.
     pub(crate) fn paced() -> Self {
         Self { paced: true, ..Self::new() }
     }
 
-    /// A machine that detects lapses only by observation.
+    /// Creates a machine that detects lapses only by observation.
     pub(crate) fn observer(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), false)
     }
 
-    /// A machine that also uses the store's clock.
+    /// Creates a machine that also uses the store's clock.
     pub(crate) fn dated(&self, seed: u64) -> Client {
         self.client(seed, TestClock::default(), true)
     }
@@ -102,7 +102,7 @@ impl World {
         Client { leases: Arc::new(leases(Arc::new(machine), options)), network, clock, env }
     }
 
-    /// The record in the store, read directly.
+    /// Reads the record directly from the store.
     pub(crate) async fn raw(&self) -> serde_json::Value {
         let cell = self.register.read(KEY).await.unwrap().expect("there is no record");
         serde_json::from_slice(&cell.value).unwrap()

@@ -54,7 +54,7 @@ async fn a_late_holder_does_not_delete_its_successors_object() {
     two.renew(&mut next).await;
 }
 
-/// The first create is delayed, the second one is granted and released. Then the first one arrives.
+/// The first create is delayed, and the second one is granted and released. Then the first one arrives.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     let world = World::by_existence();
@@ -73,7 +73,7 @@ async fn a_create_that_comes_after_the_release_is_found_and_deleted() {
     assert_eq!(world.object().await, None, "the late object remains");
 }
 
-/// The same without a grant: the store did not respond, and the acquisition was given up.
+/// The same without a grant: the store does not respond, and the client gives up the acquisition.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
     let world = World::by_existence();
@@ -108,7 +108,7 @@ async fn looking_for_a_late_create_harms_no_grant() {
     assert_eq!(one.release(&mut again).await, Released::Released);
 }
 
-/// The object was deleted by hand, and then a late create of the same claim arrives. It does not restore the holder's
+/// The object is deleted by hand, and then a late create of the same claim arrives. It does not restore the holder's
 /// lock.
 #[tokio::test(start_paused = true)]
 async fn a_holders_own_late_create_is_not_its_lock() {
@@ -133,7 +133,7 @@ async fn a_ticket_is_not_valid_for_a_late_create_of_its_claim() {
         let two = world.observer(2);
         one.network.next_write(Outcome::HeldBack);
         let mut grant = one.granted().await;
-        grant.memo = None; // As from a ticket.
+        grant.memo = None; // As in a grant from a ticket.
         assert_eq!(
             two.leases.evict(&name(), token_in_store(&two).await, None).await.unwrap(),
             Evicted::Evicted

@@ -1,4 +1,4 @@
-//! Each test is one fault of docs/evidence.md, which has its number.
+//! Each test covers one fault of `docs/evidence.md` and has the fault's number in its name.
 
 use super::*;
 
@@ -50,7 +50,7 @@ async fn fault_12_a_suspended_holder_finds_its_lock_lost_on_waking() {
     let client = world.observer(1);
     let guard = locker(&client).lock("x").ttl(TTL).acquire().await.unwrap();
     client.clock.suspend(SECOND * 3_600);
-    // Before any timer has fired.
+    // The check must fail before any timer has fired.
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
     let woken = client.clock.now();
     guard.cancellation().cancelled().await;
@@ -105,7 +105,7 @@ async fn fault_16_a_renewal_confirmed_too_late_extends_nothing() {
     client.network.deliver_all().await;
     client.env.sleep(SECOND).await;
     assert!(guard.check().is_err(), "{loss}");
-    // The write had been applied. It is cleaned up, so that other clients need not wait for the lease to end.
+    // The write was applied. It is cleaned up, so that other clients need not wait for the lease to end.
     assert!(client.is_free().await);
 }
 
@@ -188,7 +188,7 @@ async fn fault_3_a_renewal_that_arrives_late_extends_no_deadline() {
 async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     let world = World::new();
     let (client, other) = (world.observer(1), world.observer(2));
-    // Dropped while its write is under way.
+    // The acquisition is dropped while its write is under way.
     client.network.next_write(Outcome::AnswerStalled);
     let locker = locker(&client);
     let acquisition = {
@@ -202,7 +202,7 @@ async fn fault_31_an_acquisition_that_is_dropped_leaves_nothing_held() {
     client.env.sleep(Duration::from_millis(1)).await;
     assert!(other.is_free().await, "granted late, released in the background");
 
-    // Dropped while it waits for another holder.
+    // The acquisition is dropped while it waits for another holder.
     let guard = crate::common::granted({
         use leasehold::lease::LeaseStore;
         other.leases.try_acquire(&other.claim()).await.unwrap()

@@ -1,10 +1,10 @@
-//! What is reported to a waiter: how many waiters are before it, and who is directly before it.
+//! Tests that a waiter learns how many waiters are before it and who is directly before it.
 
 use leasehold::lease::HolderInfo;
 
 use super::*;
 
-/// How many waiters are before a waiter, and the name of the one directly before it.
+/// Returns how many waiters are before a waiter, and the name of the one directly before it.
 fn place(told: &HolderInfo) -> (Option<usize>, Option<&str>) {
     (told.ahead, told.behind.as_ref().map(|holder| &*holder.name))
 }
@@ -31,7 +31,7 @@ async fn each_waiter_learns_who_is_directly_before_it() {
     assert_eq!(place(&third.refused().await), (Some(1), Some("waiter-3")));
 }
 
-/// A waiter that polls finds the lock held by the one before it. It notices this without another request.
+/// A waiter that polls finds that the one before it holds the lock. It notices this without another request.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_learns_that_the_one_before_it_has_the_lock() {
     let world = World::new();

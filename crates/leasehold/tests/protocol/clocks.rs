@@ -13,7 +13,7 @@ async fn the_records_ttl_and_lock_delay_count_not_the_contenders() {
     hasty.ttl = leasehold::lease::Ttl::from_millis(1_000).unwrap();
     let AcquireOutcome::Held(held) = contender.leases.try_acquire(&hasty).await.unwrap() else { panic!() };
     assert_eq!(held.lapses_within, Some(contender_span() + SECOND * 7));
-    // After a release, contenders do not wait.
+    // Contenders do not wait after a release.
     holder.leases.release(&mut grant, None).await.unwrap();
     granted(contender.leases.try_acquire(&hasty).await.unwrap());
 }
@@ -24,7 +24,7 @@ async fn by_the_stores_clock_a_try_takes_over_from_a_dead_holder() {
     let (holder, contender, blind) = (world.dated(1), world.dated(2), world.observer(3));
     holder.granted().await;
     holder.env.sleep(contender_span() + SECOND * 2).await;
-    contender.held().await; // Within the margin.
+    contender.held().await; // The lease lapsed less than the margin ago.
     holder.env.sleep(SECOND * 6).await;
     blind.held().await; // By observation alone, the lease has not lapsed yet.
     contender.granted().await;
@@ -62,7 +62,7 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
         let contender = leasehold::RegisterLeases::new(machine.clone(), options);
         let claim = || world.observer(3).claim();
         assert!(matches!(contender.try_acquire(&claim()).await.unwrap(), AcquireOutcome::Held(_)));
-        // Ahead from the first reading, or ahead again after it was set back.
+        // The store's clock is ahead at the next reading, or is set back and then ahead again.
         for skew_us in [jump_us, jump_us + 3_600_000_000] {
             machine.set_front_end_skew(skew_us);
             let verdict = contender.try_acquire(&claim()).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_store_clock_that_jumps_ends_no_live_lease() {
     }
 }
 
-/// A virtual machine that is paused does not notice, because its clocks stand still too.
+/// A paused virtual machine does not notice the pause, because its clocks also stand still.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     let world = World::new();
@@ -88,7 +88,8 @@ async fn a_renewal_after_the_clocks_stood_still_counts_from_then() {
     holder.clock.resume();
     holder.network.reset_counts();
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
-    // The response shows that the time in the record is too early. Others count from that time, and so does the holder.
+    // The response shows that the time in the record is too early. Others count from that time, so the holder does the
+    // same.
     let left = grant.deadline.remaining(holder.clock.now());
     assert!(left > SECOND * 5 && left < SECOND * 10, "all but what half the margin of 5 s covers: {left:?}");
     assert!(matches!(holder.leases.renew(&mut grant).await.unwrap(), Renewal::Renewed));
@@ -119,7 +120,7 @@ async fn a_holder_that_stood_still_relies_on_half_the_margin() {
     assert!(left < holder_span() - SECOND * 2, "{left:?}");
 }
 
-/// In true time the lease was over.
+/// In true time, the lease has expired.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
     let world = World::new();
@@ -151,7 +152,7 @@ async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
     }
 }
 
-/// If the clocks stand still between the send and the response, the response shows that too.
+/// If the clocks stand still between the send and the response, the response reveals this.
 #[tokio::test(start_paused = true)]
 async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
     for created in [false, true] {

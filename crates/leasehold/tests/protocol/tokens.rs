@@ -1,9 +1,9 @@
-//! Tokens rise, also across deletions and creates that arrive late.
+//! Tokens rise, even across deletions and creates that arrive late.
 
 use super::*;
 
-/// A create that arrives again, after its grant has ended and the record was deleted, has the claim id of that grant
-/// but another token.
+/// A duplicate of a create arrives after its grant has ended and the record was deleted. It has the claim id of that
+/// grant but another token.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_of_the_same_claim_is_not_renewed() {
     let late = |record: &mut serde_json::Value| {
@@ -16,7 +16,7 @@ async fn a_late_grant_of_the_same_claim_is_not_renewed() {
     world.edit(late).await;
     assert!(matches!(holder.lost(&mut grant).await.reason, LossReason::Ended));
 
-    // From a ticket, which has no memo.
+    // The same for a grant from a ticket, which has no memo.
     let world = World::new();
     let (holder, heir) = (world.observer(1), world.observer(2));
     let ticket =
@@ -34,7 +34,7 @@ async fn tokens_rise_across_deletions_by_hand_with_a_coarse_clock() {
     let world = World::new();
     let mut last = 0;
     for seed in 0..20 {
-        // Each is a new process without any memory.
+        // Each client is a new process that remembers nothing.
         let client = world.dated(seed);
         let mut grant = client.granted().await;
         assert!(grant.token.get() > last, "{} after {last}", grant.token);
@@ -93,7 +93,8 @@ async fn a_late_create_gets_a_token_above_all_granted_meanwhile() {
     slow.network.until(|counts| counts.reads == 2).await;
     let between = quick.granted().await;
     world.delete().await;
-    slow.network.deliver().await; // The create lands, with a token from before.
+    // The create is applied, with a token from before.
+    slow.network.deliver().await;
     slow.network.deliver().await;
     let grant = granted(acquisition.await.unwrap().unwrap());
     assert!(grant.token > between.token, "{} after {}", grant.token, between.token);
@@ -106,7 +107,7 @@ async fn a_takeover_from_a_late_create_gets_the_highest_token() {
     slow.network.every(Kind::Write, Outcome::HeldBack);
     let claim = slow.claim();
     slow.leases.try_acquire(&claim).await.unwrap_err();
-    // When it lands, its token and its time of writing are old, so it has lapsed at once.
+    // When the create is applied, its token and its write time are old, so its lease has already lapsed.
     quick.env.sleep(contender_span() * 2).await;
     let between = quick.granted().await;
     world.delete().await;
@@ -120,9 +121,9 @@ async fn a_release_that_finds_a_late_create_distrusts_its_token() {
     let world = World::new();
     let (slow, quick) = (world.dated(1), world.dated(2));
     slow.network.next_write(Outcome::HeldBack);
-    let mut grant = slow.granted().await; // By a second create.
+    let mut grant = slow.granted().await; // Granted by a second create.
     world.delete().await;
-    slow.network.deliver().await; // The first one lands, with a lower token.
+    slow.network.deliver().await; // The first one is applied, with a lower token.
     slow.leases.release(&mut grant, None).await.unwrap();
     assert_eq!(world.raw().await["state"], "free");
     let next = quick.granted().await;

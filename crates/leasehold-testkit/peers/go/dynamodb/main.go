@@ -1,9 +1,9 @@
-// Takes locks in DynamoDB with dynamolock, the port of AWS's lock client to Go.
+// Acquires locks in DynamoDB with dynamolock, the Go port of AWS's lock client.
 //
 //	--endpoint URL --table TABLE --lock KEY --ttl SECONDS [--delete]
 //	bench ... --endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS
 //
-// It keeps released items, unless --delete is given. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY have to be set.
+// It keeps released items, unless --delete is given. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be set.
 package main
 
 import (
@@ -80,9 +80,9 @@ func newClient(options peers.Options) (*dynamolock.Client, error) {
 		dynamolock.WithLeaseDuration(options.TTL()), dynamolock.WithHeartbeatPeriod(options.TTL()/3))
 }
 
-// client sends bodies that are not closed early. The SDK (smithy-go 1.20 to 1.28: safeWriteToReadCloser) closes a request's
-// body once the head of the answer is there; net/http, if it was just looking for the end of that body, takes it for cut
-// short and closes the connection, and an answer of 200 is lost.
+// client sends request bodies that the SDK cannot close early. The SDK (safeWriteToReadCloser in smithy-go 1.20 to 1.28)
+// closes a request's body once it has the head of the response. If net/http is still looking for the end of the body at
+// that moment, it takes the body for truncated and closes the connection, and a response with status 200 is lost.
 type client struct{ *awshttp.BuildableClient }
 
 func (c client) Do(request *http.Request) (*http.Response, error) {
@@ -96,8 +96,8 @@ func (c client) Do(request *http.Request) (*http.Response, error) {
 	return c.BuildableClient.Do(request)
 }
 
-// process is the client of a contender of the benchmark. Only its lease duration and the time that it waits for a lock
-// differ from the defaults.
+// process is the client of a contender of the benchmark. It has the default settings, except for the lease duration, the
+// heartbeat period and the time that it waits for a lock.
 type process struct{ client *dynamolock.Client }
 
 func connect(options peers.Options) (peers.Client, error) {
@@ -111,7 +111,7 @@ func (p process) Contender(name string) (peers.Contender, error) {
 
 func (p process) Holder(name string) (peers.Contender, error) { return p.Contender(name) }
 
-// Close does not close the client, which would wait for the heartbeats.
+// Close does not close the client, because that would wait for the heartbeats.
 func (p process) Close() error { return nil }
 
 type contender struct {

@@ -1,9 +1,9 @@
-// Takes locks in etcd with the mutex of etcd's Go client.
+// Acquires locks in etcd with the mutex of etcd's Go client.
 //
 //	--endpoint HOST:PORT --lock PREFIX --ttl SECONDS
 //	bench ... --endpoint HOST:PORT --lock PREFIX --ttl-ms MILLISECONDS
 //
-// The mutex's keys are PREFIX/ and the id of the lease.
+// A key of the mutex is PREFIX/ and the id of a lease.
 package main
 
 import (
@@ -61,18 +61,18 @@ func (l *lock) Release() error {
 	}
 }
 
-// Errors are returned and not also logged, because a cancelled acquisition is not an error.
+// dial returns a client that does not log. Errors are returned anyway, and a cancelled acquisition is not an error.
 func dial(options peers.Options) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: []string{options.Text("endpoint")}, Logger: zap.NewNop()})
 }
 
-// etcd counts whole seconds.
+// newSession rounds the ttl up, because etcd counts whole seconds.
 func newSession(client *clientv3.Client, ttl time.Duration) (*concurrency.Session, error) {
 	return concurrency.NewSession(client, concurrency.WithTTL(int((ttl+time.Second-1)/time.Second)))
 }
 
 // process is the connection of a contender of the benchmark. The lease of a session names the key of its mutex, so
-// tasks that compete for one lock need a session each, while different locks share one.
+// tasks that compete for one lock need a session each. Different locks share a session.
 type process struct {
 	client *clientv3.Client
 	ttl    time.Duration
@@ -99,7 +99,7 @@ func (p *process) Holder(name string) (peers.Contender, error) {
 
 func (p *process) Close() error {
 	if p.shared != nil {
-		// Its lease may have ended already.
+		// The lease may have ended already.
 		_ = p.shared.Close()
 	}
 	return p.client.Close()

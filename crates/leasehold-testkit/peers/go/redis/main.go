@@ -1,9 +1,9 @@
-// Takes locks in Redis with redsync, on one server.
+// Acquires locks in Redis with redsync, on one server.
 //
 //	--address HOST:PORT --lock KEY --ttl SECONDS
 //	bench ... --address HOST:PORT --lock KEY --ttl-ms MILLISECONDS
 //
-// redsync does not renew locks by itself. Here only those that the benchmark holds for long are renewed.
+// redsync does not renew locks by itself. This program renews only the locks that the benchmark holds for long.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 type lock struct{ *redsync.Mutex }
 
 func open(options peers.Options) (peers.Lock, error) {
-	// By default an attempt may take a twentieth of the ttl, with the connection that it opens.
+	// By default, an attempt may take a twentieth of the ttl, including the time to open its connection.
 	mutex := newMutex(dial(options), options.Text("lock"), options.TTL(),
 		redsync.WithRetryDelay(50*time.Millisecond), redsync.WithTimeoutFactor(0.5))
 	return lock{mutex}, nil
@@ -64,8 +64,8 @@ func release(mutex *redsync.Mutex) error {
 	return err
 }
 
-// process is the client of a contender of the benchmark. Only its ttl and the time that it waits for a lock differ from the
-// defaults.
+// process is the client of a contender of the benchmark. It has the default settings, except for the ttl and the time
+// that it waits for a lock.
 type process struct {
 	client *redis.Client
 	ttl    time.Duration

@@ -1,4 +1,5 @@
-//! What the DynamoDB contenders share: the SDK's client, and creating a table with the layout that they need.
+//! The common part of the DynamoDB contenders: the SDK's client, and the creation of a table with the layout that they
+//! need.
 
 use anyhow::{Context, Result};
 use aws_sdk_dynamodb::Client;
@@ -10,7 +11,7 @@ use aws_sdk_dynamodb::types::{
 
 use crate::Options;
 
-/// A client of the server that the options name.
+/// Returns a client of the server that the options name.
 pub fn client(options: &Options) -> Result<Client> {
     let variable = |name| std::env::var(name).with_context(|| format!("{name} is not set"));
     let (id, secret) = (variable("AWS_ACCESS_KEY_ID")?, variable("AWS_SECRET_ACCESS_KEY")?);

@@ -1,4 +1,4 @@
-//! What the contenders on etcd-client share.
+//! The common part of the contenders that use etcd-client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tokio::task::JoinSet;
 use tokio::time::interval;
 
-/// A lease that is kept alive three times per duration. With this client, the program has to do that.
+/// A lease that is kept alive three times per ttl. etcd-client leaves this to the program.
 pub struct Lease {
     pub id: i64,
     pub lost: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Lease {
     }
 }
 
-/// Completes when the lease is gone.
+/// Keeps the lease alive. Completes when the lease is gone.
 async fn keep_alive(mut client: etcd_client::Client, id: i64, period: Duration) -> Result<()> {
     let (mut keeper, mut answers) = client.lease_keep_alive(id).await?;
     let mut beats = interval(period);

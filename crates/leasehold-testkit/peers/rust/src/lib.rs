@@ -1,4 +1,5 @@
-//! What the benchmark contenders on other clients share. `../go/contender.go` describes their input and output.
+//! The common part of the benchmark contenders that use other clients. `../go/contender.go` describes their input and
+//! output.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -17,26 +18,26 @@ use tokio::time::{Instant, sleep, sleep_until};
 pub mod dynamodb;
 pub mod etcd;
 
-/// How often contenders acquire a lock before the start,
+/// How often `contend` acquires the warm-up lock at most.
 const WARM_CYCLES: u32 = 50;
-/// unless that takes longer than this.
+/// The time limit of the warm-up.
 const WARM_TIME: Duration = Duration::from_secs(2);
-/// How many acquisitions of many locks are in progress at once.
+/// How many locks `many` acquires at once.
 const AT_ONCE: usize = 64;
 
 /// The client under test, one per process.
 pub trait Client: Clone + Send + Sync + 'static {
     type Contender: Contender;
 
-    /// The contender of one task. Contenders of different tasks exclude each other.
+    /// Returns the contender of one task. Contenders of different tasks exclude each other.
     fn contender(&self, lock: String) -> impl Future<Output = Result<Self::Contender>> + Send;
 
-    /// The holder of one lock of many. Holders of different locks may share a session.
+    /// Returns the holder of one lock of many. Holders of different locks may share a session.
     fn holder(&self, lock: String) -> impl Future<Output = Result<Self::Contender>> + Send {
         self.contender(lock)
     }
 
-    /// Frees what holders share.
+    /// Frees the resources that holders share.
     fn close(&self) -> impl Future<Output = Result<()>> + Send {
         std::future::ready(Ok(()))
     }
@@ -72,7 +73,7 @@ impl Options {
         Ok(Self(options))
     }
 
-    /// A required option.
+    /// Returns a required option.
     pub fn text(&self, name: &str) -> Result<&str> {
         Ok(self.0.get(name).with_context(|| format!("--{name} is missing"))?)
     }
@@ -86,12 +87,12 @@ impl Options {
         Ok(Duration::from_secs(self.number("seconds")?))
     }
 
-    /// The lease duration.
+    /// Returns the lease duration.
     pub fn ttl(&self) -> Result<Duration> {
         Ok(Duration::from_millis(self.number("ttl-ms")?))
     }
 
-    /// The lease duration for clients that count whole seconds.
+    /// Returns the lease duration for clients that count whole seconds.
     pub fn ttl_seconds(&self) -> Result<u32> {
         Ok(u32::try_from(self.number("ttl-ms")?.div_ceil(1000))?)
     }
@@ -146,7 +147,7 @@ async fn ready<C: Client>(
     Ok(())
 }
 
-/// One acquisition, in microseconds on the wall clock; zero if not reached.
+/// The times of one acquisition, in microseconds on the wall clock. A time is zero if it was not reached.
 #[derive(Default)]
 struct Event {
     asked: u64,
@@ -191,7 +192,7 @@ async fn contend<C: Client>(client: C, options: Options, mut input: BufReader<St
     closing.join_all().await.into_iter().collect()
 }
 
-/// The work of one task.
+/// Runs the loop of one task.
 async fn cycles<C: Contender>(
     mut contender: C,
     count: u64,
@@ -263,13 +264,12 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
             let mut lock = client.holder(name).await?;
             lock.cohort(async move |lost: Lost| {
                 drop(turn);
-                // A receiver that is gone has failed, which ends the program.
+                // If the receiver is gone, it has failed, and the program ends.
                 let lost = Arc::new(lost);
                 let _ = told.send(lost.clone()).await;
                 drop(told);
                 let _ = released.wait_for(|released| *released).await;
-                // Limits how many are released at once, as when they were acquired. The permit is returned after the
-                // release.
+                // Some clients can release the lock only after this check of its loss was dropped.
                 drop(lost);
             })
             .await?;

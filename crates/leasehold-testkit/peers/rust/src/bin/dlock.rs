@@ -1,12 +1,12 @@
 //! Benchmark contender for DynamoDB with dlock. Uses dlock's function that acquires, renews and releases, with its
-//! default settings: waiters retry immediately.
+//! default settings, so waiters retry immediately.
 //!
 //! ```text
 //! bench ... --endpoint URL --table TABLE --lock NAME --ttl-ms MILLISECONDS
 //! ```
 //!
-//! It needs its own table layout: it creates the table TABLE-dlock if it does not exist. It reports a loss only after
-//! the holder is done.
+//! dlock needs its own table layout, so this program creates the table TABLE-dlock if it does not exist. dlock reports
+//! a loss only after the holder is done.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -56,7 +56,8 @@ impl Contender for Lock {
         D: Future<Output = ()> + Send + 'static,
     {
         let mut during = Some(during);
-        // Not an async closure: its future would borrow `during` and could not be sent to another thread.
+        // This is not an async closure, because its future would borrow `during` and could not be sent to another
+        // thread.
         let done = self.0.with(move |_token| {
             let during = during.take();
             async move {

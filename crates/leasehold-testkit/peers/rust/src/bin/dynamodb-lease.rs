@@ -1,11 +1,12 @@
 //! Benchmark contender for DynamoDB with dynamodb-lease. Tasks of one process queue at a mutex of the client. Leases
-//! end by the clients' clocks, in whole seconds.
+//! end by the clocks of the clients, in whole seconds.
 //!
 //! ```text
 //! bench ... --endpoint URL --table TABLE --lock KEY --ttl-ms MILLISECONDS
 //! ```
 //!
-//! It needs a table whose items have a time to live: it creates the table TABLE-lease if it does not exist.
+//! The client needs a table whose items have a time to live, so this program creates the table TABLE-lease if it does
+//! not exist.
 
 use std::process::ExitCode;
 use std::sync::Arc;

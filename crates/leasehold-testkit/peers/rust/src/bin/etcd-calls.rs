@@ -1,5 +1,5 @@
-//! Not a lock, but a baseline: the etcd calls and conditions that any lock needs. It puts a key with a lease if there
-//! is no key below the lock's name, and deletes the key if it is unchanged. Its name and value are as long as those of
+//! A baseline and not a lock: the etcd calls and conditions that any lock needs. Puts a key with a lease if there is no
+//! key below the lock's name, and deletes the key if it is unchanged. The key's name and value are as long as those of
 //! leasehold's keys.
 //!
 //! ```text

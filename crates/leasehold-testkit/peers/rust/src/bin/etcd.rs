@@ -4,8 +4,8 @@
 //! bench ... --endpoint HOST:PORT --lock PREFIX --ttl-ms MILLISECONDS
 //! ```
 //!
-//! A lock belongs to a lease, and all users of one lease share its locks. Tasks that contend for a lock therefore have
-//! a lease each.
+//! A lock belongs to a lease, and all users of one lease share its locks. Therefore each task that contends for a lock
+//! has its own lease.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Contender for Lock {
         Ok(())
     }
 
-    /// The last user of a shared lease revokes it.
+    /// Revokes the lease, unless holders share it. `Etcd::close` revokes a shared lease.
     async fn close(mut self) -> Result<()> {
         if let Some(lease) = Arc::into_inner(self.lease) {
             self.client.lease_revoke(lease.id).await?;
