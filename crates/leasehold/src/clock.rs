@@ -239,7 +239,7 @@ const SUSPEND_AWARE: ClockId = ClockId::Boottime;
 const SUSPEND_AWARE: ClockId = ClockId::Monotonic;
 
 /// Shared by all values of [`SystemClock`], because they are the same clock.
-static SYSTEM_LOOKOUTS: ClockJumpMonitors = ClockJumpMonitors::new();
+static SYSTEM_MONITORS: ClockJumpMonitors = ClockJumpMonitors::new();
 
 #[async_trait]
 impl Clock for SystemClock {
@@ -264,7 +264,7 @@ impl Watched for SystemClock {
     }
 
     fn monitors(&self) -> &ClockJumpMonitors {
-        &SYSTEM_LOOKOUTS
+        &SYSTEM_MONITORS
     }
 }
 

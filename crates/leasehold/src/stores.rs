@@ -22,7 +22,7 @@
     ),
     allow(
         dead_code,
-        reason = "the fuzz targets send no requests, and the client of a server uses parts of it"
+        reason = "the fuzz targets send no requests, and the HTTP store uses only parts of it"
     )
 )]
 mod answer;

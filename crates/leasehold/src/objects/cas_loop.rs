@@ -268,7 +268,7 @@ impl Driver<'_> {
                     let now = self.look(change.look).await.map_err(|error| self.gave_up(unknown, error));
                     return now.map(Some);
                 }
-                Verdict::Untold => {
+                Verdict::Unknown => {
                     return Err(change.untold("the response was lost, and other clients have written since"));
                 }
                 Verdict::Again if !sent => looked = now.at,

@@ -206,7 +206,7 @@ pub(crate) enum Verdict {
     /// Not applied, and it never will be.
     Never,
     /// Unknown.
-    Untold,
+    Unknown,
 }
 
 /// Returns the outcome of the writes over `base` if the object is `now`. `own` contains the nonces of this update,
@@ -229,7 +229,7 @@ pub(crate) fn verdict(
     }
     let over = Fingerprint::of(base.version.as_ref());
     let replaced = base.version.is_some() && now.log.iter().any(|mark| mark.over == over);
-    if replaced && capabilities.generations { Verdict::Never } else { Verdict::Untold }
+    if replaced && capabilities.generations { Verdict::Never } else { Verdict::Unknown }
 }
 
 /// Returns how many entries of `width` bytes fit into `left` bytes under `name`, or `None` if fewer than `least`.
@@ -345,7 +345,7 @@ mod tests {
         }
         // After one more write, the log no longer contains it.
         let now = after(&now, 40, "40");
-        assert_eq!(told(&base, true, &now), Verdict::Untold);
+        assert_eq!(told(&base, true, &now), Verdict::Unknown);
     }
 
     #[test]
@@ -360,7 +360,7 @@ mod tests {
     fn rule_2_the_same_version_after_other_writes_is_a_change() {
         let base = after(&foreign("a"), 7, "b");
         let back = after(&after(&base, 8, "c"), 9, "b");
-        assert_eq!(verdict(&base, &[nonce(1)], true, &back, &capabilities(false)), Verdict::Untold);
+        assert_eq!(verdict(&base, &[nonce(1)], true, &back, &capabilities(false)), Verdict::Unknown);
         assert_eq!(verdict(&base, &[nonce(1)], false, &back, &capabilities(false)), Verdict::Never);
     }
 
@@ -378,7 +378,7 @@ mod tests {
             let now = after(&after(&base, 8, "2"), 9, "3");
             assert_eq!(told(&base, true, &now), Verdict::Never);
             let unsure = verdict(&base, &[nonce(1)], true, &now, &capabilities(false));
-            assert_eq!(unsure, Verdict::Untold, "where versions recur, it may have replaced it later");
+            assert_eq!(unsure, Verdict::Unknown, "where versions recur, it may have replaced it later");
         }
     }
 
@@ -386,11 +386,11 @@ mod tests {
     fn rule_5_after_a_wipe_or_deletion_the_effect_is_unknown() {
         let base = after(&foreign("0"), 7, "1");
         for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
-            assert_eq!(told(&base, true, &now), Verdict::Untold);
+            assert_eq!(told(&base, true, &now), Verdict::Unknown);
         }
         // After a create, another client may have created the object after ours was deleted.
         let now = after(&Sight::default(), 8, "2");
-        assert_eq!(told(&Sight::default(), true, &now), Verdict::Untold);
+        assert_eq!(told(&Sight::default(), true, &now), Verdict::Unknown);
         assert_eq!(told(&Sight::default(), false, &now), Verdict::Never);
     }
 

@@ -297,7 +297,7 @@ pub(super) fn grant(
     if previous.is_none_or(|previous| previous.unconfirmed) && floor_us.is_none() {
         return Err(Fault::new(
             ErrorKind::Unsupported,
-            "the store's responses contain no time (no `Date` header), so the fencing token of a new lock may not be higher than earlier ones",
+            "the store's responses contain no time (no `Date` header), so the fencing token of a new lock might not be higher than earlier ones",
         )
         .with_help("use a store, or a proxy in front of it, that sends the Date header"));
     }

@@ -451,7 +451,7 @@ impl Contender {
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {
-            tracing::debug!(lock = %claim.name, %error, "a place in the queue was not given up; it is passed over");
+            tracing::debug!(lock = %claim.name, %error, "the place in the queue could not be given up; other waiters will pass it over");
         }
         drop(turn);
     };

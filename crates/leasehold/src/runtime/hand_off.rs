@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(
             demanded,
             [16, 32, 64, 8, 8, 1_024, 1_024],
-            "at least for who is in line, and never for more than fit"
+            "at least one token per task in line, and at most MOST_TOKENS"
         );
         assert_eq!(policy.demand(1), 1, "alone, it needs no more than one");
     }

@@ -1,5 +1,5 @@
 //! Checks of the URL parsers of the stores and of object keys, for the fuzz targets and for tests.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use crate::error::Result;
 use crate::lease::StoreOptions;

@@ -1,7 +1,7 @@
 //! The parts of each store that do not need its client library: its parsers and its rules. The fuzz targets and
 //! `.ci/mutants` build only these parts, because an instrumented build of all client libraries takes many minutes, and
 //! a normal build takes many seconds for each mutant.
-#![allow(dead_code, reason = "only the functions that read are used here")]
+#![allow(dead_code, reason = "only the parsers are used here")]
 
 pub(super) mod aws {
     pub(in crate::stores) mod access;

@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(
             judge(&[reading(1_000)], earlier, rules).verdict,
             CheckStatus::Failed,
-            "it was set meanwhile"
+            "the clock was set in the meantime"
         );
         // With `store_clock=off`, no decision depends on that clock.
         assert_eq!(

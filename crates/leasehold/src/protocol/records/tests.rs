@@ -291,12 +291,12 @@ async fn a_free_record_is_granted_unseen_in_one_request() {
     let mut grant = granted(&client).await;
     assert_eq!(world.requests(), ["claim"]);
     assert_eq!(grant.token.get(), before.get() + 1, "counted by the store");
-    assert_eq!(client.inspect(&name()).await.unwrap().history.len(), 1, "the grant before is still told of");
+    assert_eq!(client.inspect(&name()).await.unwrap().history.len(), 1, "the previous grant is still in the history");
     assert!(matches!(client.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(client.release(&mut grant, None).await.unwrap(), Released::Released);
     world.requests();
     granted(&client).await;
-    assert_eq!(world.requests(), ["write"], "what is known is not claimed unseen");
+    assert_eq!(world.requests(), ["write"], "a cached record is not claimed unseen");
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,7 +306,7 @@ async fn a_refusal_returns_the_stored_record() {
     assert_eq!(
         world.requests(),
         ["claim", "write", "write"],
-        "the first grant ever: refused for want of a record, created, and given its token"
+        "refused because there was no record, then created, then given its token"
     );
     assert_eq!(held(&world.client()).await.token, Some(grant.token));
     assert_eq!(world.requests(), ["claim"]);

@@ -1,5 +1,5 @@
 //! Properties of the keys and values in a lock's queue that hold for any bytes.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use super::config::Location;
 use super::keys::{Keys, Names};

@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(token(&kv(""), &waiting), None);
         assert_eq!(waiting.lease_seconds(), 4, "3.001 s, rounded up");
         let granted = Value::of(&claim, Standing::Granted).with_token(Token::new(3).unwrap());
-        assert_eq!(token(&kv(""), &granted), Token::new(3), "what is written rules");
+        assert_eq!(token(&kv(""), &granted), Token::new(3), "a stored token takes precedence");
         let in_cooldown = granted.in_cooldown(Token::new(3).unwrap(), Duration::from_secs(60));
         let shown = held(&kv(std::str::from_utf8(&in_cooldown.to_bytes().unwrap()).unwrap()));
         assert!(shown.in_cooldown && shown.holder.is_none(), "{shown:?}");

@@ -1,5 +1,5 @@
 //! Properties of the rows of a file that hold after any edit.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn only_a_time_of_another_is_foreign() {
         let (heartbeats, grant) = (Heartbeats::default(), Id::random(&Random::seeded(1)));
-        assert!(!heartbeats.is_foreign(grant, 7), "of a ticket nothing is known");
+        assert!(!heartbeats.is_foreign(grant, 7), "nothing is known about a ticket");
         heartbeats.begin(grant, 10);
         heartbeats.renew(grant, 10, 20);
         // It is unknown whether the commit failed, so both times are this process's own.
