@@ -82,7 +82,7 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     text
 }
 
-/// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
+/// Describes the holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
 pub(crate) fn holder(held: &HolderInfo) -> String {
     let mut held = held.clone();
     held.token = None;
@@ -104,7 +104,7 @@ fn without_process(holder: &Holder) -> String {
     text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
 }
 
-/// A table of locks.
+/// Returns a table of locks.
 pub(crate) fn table(locks: &[Status]) -> String {
     let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "TOKEN", "HOLDER"].map(str::to_owned)];
     for status in locks {
@@ -123,7 +123,7 @@ pub(crate) fn table(locks: &[Status]) -> String {
     aligned(&rows)
 }
 
-/// All details of one lock.
+/// Returns all details of one lock.
 pub(crate) fn lock(status: &Status) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
@@ -151,7 +151,7 @@ pub(crate) fn lock(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// The leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+/// Describes the leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
 pub(crate) fn leader(leader: Option<&Leader>) -> String {
     let Some(leader) = leader else { return "no leader".to_owned() };
     match &leader.value {
@@ -160,7 +160,7 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
     }
 }
 
-/// The most recent ended grants, newest first.
+/// Returns a table of the most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
@@ -182,7 +182,7 @@ pub(crate) fn history(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// The state as one word.
+/// Returns the state as one word.
 pub(crate) fn state(state: &State) -> &'static str {
     match state {
         State::Free => "free",
@@ -203,7 +203,7 @@ pub(crate) fn token_of(status: &Status) -> Option<Token> {
     status.token.or_else(|| holder_of(&status.state)?.token)
 }
 
-/// `3m12s`: the two largest units; below one second in milliseconds.
+/// Formats a duration in its two largest units, such as `3m12s`, or in milliseconds below one second.
 pub(crate) fn span(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         return format!("{}ms", duration.as_millis());
@@ -216,19 +216,19 @@ pub(crate) fn span(duration: Duration) -> String {
     shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
 }
 
-/// The same for an upper bound, rounded up to whole seconds.
+/// Formats an upper bound like [`span`], rounded up to whole seconds.
 pub(crate) fn span_up(duration: Duration) -> String {
     span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
 }
 
-/// A time on the store's clock; `-` if unknown.
+/// Formats a time on the store's clock, or `-` if it is unknown.
 pub(crate) fn time(us: Option<u64>) -> String {
     let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// `text` quoted as one word for a POSIX shell.
+/// Quotes `text` as one word for a POSIX shell.
 pub(crate) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {

@@ -1,5 +1,5 @@
-//! JSON for programs: one document, or one per line, each with a `type`. Names are stable, and names of durations end
-//! in their unit.
+//! JSON for programs: one document, or one per line, each with a `type`. Field names are stable, and those of durations
+//! end in the unit.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ pub(crate) fn history(status: &Status) -> Vec<Value> {
     status.history.iter().map(grant).collect()
 }
 
-/// An object of `kind` about lock `name`.
+/// Returns an object of `kind` about lock `name`.
 pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
 }
