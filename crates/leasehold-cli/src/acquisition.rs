@@ -88,7 +88,7 @@ impl Request {
         Self { wait_policy: WaitPolicy::Forever, ..self }
     }
 
-    /// The permit number of the lock `held`, if a permit was requested.
+    /// Returns the permit number of the lock `held`, if a permit was requested.
     pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
         self.mode.permit(held)
     }
@@ -198,7 +198,7 @@ impl Request {
         }
     }
 
-    /// The failure for an acquisition that returned `error`.
+    /// Returns the failure for an acquisition that returned `error`.
     async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
         match (error.holder(), self.wait_policy) {
             (Some(held), _) => self.held(held, &error, store),

@@ -367,7 +367,7 @@ impl Running {
         }
     }
 
-    /// Whether processes remain that must not outlive the command.
+    /// Returns whether processes remain that must not outlive the command.
     fn has_processes(&self) -> bool {
         self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
@@ -478,7 +478,7 @@ fn code_of(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
-/// The number of the signal that ended a command, if one did.
+/// Returns the number of the signal that ended a command, if one did.
 pub(crate) fn ending_signal(status: ExitStatus) -> Option<i32> {
     status.signal()
 }

@@ -35,7 +35,7 @@ async fn names(prefix: &str) -> Option<Vec<CompletionCandidate>> {
     Some(names.map(|name| CompletionCandidate::new(name.as_str())).collect().await)
 }
 
-/// The `--store` of the command line that is being completed. The shell passes that line after `--`.
+/// Returns the `--store` of the command line that is being completed. The shell passes that line after `--`.
 fn store_argument() -> Option<String> {
     let words: Vec<String> = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()).collect();
     let line = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);

@@ -77,7 +77,7 @@ impl Settings {
         }
     }
 
-    /// The value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
+    /// Returns the value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
     ///
     /// The error for an invalid value names its source.
     pub(crate) fn pick<T>(
@@ -113,7 +113,7 @@ impl Settings {
         }
     }
 
-    /// The store to use, with aliases resolved.
+    /// Returns the store to use, with aliases resolved.
     pub(crate) fn store(&self, flag: Option<String>) -> Result<Store, Failure> {
         let given = self.pick(flag, "store", |text| Ok(text.to_owned()))?;
         let Some(given) = given else {
@@ -140,7 +140,7 @@ impl Settings {
             .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }
 
-    /// The aliases of config.toml.
+    /// Returns the aliases of config.toml.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
         let store =
             |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
@@ -174,7 +174,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The URL without secrets.
+    /// Returns the URL without secrets.
     pub(crate) fn shown(&self) -> String {
         redacted(&self.url)
     }

@@ -58,12 +58,12 @@ impl Context {
         log_to_stderr(level, self.output, spans);
     }
 
-    /// The store from the option, the environment or config.toml.
+    /// Returns the store from the option, the environment or config.toml.
     pub(crate) fn store(&self) -> Result<Store, Failure> {
         self.settings.store(self.common.store.clone())
     }
 
-    /// The store from the option only.
+    /// Returns the store from the option only.
     pub(crate) fn explicit_store(&self) -> Result<Option<Store>, Failure> {
         self.common.store.is_some().then(|| self.store()).transpose()
     }

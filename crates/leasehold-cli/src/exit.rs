@@ -44,7 +44,7 @@ impl Failure {
         Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
     }
 
-    /// The command line is wrong.
+    /// Creates the failure for a wrong command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(USAGE, "usage", message)
     }

@@ -211,7 +211,7 @@ impl Job {
         })
     }
 
-    /// Whether the latest run lost the lock.
+    /// Returns whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
     }

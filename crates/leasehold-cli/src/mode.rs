@@ -89,8 +89,8 @@ impl Mode {
         }
     }
 
-    /// Whether a process that acquires `name` in this mode must wait until the lock `held` is released. False if
-    /// another permit or another reader could release first.
+    /// Returns whether a process that acquires `name` in this mode must wait until the lock `held` is released. False
+    /// if another permit or another reader could release first.
     pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
         let Some(part) = held.strip_prefix(name.as_str()) else { return false };
         match self {

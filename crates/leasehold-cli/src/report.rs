@@ -144,8 +144,8 @@ pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
     made.map(drop).map_err(failed)
 }
 
-/// Whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). Such a file is
-/// written directly, because replacing it would destroy it for all users of the machine.
+/// Returns whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). Such a file
+/// is written directly, because replacing it would destroy it for all users of the machine.
 fn is_special(file: &Path) -> bool {
     let is_other = std::fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());

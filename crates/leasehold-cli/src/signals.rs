@@ -51,12 +51,12 @@ impl Signals {
         Ok(())
     }
 
-    /// The next signal. Cancel safe.
+    /// Returns the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    /// The next signal that ends a process. Cancel safe.
+    /// Returns the next signal that ends a process. Cancel safe.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -66,8 +66,8 @@ impl Signals {
         }
     }
 
-    /// The latest signal that ends a process, even if it was discarded. SIGHUP, which can have another meaning, counts
-    /// only if there was no other.
+    /// Returns the latest signal that ends a process, even if it was discarded. SIGHUP, which can have another meaning,
+    /// counts only if there was no other.
     pub(crate) fn ending_signal(&self) -> Option<Signal> {
         self.ending_signal
     }
@@ -110,7 +110,7 @@ fn ignored_signals() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// The failure for a signal that arrived before there was a command to forward it to.
+/// Returns the failure for a signal that arrived before there was a command to forward it to.
 pub(crate) fn interrupted(signal: Signal) -> Failure {
     let number = signal.as_raw();
     let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);

@@ -173,8 +173,8 @@ impl WaitProgress {
 /// The message for [`is_held_by_parent`].
 pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
 
-/// Whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of `name` in
-/// `mode`. That run holds it until this process ends.
+/// Returns whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of
+/// `name` in `mode`. That run holds it until this process ends.
 pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &HolderInfo) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))

@@ -49,7 +49,7 @@ impl Cgroup {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// Whether the cgroup certainly contains no running process.
+    /// Returns whether the cgroup certainly contains no running process.
     pub(super) fn is_empty(&self) -> bool {
         match fs::read_to_string(self.0.join("cgroup.events")) {
             Ok(events) => events.lines().any(|line| line == "populated 0"),

@@ -101,7 +101,7 @@ impl Guardian {
         }
     }
 
-    /// Whether the guardian should have killed the command by `now`.
+    /// Returns whether the guardian should have killed the command by `now`.
     pub(super) fn is_due(&self, now: Moment) -> bool {
         self.told.is_some_and(|end| end.passed(now))
     }

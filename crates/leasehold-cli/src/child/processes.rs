@@ -28,7 +28,7 @@ impl Known {
         Self { pid, start: find(pid).ok().flatten().map(|process| process.start) }
     }
 
-    /// Whether `seen` is another process with the same id.
+    /// Returns whether `seen` is another process with the same id.
     pub(super) fn is_replaced_by(&self, seen: &Process) -> bool {
         seen.pid == self.pid && self.start.is_some_and(|start| start != seen.start)
     }

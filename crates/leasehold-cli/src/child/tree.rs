@@ -60,7 +60,7 @@ impl Tree {
         self.signal_leader(signal);
     }
 
-    /// Whether the command's group still contains processes after the command itself has ended.
+    /// Returns whether the command's group still contains processes after the command itself has ended.
     pub(crate) fn group_is_left(&self) -> bool {
         // Decide the common case without listing all processes of the machine.
         let nothing = if self.own_group { !self.group_exists() } else { self.is_childless() };

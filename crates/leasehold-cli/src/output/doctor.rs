@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Maximum length of a text from the store.
 const MAX_CHARS: usize = 400;
 
-/// `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
+/// Returns `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
 pub(crate) fn json(store: &str, report: &Report) -> Value {
     let mut document = json!({ "type": "report", "store": store, "safe": report.is_safe() });
     if let (Value::Object(document), Value::Object(report)) = (&mut document, json!(report)) {

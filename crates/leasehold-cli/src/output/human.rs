@@ -9,7 +9,7 @@ use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Stat
 
 use crate::exit::Failure;
 
-/// `error: ...` and its `  help: ...` lines.
+/// Returns `error: ...` and its ` help: ...` lines.
 pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     let (red, cyan, plain) =
         if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
@@ -20,8 +20,8 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in
-/// line, behind bob@ci-8 pid 77`
+/// Returns
+/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in line, behind bob@ci-8 pid 77`
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
@@ -44,7 +44,7 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     text
 }
 
-/// `first`, `second`, `third`, `4th`.
+/// Returns `first`, `second`, `third`, `4th`.
 fn ordinal(place: usize) -> String {
     match (place, place % 100, place % 10) {
         (1, ..) => "first".to_owned(),
@@ -58,7 +58,7 @@ fn ordinal(place: usize) -> String {
     }
 }
 
-/// `for deploy/prod: no response from the store for 3s, giving up in 12s`
+/// Returns `for deploy/prod: no response from the store for 3s, giving up in 12s`
 pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
     let text = format!("for {name}: no response from the store for {}", span(passed));
     match left {
@@ -67,7 +67,7 @@ pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String
     }
 }
 
-/// `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
+/// Returns `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
 pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     let mut text = format!("{name} already ran");
     if let Some(ago) = ran.ago {
@@ -89,7 +89,7 @@ pub(crate) fn holder(held: &HolderInfo) -> String {
     held.to_string()
 }
 
-/// `alice@ci-7 (pid 4121)`.
+/// Returns `alice@ci-7 (pid 4121)`.
 pub(crate) fn short_holder(held: &HolderInfo) -> String {
     match &held.holder {
         None => holder(held),
@@ -98,7 +98,7 @@ pub(crate) fn short_holder(held: &HolderInfo) -> String {
     }
 }
 
-/// `alice@ci-7`.
+/// Returns `alice@ci-7`.
 fn without_process(holder: &Holder) -> String {
     let text = Holder { note: None, ..holder.clone() }.to_string();
     text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
