@@ -9,7 +9,7 @@ use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Stat
 
 use crate::exit::Failure;
 
-/// Returns `error: ...` and its ` help: ...` lines.
+/// Returns `error: ...` and its `  help: ...` lines.
 pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     let (red, cyan, plain) =
         if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
@@ -20,8 +20,8 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// Returns
-/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in line, behind bob@ci-8 pid 77`
+/// Returns `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third
+/// in line, behind bob@ci-8 pid 77`.
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
