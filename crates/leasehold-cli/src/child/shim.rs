@@ -106,8 +106,8 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Requests to be killed with the parent. Returns false if that failed or the parent has already ended.
 fn dies_with(parent: &OsString) -> bool {
-    // In this order, the death of the parent is always noticed: by the check of its id before the request, by the kernel
-    // after it.
+    // In this order, the end of the parent is always noticed. The check of its id notices an end before the request,
+    // and the kernel notices a later one.
     let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
     asked && now.as_deref() == parent.to_str()
