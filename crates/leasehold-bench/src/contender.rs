@@ -1,5 +1,5 @@
-//! The contenders: programs that acquire and release locks. All of them speak one protocol, so that they are measured
-//! in the same way. Those in Rust are this program itself; the others are in the testkit's folder `peers`.
+//! The contenders: programs that acquire and release locks. They all use one protocol, so that they are measured in the
+//! same way. The contenders in Rust are this program itself. The others are in the folder `peers` of the testkit.
 //!
 //! ```text
 //! PROGRAM contend --lock L --tasks N (--count C | --seconds S) --ttl-ms T --hold-us H  STORE-OPTIONS
@@ -10,15 +10,16 @@
 //! Every program first acquires and releases another lock, `L-warm`, to open its connections. Then it prints `ready`
 //! and waits for the line `go`.
 //!
-//! - `contend`: N tasks, each in a loop of acquire, hold for H microseconds, release: C times each, or until S seconds
-//!   are over. A cycle in progress is completed, but a waiting acquisition is given up. At the end prints a line for
-//!   each acquisition, `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall clock, and `done`.
+//! - `contend`: runs N tasks. Each one repeats a cycle of acquire, hold for H microseconds and release, C times or
+//!   until S seconds have passed. A cycle in progress is completed, but a waiting acquisition is given up. At the end,
+//!   it prints a line for each acquisition, `E TASK ASKED GRANTED RELEASING RELEASED`, in microseconds on the wall
+//!   clock, and `done`.
 //! - `hold`: acquires, prints `granted WALLCLOCK_US`, and holds the lock until its input ends.
 //! - `many`: acquires N locks, prints `held`, holds them for S seconds, prints `lost K` if K of them were lost, then
 //!   `done`.
 //!
-//! An error is printed on standard error, with exit code 1. If the client does not support what is asked, the exit
-//! code is 3, with a line that says so.
+//! An error is printed on standard error, with exit code 1. If the client does not support the request, the exit code
+//! is 3, and a line says so.
 
 #[cfg(feature = "servers")]
 mod conditional;
@@ -47,10 +48,10 @@ use leasehold::clock::{Clock, SystemClock};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio_util::sync::CancellationToken;
 
-/// The exit code if the client does not support what is asked.
+/// The exit code if the client does not support the request.
 const CANNOT: u8 = 3;
 
-/// How many locks `many` acquires at once.
+/// How many locks `many` acquires concurrently.
 const AT_ONCE: usize = 64;
 
 /// A lock client.
@@ -62,11 +63,11 @@ pub(crate) trait Client: Send + Sync + 'static {
 
     fn release(&self, held: Self::Held) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Whether an acquired lock is still held; `None` if the client does not know.
+    /// Returns whether an acquired lock is still held, or `None` if the client does not know.
     fn still(&self, held: &Self::Held) -> Option<bool>;
 }
 
-/// The contenders that are part of this program.
+/// The contenders that are built into this program.
 pub(crate) const BUILT_IN: &[&str] = &[
     "ours",
     #[cfg(feature = "serve")]
@@ -89,7 +90,7 @@ pub(crate) const BUILT_IN: &[&str] = &[
     "conditional-gcs",
 ];
 
-/// Runs the contender that the first argument names.
+/// Runs the contender named by the first argument.
 pub(crate) async fn be(arguments: &[String]) -> ExitCode {
     let name = arguments.first().map(String::as_str).unwrap_or_default();
     let options = match Options::read(arguments.get(1..).unwrap_or_default()) {
@@ -174,7 +175,7 @@ async fn contend<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), St
         out.write_all(said.as_bytes()).await.map_err(|error| error.to_string())?;
         said.clear();
     }
-    // Otherwise `done`, on another handle, could be printed first.
+    // Flush now, because `done` is printed through another handle and could come first.
     out.flush().await.map_err(|error| error.to_string())?;
     say("done").await
 }

@@ -1,4 +1,4 @@
-//! The servers on which contenders are measured: one for each store, on loopback, with new data.
+//! The servers on which contenders are measured: one per store, on loopback, without earlier data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,12 +39,12 @@ impl Environment {
         Ok(Self { store, folder, server })
     }
 
-    /// The path of a file in the environment's folder.
+    /// Returns the path of a file in the environment's folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A connection that adds `round_trip` to each request.
+    /// Opens a connection that adds `round_trip` to each request.
     pub(crate) async fn way(&self, round_trip: Duration) -> Result<Way<'_>, String> {
         let proxy = match &self.server {
             None => None,
@@ -60,12 +60,12 @@ impl Environment {
 }
 
 impl Way<'_> {
-    /// The server, and the address of the proxy in front of it.
+    /// Returns the server, and the address of the proxy in front of it.
     fn server(&self) -> Option<(&dyn Measured, String)> {
         Some((self.environment.server.as_deref()?, self.address()))
     }
 
-    /// The store URL.
+    /// Returns the store URL.
     pub(crate) fn url(&self) -> String {
         match self.server() {
             Some((server, proxy)) => server.url(&proxy),
@@ -73,12 +73,12 @@ impl Way<'_> {
         }
     }
 
-    /// The address of the proxy, `host:port`.
+    /// Returns the address of the proxy, `host:port`.
     pub(crate) fn address(&self) -> String {
         self.proxy.as_ref().map_or_else(String::new, |proxy| proxy.address().to_string())
     }
 
-    /// The options with which a contender finds its server.
+    /// Returns the options with which a contender finds its server.
     pub(crate) fn options(&self, place: Place) -> Vec<String> {
         match place {
             Place::Url => vec!["--store".to_owned(), self.url()],
@@ -93,7 +93,7 @@ impl Way<'_> {
         self.before = self.all().await;
     }
 
-    /// The requests since then, by kind; `None` if nothing counts them.
+    /// Returns the requests since [`begin_counting`](Self::begin_counting), by kind, or `None` if they are not counted.
     pub(crate) async fn requests(&self) -> Option<BTreeMap<String, u64>> {
         self.proxy.as_ref()?;
         let new = self.all().await.into_iter().map(|(kind, count)| {
@@ -103,12 +103,12 @@ impl Way<'_> {
         Some(new.filter(|(_, count)| *count > 0).collect())
     }
 
-    /// How many keep-alive streams were ever opened, if the store has them.
+    /// Returns how many keep-alive streams have been opened in total, if the store has them.
     pub(crate) async fn keep_alive_streams(&self) -> Option<u64> {
         self.environment.server.as_deref()?.keep_alive_streams().await
     }
 
-    /// All requests so far: the proxy counts them, or the server counts messages.
+    /// Returns all requests so far, as counted by the proxy, or the messages that the server has counted.
     async fn all(&self) -> BTreeMap<String, u64> {
         match &self.environment.server {
             Some(server) if server.protocol() == Protocol::Other => server.messages().await,

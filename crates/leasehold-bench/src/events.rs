@@ -1,5 +1,5 @@
-//! The events that a contender reports, and what is computed from them: rates, hand-offs, fairness, and whether two
-//! held the lock at once.
+//! The events that a contender reports, and the figures computed from them: rates, hand-offs, fairness, and overlaps of
+//! two holders.
 
 use crate::stats::{jain, percentile};
 
@@ -8,13 +8,13 @@ use crate::stats::{jain, percentile};
 pub(crate) struct Event {
     pub(crate) process: u32,
     pub(crate) task: u32,
-    /// Before the call to acquire.
+    /// When acquire was called.
     pub(crate) asked: u64,
-    /// After it returned.
+    /// When it returned.
     pub(crate) granted: u64,
-    /// Before the call to release.
+    /// When release was called.
     pub(crate) releasing: u64,
-    /// After it returned.
+    /// When it returned.
     pub(crate) released: u64,
 }
 
@@ -34,7 +34,7 @@ impl Event {
     }
 }
 
-/// When the measured part of a run began and ended.
+/// The beginning and the end of the measured part of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) from: u64,
@@ -42,21 +42,22 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Releases per second in the window.
+    /// Returns the releases per second in the window.
     pub(crate) fn rate(self, events: &[Event]) -> f64 {
         let inside = events.iter().filter(|event| (self.from..self.until).contains(&event.released)).count();
         inside as f64 * 1e6 / (self.until - self.from).max(1) as f64
     }
 }
 
-/// Percentiles of the cycles that ended in the window, from the request to the end of the release, in milliseconds.
+/// Returns percentiles of the cycles that ended in the window, from the request to the end of the release, in
+/// milliseconds.
 pub(crate) fn cycles_ms(events: &[Event], window: Window, percents: [f64; 2]) -> [Option<f64>; 2] {
     let inside = events.iter().filter(|event| (window.from..window.until).contains(&event.released));
     let mut times: Vec<f64> = inside.map(|event| ms(event.asked, event.released)).collect();
     percents.map(|percent| percentile(&mut times, percent))
 }
 
-/// How often two held the lock at the same time: one was granted it before an earlier holder had begun to release it.
+/// Counts how often the lock had two holders at the same time: a grant came before an earlier holder began its release.
 pub(crate) fn overlaps(events: &[Event]) -> u64 {
     let mut held: Vec<(u64, u64)> = events.iter().map(|event| (event.granted, event.releasing)).collect();
     held.sort_unstable();
@@ -68,17 +69,19 @@ pub(crate) fn overlaps(events: &[Event]) -> u64 {
     count
 }
 
-/// The times from the beginning of each release to the next grant, if that is in another process, in milliseconds.
+/// Returns the times from the beginning of each release to the next grant, if that is in another process, in
+/// milliseconds.
 pub(crate) fn hand_offs_ms(events: &[Event], window: Window) -> Vec<f64> {
     let mut sorted: Vec<&Event> = events.iter().collect();
     sorted.sort_unstable_by_key(|event| event.granted);
     let pairs = sorted.windows(2).filter(|pair| pair[0].process != pair[1].process);
     let inside = pairs.filter(|pair| (window.from..window.until).contains(&pair[1].granted));
-    // Overlaps are counted by `overlaps`.
+    // An overlap counts as zero here. `overlaps` counts it.
     inside.map(|pair| ms(pair[0].releasing, pair[1].granted)).collect()
 }
 
-/// How many grants overtook another process that had asked at least `earlier_us` before, and was granted later.
+/// Counts the grants that overtook another process, which had asked at least `earlier_us` earlier and was granted the
+/// lock later.
 pub(crate) fn overtaken(events: &[Event], earlier_us: u64) -> u64 {
     let overtakes = |one: &Event, other: &Event| {
         other.process != one.process && other.asked + earlier_us <= one.asked && other.granted > one.granted
@@ -93,17 +96,17 @@ fn ms(from: u64, until: u64) -> f64 {
 /// How evenly the lock was shared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fairness {
-    /// Jain's index over all tasks, and over all processes.
+    /// Jain's fairness index over all tasks, and over all processes.
     pub(crate) tasks: Option<f64>,
     pub(crate) processes: Option<f64>,
-    /// Tasks that were granted nothing.
+    /// The number of tasks that were never granted the lock.
     pub(crate) starved: u64,
-    /// The longest wait of a task, including waits that had not ended.
+    /// The longest wait of a task, including waits that did not end.
     pub(crate) longest_wait_s: f64,
 }
 
 impl Fairness {
-    /// Computes it for a run of `processes` with `tasks` each, from `begin` to `end`.
+    /// Computes the fairness of a run of `processes` with `tasks` each, from `begin` to `end`.
     pub(crate) fn of(events: &[Event], processes: u32, tasks: u32, begin: u64, end: u64) -> Self {
         let place = |(process, task): (u32, u32)| (process * tasks + task) as usize;
         let count = (processes * tasks) as usize;
@@ -152,7 +155,7 @@ mod tests {
         let one_after_the_other = [event(0, 0, [0, 10, 20, 25]), event(1, 0, [0, 20, 30, 35])];
         assert_eq!(overlaps(&one_after_the_other), 0);
         assert_eq!(overlaps(&[event(1, 0, [0, 19, 30, 35]), event(0, 0, [0, 10, 20, 25])]), 1);
-        // Both short holds lie within the long one, and the second of them does not follow it directly.
+        // Both short holds lie within the long one, and the second short hold does not directly follow the long one.
         let within =
             [event(0, 0, [0, 10, 100, 101]), event(1, 0, [0, 20, 30, 31]), event(2, 0, [0, 40, 50, 51])];
         assert_eq!(overlaps(&within), 2);

@@ -1,12 +1,12 @@
-//! Measures leasehold and other lock clients in turn, on the same servers. `./bench` starts this program; see `./bench
-//! --help`. It starts the servers and the contenders, and itself again as some of them. docs/performance.md has the
-//! method and the results.
+//! Measures leasehold and other lock clients in turn, on the same servers. `./bench` starts this program; see
+//! `./bench --help`. It starts the servers and the contenders. Some of the contenders are this program, started again.
+//! docs/performance.md describes the method and the results.
 //!
 //! - [`scenario`], [`roster`], [`metrics`]: the scenarios, the contenders and the metrics.
 //! - [`measure`]: the rounds, and the measurement in each round.
-//! - [`environment`]: the servers; [`wire`]: the proxy in front of them, which counts requests.
-//! - [`program`]: a running contender; [`contender`]: the contenders that are part of this program.
-//! - [`events`], [`stats`]: compute figures from reported events.
+//! - [`environment`]: the servers. [`wire`]: the proxy in front of them, which counts requests.
+//! - [`program`]: a running contender. [`contender`]: the contenders that are built into this program.
+//! - [`events`], [`stats`]: the figures that are computed from reported events.
 //! - [`results`], [`report`]: the stored results, and how they are shown.
 //! - [`options`]: the command line.
 
@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
         );
     }
     let done = async {
-        // Everything that is running is killed when it is dropped.
+        // A signal drops the measurement, which kills all running programs.
         let (mut interrupt, mut terminate) =
             match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
                 (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
@@ -105,7 +105,7 @@ async fn run(options: &Options) -> Result<ExitCode, String> {
                     Run { scenario, environment, store, round_trip_ms, load, options }.measure().await;
                 show(&block, scenario);
                 fine &= block.ours().is_some_and(|ours| ours.trouble.is_none() && ours.violations() == 0);
-                // Saved after each block, so that an interrupted run keeps its results.
+                // Save after each block, so that an interrupted run keeps its results.
                 results.put(block);
                 results.save(&file)?;
             }

@@ -17,7 +17,8 @@ use crate::results::{Block, PROCESSES, Row, Sample};
 use crate::roster::Contender;
 use crate::scenario::{Load, Scenario, Store};
 
-/// Java, 16 times on two processors, takes some seconds to start, and a lock that was left held must lapse first.
+/// How long a contender may take to get ready. Starting 16 Java programs on two processors takes some seconds, and a
+/// lock that was left held must lapse first.
 const READY: Duration = Duration::from_secs(120);
 
 /// How long a program may take to exit.
@@ -44,16 +45,16 @@ impl Run<'_> {
         };
         let all: Vec<&Contender> = all.iter().filter(asked).copied().collect();
         let mut rows: Vec<Row> = all.iter().map(|one| row(one)).collect();
-        // A random number in the names of locks, so that no lock is left from an earlier measurement.
+        // Put a random number into the lock names, so that no lock is left over from an earlier measurement.
         let measurement = fastrand::u32(..);
         let rehearsals = self.scenario.rehearsals() as usize;
         for round in 0..rehearsals + self.options.rounds(self.scenario) as usize {
             for turn in 0..all.len() {
-                // The first contender changes from round to round.
+                // A different contender comes first in each round.
                 let n = (turn + round) % all.len();
                 let mut sample = None;
                 if rows[n].trouble.is_none() {
-                    // A new lock in each round: a program that ends may leave its last one held.
+                    // Use a new lock in each round, because a program that ends may leave its last lock held.
                     let lock = format!("{}-{round}", self.lock(all[n], measurement));
                     match self.one(all[n], &lock, round).await {
                         Ok(measured) => sample = Some(measured),
@@ -77,7 +78,7 @@ impl Run<'_> {
         }
     }
 
-    /// The name of the lock that `contender` uses.
+    /// Returns the name of the lock that `contender` uses.
     fn lock(&self, contender: &Contender, measurement: u32) -> String {
         format!("{}-{}-{measurement}", self.scenario.name(), contender.name).replace(' ', "-")
     }
@@ -95,7 +96,7 @@ impl Run<'_> {
             | Scenario::Processes
             | Scenario::HandOff
             | Scenario::Waiters => {
-                // The very first grant of a lock may be slower than the measured ones.
+                // Acquire the lock once before the measurement, because the first grant of a lock may be slower.
                 contend::take_once(contender, lock, &self.way().await?).await?;
                 contend::measure(self, contender, lock, &mut way).await
             }
@@ -106,7 +107,7 @@ impl Run<'_> {
         }
     }
 
-    /// The settings of the contenders.
+    /// Returns the settings of the contenders.
     fn settings(&self) -> BTreeMap<String, f64> {
         let mut settings =
             BTreeMap::from([("rounds".to_owned(), f64::from(self.options.rounds(self.scenario)))]);
@@ -157,7 +158,7 @@ fn row(contender: &Contender) -> Row {
     }
 }
 
-/// Starts `contender` with `verb`. It prints `ready` later.
+/// Starts `contender` with `verb`. The caller must wait until it prints `ready`.
 fn start(
     contender: &Contender,
     way: &Way<'_>,

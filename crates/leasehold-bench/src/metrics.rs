@@ -5,9 +5,9 @@ use crate::scenario::Scenario;
 /// A metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Metric {
-    /// Its name in samples.
+    /// The name in samples.
     pub(crate) name: &'static str,
-    /// Its title in tables.
+    /// The title in tables.
     pub(crate) title: &'static str,
     pub(crate) better: Better,
     /// Whether contenders are compared by it.
@@ -56,7 +56,7 @@ pub(crate) const TOOK: Metric = shown("took_s", "all turns, s");
 pub(crate) const LONGEST_WAIT: Metric = shown("longest_wait_s", "longest wait, s");
 
 impl Scenario {
-    /// The columns of its table. The first one is plotted.
+    /// Returns the columns of its table. The first column is plotted.
     pub(crate) fn metrics(self) -> &'static [Metric] {
         match self {
             Self::Uncontended => &[OPS, REQUESTS, CYCLE_P50, CYCLE_P99],

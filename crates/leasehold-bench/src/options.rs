@@ -8,31 +8,31 @@ use crate::scenario::{Load, Scenario, Store};
 /// The arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
-    /// In the order in which they run.
+    /// The scenarios, in the order in which they run.
     pub(crate) scenarios: Vec<Scenario>,
-    /// `None`: the default stores of each scenario.
+    /// The stores. `None` means the default stores of each scenario.
     pub(crate) stores: Option<Vec<Store>>,
-    /// Only contenders whose name contains one of these.
+    /// If not empty, only contenders whose name contains one of these texts are measured.
     pub(crate) only: Vec<String>,
-    /// How many times each contender is measured; `None`: the scenario's default.
+    /// How many times each contender is measured. `None` means the scenario's default.
     pub(crate) rounds: Option<u32>,
-    /// How long each contender is measured in each round; `None`: the scenario's default.
+    /// How long each contender is measured in each round. `None` means the scenario's default.
     pub(crate) seconds: Option<f64>,
-    /// The round trips to add, in milliseconds; `None`: the scenario's default.
+    /// The round trips to add, in milliseconds. `None` means the scenario's default.
     pub(crate) round_trips_ms: Option<Vec<f64>>,
     /// How many locks one process holds in scenario f.
     pub(crate) locks: u64,
     /// The numbers of processes in scenario i.
     pub(crate) processes: Vec<u32>,
-    /// For how long each of them holds the lock.
+    /// How long each process holds the lock in scenario i.
     pub(crate) hold: Duration,
-    /// How often each of them acquires it; `None`: for as long as the measurement takes.
+    /// How often each process acquires the lock in scenario i. `None` means as often as it can during the measurement.
     pub(crate) turns: Option<u32>,
     /// The folder for the results.
     pub(crate) out: PathBuf,
     /// Whether to update docs/performance.md.
     pub(crate) write: bool,
-    /// Measure nothing, and show the existing results.
+    /// Whether to measure nothing and only show the existing results.
     pub(crate) report_only: bool,
     /// The arguments as typed.
     pub(crate) typed: Vec<String>,
@@ -107,7 +107,7 @@ impl Options {
         Ok(())
     }
 
-    /// The runs: each scenario on each of its stores, with each round trip and each number of processes.
+    /// Returns the runs: each scenario on each of its stores, with each round trip and each number of processes.
     pub(crate) fn plan(&self) -> Vec<(Scenario, Store, f64, Load)> {
         let mut runs: Vec<Scenario> =
             self.scenarios.iter().flat_map(|scenario| scenario.runs()).copied().collect();
@@ -144,14 +144,14 @@ impl Options {
         self.round_trips_ms.clone().unwrap_or_else(|| vec![0.0, 5.0, 50.0])
     }
 
-    /// How many times each contender is measured.
+    /// Returns how many times each contender is measured.
     pub(crate) fn rounds(&self, scenario: Scenario) -> u32 {
         // One round of this scenario already measures for a long time.
         let usual = if scenario == Scenario::Many { 2 } else { 5 };
         self.rounds.unwrap_or(usual)
     }
 
-    /// How long a contender is measured in a round.
+    /// Returns how long a contender is measured in a round.
     pub(crate) fn measured(&self, scenario: Scenario) -> Duration {
         let usual = match scenario {
             Scenario::Uncontended => 3.0,

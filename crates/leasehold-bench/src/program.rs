@@ -12,16 +12,16 @@ use tokio::task::JoinHandle;
 
 use crate::events::Event;
 
-/// How much of its error output is kept.
+/// How many bytes of the error output are kept.
 const MOST_COMPLAINTS: usize = 64 << 10;
 
 /// The exit code if the client does not support the measurement.
 const CANNOT: i32 = 3;
 
-/// Why a contender was not measured.
+/// The reason why a contender was not measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The client does not support it.
+    /// The client does not support the measurement.
     Cannot(String),
     /// An error.
     Failed(String),
@@ -68,12 +68,12 @@ impl Program {
         Ok(Self { child, input: Some(input), lines: BufReader::new(output).lines(), complaints })
     }
 
-    /// Its process id, while it runs.
+    /// Returns the process id of the program while it runs.
     pub(crate) fn id(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Its next line.
+    /// Returns the next line that the program prints.
     pub(crate) async fn line(&mut self, limit: Duration) -> Result<String, Trouble> {
         match timeout(&SystemClock, limit, self.lines.next_line()).await {
             Some(Ok(Some(line))) => Ok(line),
@@ -83,7 +83,7 @@ impl Program {
         }
     }
 
-    /// Its next line, without `word` at the beginning.
+    /// Returns the rest of the next line, which must begin with `word`.
     pub(crate) async fn says(&mut self, word: &str, limit: Duration) -> Result<String, Trouble> {
         let line = self.line(limit).await?;
         match line.strip_prefix(word) {
@@ -98,7 +98,7 @@ impl Program {
         told.map_err(|error| Trouble::Failed(format!("it does not read its input: {error}")))
     }
 
-    /// The events that it reports, up to `done`.
+    /// Returns the events that the program reports, up to `done`.
     pub(crate) async fn events(&mut self, process: u32, limit: Duration) -> Result<Vec<Event>, Trouble> {
         let mut events = Vec::new();
         loop {
@@ -113,16 +113,16 @@ impl Program {
         }
     }
 
-    /// Kills it with `kill -9`.
+    /// Kills the program with SIGKILL.
     pub(crate) async fn kill(&mut self) -> Result<(), Trouble> {
         self.child.kill().await.map_err(|error| Trouble::Failed(error.to_string()))
     }
 
-    /// Closes its input and waits until it has ended.
+    /// Closes the input of the program and waits until it has ended.
     pub(crate) async fn end(mut self, limit: Duration) -> Result<(), Trouble> {
         self.input = None;
         let ended = timeout(&SystemClock, limit, async {
-            // Reads the rest of its output: a full pipe would block it.
+            // Read the rest of the output, because a full pipe would block the program.
             while let Ok(Some(_)) = self.lines.next_line().await {}
             self.child.wait().await
         });
@@ -146,13 +146,13 @@ impl Program {
     }
 }
 
-/// The name of a program without its folder, which does not belong in a report.
+/// Returns the name of a program without its folder, which does not belong in a report.
 pub(crate) fn called(program: impl AsRef<Path>) -> String {
     let program = program.as_ref();
     program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The end of its error output.
+/// Reads the error output of a program and returns its end.
 async fn last_words(mut errors: impl tokio::io::AsyncRead + Unpin) -> String {
     let (mut kept, mut read) = (Vec::new(), vec![0; 8 << 10]);
     while let Ok(count @ 1..) = errors.read(&mut read).await {

@@ -12,12 +12,12 @@ use crate::scenario::Scenario;
 
 use self::table::{Table, number, spread};
 
-/// The blocks in a scenario's report.
+/// Returns the blocks in a scenario's report.
 pub(crate) fn blocks(results: &Results, scenario: Scenario) -> Vec<&Block> {
     scenario.runs().iter().flat_map(|run| results.of(*run)).collect()
 }
 
-/// The table of a block.
+/// Returns the table of a block.
 pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
     let metrics: Vec<&Metric> = scenario
         .metrics()
@@ -51,8 +51,8 @@ pub(crate) fn table(block: &Block, scenario: Scenario) -> Table {
     Table { head, rows }
 }
 
-/// The requests by kind, and errors. Waiters are about reads and writes, so they have the requests for each lock in
-/// place of percentages.
+/// Returns the requests by kind, and errors. The scenario `Waiters` is about reads and writes, so it shows the requests
+/// for each lock instead of percentages.
 fn notes(row: &Row, scenario: Scenario) -> String {
     let mut notes = Vec::new();
     let (requests, all) = (row.requests(), row.requests().values().sum::<u64>());
@@ -80,7 +80,7 @@ fn notes(row: &Row, scenario: Scenario) -> String {
     notes.join("; ")
 }
 
-/// The settings of a block: `rounds 5, seconds 3`.
+/// Returns the settings of a block, such as `rounds: 5, seconds: 3`.
 pub(crate) fn settings(block: &Block) -> String {
     let parts: Vec<String> =
         block.settings.iter().map(|(name, value)| format!("{name}: {}", number(*value))).collect();

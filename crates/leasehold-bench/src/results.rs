@@ -1,4 +1,4 @@
-//! The results, as stored in a file. A run replaces its own part of the file and keeps the others.
+//! The results, as stored in a file. A run replaces its own part of the file and keeps the other parts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::roster::Role;
 use crate::scenario::{Scenario, Store};
 use crate::stats::Spread;
 
-/// The setting with the number of processes that contended.
+/// The setting that holds the number of contending processes.
 pub(crate) const PROCESSES: &str = "processes";
 
 /// All results.
@@ -27,11 +27,11 @@ pub(crate) struct Block {
     pub(crate) store: String,
     /// The round trip that the proxy adds.
     pub(crate) rtt_ms: f64,
-    /// When it was measured.
+    /// The date of the measurement.
     pub(crate) date: String,
     /// The command line.
     pub(crate) command: String,
-    /// How many processors the machine has.
+    /// The number of processors of the machine.
     pub(crate) processors: usize,
     /// The settings of the contenders.
     pub(crate) settings: BTreeMap<String, f64>,
@@ -45,9 +45,9 @@ pub(crate) struct Row {
     pub(crate) title: String,
     /// [`Role::name`].
     pub(crate) role: String,
-    /// One for each round; `None` if it was not measured.
+    /// One sample for each round. `None` if the contender was not measured in that round.
     pub(crate) samples: Vec<Option<Sample>>,
-    /// The first reason why it was not measured.
+    /// The first reason why the contender was not measured.
     pub(crate) trouble: Option<String>,
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct Row {
 pub(crate) struct Sample {
     /// The values by name; see [`metrics`](crate::metrics).
     pub(crate) metrics: BTreeMap<String, f64>,
-    /// Requests by kind.
+    /// The requests by kind.
     pub(crate) requests: BTreeMap<String, u64>,
-    /// How often two held the lock at the same time.
+    /// How often the lock had two holders at the same time.
     pub(crate) violations: u64,
 }
 
@@ -90,12 +90,13 @@ impl Row {
         self.role == role.name()
     }
 
-    /// The spread over all rounds.
+    /// Returns the spread over all rounds.
     pub(crate) fn spread(&self, metric: &str) -> Option<Spread> {
         Spread::of(self.samples.iter().flatten().filter_map(|sample| sample.metrics.get(metric).copied()))
     }
 
-    /// The ratio to `other`, round by round: conditions of the machine in a round affect both.
+    /// Returns the ratio to `other`, round by round, because the state of the machine in a round affects both
+    /// contenders.
     pub(crate) fn times(&self, other: &Self, metric: &str) -> Option<Spread> {
         let rounds = self.samples.iter().zip(&other.samples);
         let ratios = rounds.filter_map(|(one, other)| {
@@ -109,7 +110,7 @@ impl Row {
         self.samples.iter().flatten().map(|sample| sample.violations).sum()
     }
 
-    /// The requests of all rounds, by kind.
+    /// Returns the requests of all rounds, by kind.
     pub(crate) fn requests(&self) -> BTreeMap<&str, u64> {
         let mut all = BTreeMap::new();
         for (kind, count) in self.samples.iter().flatten().flat_map(|sample| &sample.requests) {
@@ -128,7 +129,7 @@ impl Block {
         self.rows.iter().find(|row| row.is(Role::Ours))
     }
 
-    /// The store's title, and its distance.
+    /// Returns the store's title and its distance.
     pub(crate) fn place(&self) -> String {
         let store = Store::called(&self.store).map_or(self.store.as_str(), |store| store.title());
         let mut place = store.to_owned();
@@ -153,7 +154,7 @@ impl Block {
 }
 
 impl Results {
-    /// Reads `file`; empty if there is none.
+    /// Reads `file`. Returns empty results if it does not exist.
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         match fs::read_to_string(file) {
             Ok(text) => {
@@ -170,7 +171,7 @@ impl Results {
         write(file, &(text + "\n"))
     }
 
-    /// Adds `block`, in place of an earlier one of the same scenario, store, round trip and number of processes.
+    /// Adds `block`. It replaces an earlier block of the same scenario, store, round trip and number of processes.
     pub(crate) fn put(&mut self, block: Block) {
         self.blocks.retain(|other| other.key() != block.key());
         self.blocks.push(block);
@@ -182,7 +183,7 @@ impl Results {
     }
 }
 
-/// Writes a file, and creates its folders.
+/// Writes a file and creates its folders.
 pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
     let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(file, text));
     written.map_err(|error| format!("{}: {error}", file.display()))
@@ -192,7 +193,7 @@ pub(crate) fn write(file: &Path, text: &str) -> Result<(), String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A contender with these values, one for each round.
+    /// Returns the row of a contender with these values, one for each round.
     pub(crate) fn row(contender: &str, role: Role, metric: &str, values: &[f64]) -> Row {
         let sample = |value: &f64| {
             let mut sample = Sample::default();

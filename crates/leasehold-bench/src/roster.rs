@@ -1,4 +1,4 @@
-//! The contenders, and the stores on which each is measured.
+//! The contenders, and the stores on which each one is measured.
 
 use crate::contender;
 use crate::scenario::{Scenario, Store};
@@ -10,20 +10,20 @@ pub(crate) struct Contender {
     pub(crate) name: &'static str,
     /// The title in tables.
     pub(crate) title: &'static str,
-    /// The names of the stores that it works on; if empty, all.
+    /// The names of the stores that it works on. If empty, it works on all of them.
     stores: &'static [&'static str],
     pub(crate) scenarios: &'static [Scenario],
     program: ProgramOf,
-    /// How it finds its server.
+    /// How the contender finds its server.
     pub(crate) place: Place,
     pub(crate) role: Role,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum ProgramOf {
-    /// This program, as that contender.
+    /// This program, started as the contender with this name.
     This(&'static str),
-    /// A command line in an environment variable.
+    /// The command line in this environment variable.
     Variable(&'static str),
     /// A command that is measured as a whole.
     Whole,
@@ -34,7 +34,7 @@ enum ProgramOf {
 pub(crate) enum Place {
     /// By a store URL.
     Url,
-    /// By an endpoint, and the bucket or table.
+    /// By an endpoint and a bucket or table.
     Endpoint,
 }
 
@@ -42,14 +42,14 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Ours,
-    /// Ours, as built by default, without the clients of other stores.
+    /// Our command with default features, without the clients of other stores.
     OursByDefault,
-    /// Ours, through `leasehold serve` on the same store. No target is about it.
+    /// Our library through `leasehold serve` on the same store. It has no targets.
     OursServed,
-    /// Another build of ours, to compare two versions. No target is about it.
+    /// Another build of ours, to compare two versions. It has no targets.
     AnotherBuild,
     Peer,
-    /// A baseline, not a lock: the calls or the command alone.
+    /// A baseline, not a lock: only the calls or the command.
     Limit,
     /// A baseline, not a lock: calls with the conditions and the sizes that any lock needs. No lock can be faster.
     Conditional,
@@ -78,7 +78,7 @@ const fn peer(
     }
 }
 
-/// A baseline: the calls that acquiring and releasing a lock needs, by the store's client.
+/// Returns a baseline: the calls that acquiring and releasing a lock needs, made with the store's client.
 const fn calls(
     role: Role,
     name: &'static str,
@@ -89,7 +89,7 @@ const fn calls(
     Contender { scenarios: &[Uncontended], role, ..peer(name, title, stores, program) }
 }
 
-/// A client of a store without bare calls to compare an uncontended lock with.
+/// Returns a client of a store that has no baseline for an uncontended lock.
 const fn contended(
     name: &'static str,
     title: &'static str,
@@ -232,11 +232,12 @@ pub(crate) const CONTENDERS: &[Contender] = &[
     command("no lock", &["sqlite", "etcd"], Role::Limit),
 ];
 
-/// Another build of this program, to compare two versions of leasehold in one run. It takes part if this is set.
+/// Another build of this program, to compare two versions of leasehold in one run. It takes part if this variable is
+/// set.
 const ANOTHER_BUILD: &str = "LEASEHOLD_BENCH_ANOTHER_BUILD";
 
 impl Contender {
-    /// The contenders of `scenario` on `store`.
+    /// Returns the contenders of `scenario` on `store`.
     pub(crate) fn of(scenario: Scenario, store: Store) -> Vec<&'static Self> {
         let asked_for =
             |one: &Self| one.role != Role::AnotherBuild || std::env::var_os(ANOTHER_BUILD).is_some();
@@ -245,12 +246,12 @@ impl Contender {
         CONTENDERS.iter().filter(takes_part).collect()
     }
 
-    /// Whether it supports this store.
+    /// Returns whether the contender supports this store.
     pub(crate) fn works_on(&self, store: Store) -> bool {
         self.stores.is_empty() || self.stores.contains(&store.name())
     }
 
-    /// The command line that starts it, or why there is none.
+    /// Returns the command line that starts the contender, or why there is none.
     pub(crate) fn command(&self) -> Result<Vec<String>, String> {
         match self.program {
             ProgramOf::This(name) if contender::BUILT_IN.contains(&name) => {
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The verdict compares with these calls, on every server with other clients.
+    /// The verdict compares with these calls on every server that has other clients.
     #[test]
     fn calls_with_conditions_are_measured_beside_every_peer() {
         for store in Scenario::Uncontended.stores() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_testkit::stores::{self, STORES};
 use leasehold_testkit::test_store::{Bench, TestStore};
 
-/// A question that is measured for every contender.
+/// A scenario that is measured for every contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scenario {
     Uncontended,
@@ -17,8 +17,7 @@ pub(crate) enum Scenario {
     Recovery,
     Many,
     Run,
-    /// Is not run separately: it is computed from the runs of [`Tasks`](Self::Tasks) and
-    /// [`Processes`](Self::Processes).
+    /// Not run separately, but computed from the runs of [`Tasks`](Self::Tasks) and [`Processes`](Self::Processes).
     Fairness,
     Waiters,
 }
@@ -27,11 +26,11 @@ pub(crate) enum Scenario {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) processes: u32,
-    /// In each process.
+    /// The number of tasks in each process.
     pub(crate) tasks: u32,
-    /// For how long each holds the lock.
+    /// How long each task holds the lock.
     pub(crate) hold: Duration,
-    /// How often each acquires it; `None`: for as long as the measurement takes.
+    /// How often each task acquires the lock. `None` means as often as it can during the measurement.
     pub(crate) turns: Option<u32>,
 }
 
@@ -48,7 +47,7 @@ impl Scenario {
         Self::Waiters,
     ];
 
-    /// Its letter on the command line.
+    /// Returns its letter on the command line.
     pub(crate) fn letter(self) -> &'static str {
         match self {
             Self::Uncontended => "a",
@@ -91,7 +90,7 @@ impl Scenario {
         }
     }
 
-    /// How many tasks contend for the lock. Scenario i has further options.
+    /// Returns how many tasks contend for the lock, and how. Scenario i has further options.
     pub(crate) fn load(self) -> Load {
         let (processes, tasks, hold_ms) = match self {
             Self::Tasks => (1, 100, 0),
@@ -102,23 +101,23 @@ impl Scenario {
         Load { processes, tasks, hold: Duration::from_millis(hold_ms), turns: None }
     }
 
-    /// The stores that it runs on by default.
+    /// Returns the stores that it runs on by default.
     pub(crate) fn stores(self) -> Vec<Store> {
         Store::all().filter(|store| store.bench().scenarios.contains(self.letter())).collect()
     }
 
-    /// Whether the distance of the server matters.
+    /// Returns whether the distance of the server matters.
     pub(crate) fn has_distances(self) -> bool {
         matches!(self, Self::Uncontended | Self::Tasks | Self::Processes | Self::HandOff)
     }
 
-    /// How many rounds come first and do not count. A server with a just-in-time compiler (DynamoDB Local) gets faster
-    /// for minutes, and only requests are measured here.
+    /// Returns how many rounds come first and do not count. A server with a just-in-time compiler (DynamoDB Local) gets
+    /// faster for minutes. That matters for [`Uncontended`](Self::Uncontended), which measures nothing but requests.
     pub(crate) fn rehearsals(self) -> u32 {
         u32::from(self == Self::Uncontended)
     }
 
-    /// The scenarios that must run for it.
+    /// Returns the scenarios that must run for this one.
     pub(crate) fn runs(self) -> &'static [Self] {
         match self {
             Self::Uncontended => &[Self::Uncontended],
@@ -133,7 +132,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario with this letter or name.
+    /// Returns the scenario with this letter or name.
     pub(crate) fn called(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|scenario| scenario.letter() == name || scenario.name() == name)
     }
@@ -158,7 +157,7 @@ impl Store {
         self.0.name()
     }
 
-    /// Its title: the store, and the server that stands in for it.
+    /// Returns its title: the store, and the server that stands in for it.
     pub(crate) fn title(self) -> &'static str {
         self.bench().title
     }
@@ -167,12 +166,12 @@ impl Store {
         self.0.bench()
     }
 
-    /// Whether it has a server, so that requests go through the network.
+    /// Returns whether it has a server, so that requests go through the network.
     pub(crate) fn has_server(self) -> bool {
         self.bench().server.is_some()
     }
 
-    /// The store URL, with files in `folder`, of a store without a server.
+    /// Returns the URL of a store without a server, with files in `folder`.
     pub(crate) fn url_in(self, folder: &Path) -> String {
         self.0.fresh_url(&self.0.storages()[0], folder)
     }

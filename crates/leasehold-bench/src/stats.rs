@@ -9,7 +9,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Computes it for `samples`; `None` if there are none.
+    /// Computes the spread of `samples`. Returns `None` if there are none.
     pub(crate) fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().filter(|sample| sample.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -24,14 +24,16 @@ impl Spread {
     }
 }
 
-/// The value below which `percent` of the samples lie, by the nearest rank; `None` if there are none.
+/// Returns the value below which `percent` of the samples lie, by the nearest rank. Returns `None` if there are no
+/// samples.
 pub(crate) fn percentile(samples: &mut [f64], percent: f64) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     let rank = (percent / 100.0 * samples.len() as f64).ceil() as usize;
     samples.get(rank.max(1) - 1).copied()
 }
 
-/// Jain's index of fairness: 1 if all shares are equal, 1/n if one has everything. `None` if all are zero.
+/// Returns Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything. Returns `None` if all are
+/// zero.
 pub(crate) fn jain(shares: &[u64]) -> Option<f64> {
     let sum: f64 = shares.iter().map(|share| *share as f64).sum();
     let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();

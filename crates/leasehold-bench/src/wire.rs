@@ -1,5 +1,5 @@
-//! The connection between a contender and its server. Every contender uses the same proxy, which adds a round trip and
-//! counts requests.
+//! The connection between a contender and its server. Every contender uses the same kind of proxy, which adds a round
+//! trip and counts requests.
 
 pub(crate) mod heads;
 mod postgres;
@@ -9,11 +9,12 @@ mod timer;
 
 use std::collections::BTreeMap;
 
-/// Counts the requests in the bytes that one client sends on one connection, however they are split into packets.
+/// Counts the requests in the bytes that one client sends on one connection, regardless of how they are split into
+/// packets.
 pub(crate) trait Counter: Send {
-    /// Parses more bytes.
+    /// Parses the next bytes.
     fn feed(&mut self, bytes: &[u8]);
 
-    /// The complete requests since the last call, by kind.
+    /// Returns the complete requests since the last call, by kind.
     fn take(&mut self) -> BTreeMap<String, u64>;
 }

@@ -1,6 +1,6 @@
-//! Checks that the benchmark runs and that its report is complete. Does not check figures, which need an otherwise
-//! idle machine.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A panic is how a test fails.
+//! Checks that the benchmark runs and that its report is complete. It does not check the figures, because they need an
+//! otherwise idle machine.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 use std::path::Path;
 use std::process::{Command, Output};

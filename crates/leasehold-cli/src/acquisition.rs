@@ -15,7 +15,8 @@ use crate::output::{Output, human};
 use crate::signals::{Signals, interrupted};
 use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 
-/// How long to wait for the holder if the store did not respond during the wait.
+/// If the store reports no holder during a shorter wait, leasehold asks for the holder until this time has passed since
+/// the start of the wait.
 const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The value of `--note` that selects the command line.
@@ -33,7 +34,7 @@ pub(crate) struct Request {
     note: String,
     /// How long the store may take to respond.
     store_timeout: Duration,
-    /// The subcommand, and its arguments after the lock name: for help texts.
+    /// The subcommand and, in `suffix`, its arguments after the lock name. For help texts.
     subcommand: &'static str,
     suffix: &'static str,
     for_ticket: bool,
@@ -82,17 +83,17 @@ impl Request {
         Self { mode, ..self }
     }
 
-    /// Waits without a limit, whatever the settings say.
+    /// Makes the request wait without a limit, regardless of the settings.
     pub(crate) fn wait_forever(self) -> Self {
         Self { wait_policy: WaitPolicy::Forever, ..self }
     }
 
-    /// The permit number of the lock `held`, if a permit was requested.
+    /// Returns the permit number of the lock `held`, if a permit was requested.
     pub(crate) fn permit(&self, held: &LockName) -> Option<usize> {
         self.mode.permit(held)
     }
 
-    /// Marks the lock as one that is held by a ticket.
+    /// Marks the lock as one that a ticket will hold.
     pub(crate) fn for_ticket(self) -> Self {
         Self { for_ticket: true, ..self }
     }
@@ -173,7 +174,7 @@ impl Request {
                 Err(error) => {
                     let has_waited = matches!(self.wait_policy, WaitPolicy::Within(_));
                     if has_waited && error.kind() == ErrorKind::Held && locker.capabilities().fifo() {
-                        // Time to leave the line of waiters. Otherwise others wait for this process.
+                        // Allow time to leave the line of waiters. Otherwise other processes wait for this one.
                         clock(locker).sleep(CANCEL_TIMEOUT).await;
                     }
                     Err(self.failure(error, locker, store).await)
@@ -197,20 +198,20 @@ impl Request {
         }
     }
 
-    /// The failure for an acquisition that returned `error`.
+    /// Returns the failure for an acquisition that returned `error`.
     async fn failure(&self, error: Error, locker: &Locker, store: &Store) -> Failure {
         match (error.holder(), self.wait_policy) {
             (Some(held), _) => self.held(held, &error, store),
             (None, WaitPolicy::Within(limit)) if error.kind() == ErrorKind::Unavailable => {
                 self.no_holder_seen(error, limit, locker, store).await
             }
-            // The command has not started: nothing ran without the lock, so this is not a loss.
+            // The command has not started, so nothing ran without the lock and this is not a loss.
             (None, _) => Failure { code: FAILED, ..Failure::from(error) },
         }
     }
 
-    /// The time limit ended before the store reported a holder. A store that does not respond must not look like a held
-    /// lock: with `-E 0` the outage would stay unnoticed.
+    /// Returns the failure for a time limit that ended before the store reported a holder. A store that does not
+    /// respond must not look like a held lock, because with `-E 0` the outage would stay unnoticed.
     async fn no_holder_seen(&self, error: Error, limit: Duration, locker: &Locker, store: &Store) -> Failure {
         let silent = |message| Failure::new(FAILED, "unavailable", message);
         if matches!(self.mode, Mode::Permit(_)) {
@@ -219,7 +220,7 @@ impl Request {
                 self.name
             ));
         }
-        // A short limit may be shorter than one request takes. A long limit was long enough.
+        // A short limit may be shorter than the time of one request, so ask once more. A long limit was long enough.
         let status = match FINAL_INSPECT_TIMEOUT.saturating_sub(limit) {
             Duration::ZERO => None,
             left => timeout(&*clock(locker), left, locker.inspect(&self.name)).await,
@@ -244,13 +245,13 @@ impl Request {
         }
     }
 
-    /// The failure for a held lock: the holder, and what the user can do.
+    /// Returns the failure for a held lock, with the holder and what the user can do.
     fn held(&self, held: &HolderInfo, error: &Error, store: &Store) -> Failure {
         let (code, kind) =
             if self.wait_policy == WaitPolicy::Try { (HELD, "held") } else { (TIMED_OUT, "timed_out") };
         let code = self.conflict_code.unwrap_or(code);
         let mut message = match (self.mode, held.token) {
-            // For several holders, the library has the complete list.
+            // If there can be several holders, the message of the library lists all of them.
             (Mode::Permit(_) | Mode::Shared | Mode::Exclusive, _) if error.kind() == ErrorKind::Held => {
                 error.to_string()
             }
@@ -319,7 +320,8 @@ impl Request {
     }
 }
 
-/// An option takes precedence over a variable, and a variable over the file, for both `try` and `wait`.
+/// Returns the wait policy. For both `try` and `wait`, an option takes precedence over a variable, and a variable over
+/// the file.
 fn wait_policy(settings: &Settings, claim: &ClaimArgs) -> Result<WaitPolicy, Failure> {
     if claim.try_once {
         return Ok(WaitPolicy::Try);

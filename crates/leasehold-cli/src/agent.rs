@@ -1,10 +1,10 @@
-//! `leasehold agent`: holds locks for the program that started it, its *host*. Requests come as lines of JSON on stdin,
-//! responses and events go to stdout. `docs/agent.md` specifies the protocol.
+//! `leasehold agent`: holds locks for the program that started it, its *host*. Requests arrive as lines of JSON on
+//! stdin, and responses and events go to stdout. `docs/agent.md` specifies the protocol.
 //!
 //! This module has no lock logic: it translates between messages and the library. One task serves each request
-//! ([`session`]), and one task keeps each held lock ([`hold`]). Everything that is sent passes a bounded queue
-//! ([`pipe`]). A task that finds it full waits, and then sends the latest state, so memory stays bounded if the host
-//! does not read.
+//! ([`session`]), and one task keeps each held lock ([`hold`]). All messages to the host pass through a bounded queue
+//! ([`pipe`]). A task that finds it full waits and then sends the latest state, so memory stays bounded even if the
+//! host does not read.
 
 mod fields;
 #[cfg(any(test, fuzzing))]
@@ -36,14 +36,16 @@ use self::session::{Next, Session};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure};
 
-/// How long the last messages may take.
+/// How long it may take to write the last messages.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves requests until stdin is closed or the host ends.
 pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
-    // A new session, so that Ctrl-C does not end the agent before its host. Fails if it leads one already.
+    // Start a new session, so that Ctrl-C does not end the agent before its host. This fails if the agent already leads
+    // a session.
     let _ = setsid();
-    // While the host lives, it decides: it may want to end its work under its locks after a SIGTERM to both.
+    // Ignore these signals while the host is alive. After a SIGTERM to both, the host may want to finish its work under
+    // its locks.
     let ignored = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
     let failed = |error| Failure::new(FAILED, "failed", format!("cannot start the agent: {error}"));
     let mut input = pipe::read().map_err(failed)?;
@@ -58,7 +60,7 @@ pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
                 Some(Input::Line(line)) => session.take(&line, requests::begin).await,
             }
         };
-        // A response may have to wait for a host that does not read. Its end is noticed all the same.
+        // A response may have to wait for a host that does not read. Detect the end of the host even then.
         let next = tokio::select! {
             biased;
             () = host::ended(&mut host) => Next::End(0),
@@ -72,7 +74,7 @@ pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
     };
     session.end().await;
     drop(session);
-    // A child of the host may have the pipe, and not read it.
+    // Limit the wait, because a child of the host may have inherited the pipe without reading it.
     timeout(&SystemClock, WRITE_TIMEOUT, writer.finished()).await;
     drop(ignored);
     Ok(code)

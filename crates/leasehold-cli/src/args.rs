@@ -79,7 +79,7 @@ pub(crate) enum ColorChoice {
 }
 
 #[derive(Debug, clap::Subcommand)]
-// Defines only the requested subcommand in full: defining all of them takes longer than acquiring a lock.
+// Define only the requested subcommand in full, because defining all of them takes longer than acquiring a lock.
 #[command(defer = true)]
 pub(crate) enum Subcommand {
     /// Run a command while holding LOCK
@@ -148,7 +148,7 @@ pub(crate) struct ModeArgs {
 }
 
 impl ModeArgs {
-    /// The mode that they select.
+    /// Returns the mode that these arguments select.
     pub(crate) fn mode(&self) -> Mode {
         match self.permits {
             Some(permits) => Mode::Permit(permits.into()),
@@ -385,7 +385,7 @@ pub(crate) struct HelpArgs {
     pub(crate) topic: Option<String>,
 }
 
-/// Reads `30s`, `10m`, `1h 30m`.
+/// Parses a duration such as `30s`, `10m` or `1h 30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text.trim())
         .map_err(|error| format!("{error}; expected a duration like 30s, 10m or 1h 30m"))

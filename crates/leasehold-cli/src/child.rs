@@ -36,24 +36,24 @@ use crate::signals::Signals;
 /// The internal subcommand of a guardian.
 const GUARDIAN: &str = "__guardian";
 
-/// The executable of this process, also after its file was replaced.
+/// The executable of this process, even after its file has been replaced.
 #[cfg(target_os = "linux")]
 const OURSELVES: &str = "/proc/self/exe";
 #[cfg(not(target_os = "linux"))]
 const OURSELVES: &str = "leasehold";
 
-/// Maximum sleep between checks of the lease: timers can fire late.
+/// Maximum sleep between checks of the lease, because timers can fire late.
 const MAX_SLEEP: Duration = Duration::from_millis(250);
 /// Poll interval while waiting for processes to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How often to reap orphans, for a command that runs for days and leaves thousands.
+/// Interval between two reapings of orphans. A command that runs for days may leave thousands of them.
 const REAP_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait for a process after SIGKILL. A process that takes longer hangs in the kernel.
 const BURIAL: Duration = Duration::from_secs(2);
 
-/// The lock that a command runs under: a [`Guard`](leasehold::Guard), outside tests.
+/// The lock that a command runs under. Outside tests, it is a [`Guard`](leasehold::Guard).
 pub(crate) trait Hold: Sync {
-    /// How long the lock is certainly still held; zero after a loss.
+    /// Returns how long the lock is certainly still held; zero after a loss.
     fn remaining(&self) -> Duration;
     /// Completes when the lock is lost. Cancel safe.
     fn lost(&self) -> impl Future<Output = ()> + Send;
@@ -66,13 +66,13 @@ pub(crate) struct Plan {
     /// Send SIGTERM when this much of the lease remains.
     pub(crate) grace: Duration,
     pub(crate) ttl: Duration,
-    /// Whether to run the command in a new cgroup and to kill all that is left in it.
+    /// Whether to run the command in a new cgroup and kill all processes left in it.
     pub(crate) cgroup: bool,
 }
 
 impl Plan {
-    /// Send SIGKILL when this much remains: a twentieth of the ttl, at most a second. On a busy machine, scheduling and
-    /// the end of a process take time.
+    /// Returns how much of the lease remains when SIGKILL is sent: a twentieth of the ttl, at most a second. On a busy
+    /// machine, scheduling and the exit of a process take time.
     fn margin(&self) -> Duration {
         (self.ttl / 20).min(Duration::from_secs(1))
     }
@@ -81,10 +81,10 @@ impl Plan {
         self.on_lost != OnLost::None
     }
 
-    /// How long to sleep: until the next threshold, within limits.
+    /// Returns how long to sleep: until the next threshold, within limits.
     fn pause(&self, stage: Stage, remaining: Duration) -> Duration {
         if !self.protects() {
-            // Nothing happens at a threshold. What remains is zero after a loss.
+            // No threshold requires an action. `remaining` is zero after a loss, so do not use it.
             return MAX_SLEEP;
         }
         let next = match stage {
@@ -138,7 +138,7 @@ pub(crate) type Environment<'a> = [(&'a str, Option<String>)];
 
 /// A command that is ready to start: on Linux, its process already exists and waits.
 ///
-/// The kernel ties the life of that process to the *thread* that starts it. So this must be the main thread.
+/// The kernel kills that process when the *thread* that started it ends, so the main thread must start it.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     plan: Plan,
@@ -183,11 +183,12 @@ impl Prepared {
         Guardian::start(self.run, self.cgroup.as_ref())
     }
 
-    /// Starts the processes that are still missing. Returns the ids of all: the lock must stay held while they live.
+    /// Starts the processes that are still missing. Returns the ids of all processes. The lock must stay held while
+    /// they live.
     pub(crate) fn prepare(&mut self) -> Result<Vec<u32>, Failure> {
         let mut pids = Vec::new();
         if self.plan.protects() {
-            // Replace a guardian that was killed: the command never runs without one.
+            // Replace a guardian that was killed, because the command must never run without one.
             let guardian = match self.guardian.take().and_then(Guardian::unless_ended) {
                 Some(guardian) => guardian,
                 None => self.new_guardian().map_err(cannot_start)?,
@@ -212,7 +213,7 @@ impl Prepared {
         let environment = &[environment, &[mark]].concat();
         #[cfg(target_os = "linux")]
         if plan.protects() {
-            // Adopt orphans, so that they can be found. If the kernel refuses, the process group remains.
+            // Adopt orphans, so that they can be found. If the kernel refuses, only the process group can be found.
             let _ = rustix::process::set_child_subreaper(Some(getpid()));
         }
         let mut guardian = self.guardian;
@@ -274,9 +275,10 @@ fn spawn(command: &[OsString], environment: &Environment<'_>) -> Result<tokio::p
     process.spawn().map_err(|error| cannot_run(&command[0], &error))
 }
 
-/// Whether stdin is a terminal, or this process is in the foreground of one. The command then stays in this process
-/// group. In another group, the terminal would stop it when it reads (`data | leasehold run x -- sudo ...` reads the
-/// password), and a stopped command would hold the lock forever. Ctrl-C and Ctrl-Z reach it directly.
+/// Returns whether stdin is a terminal, or this process is in the foreground of one. The command then stays in this
+/// process group, where Ctrl-C and Ctrl-Z reach it directly. In another group, the terminal would stop the command when
+/// it reads (for example the password in `data | leasehold run x -- sudo ...`), and a stopped command would hold the
+/// lock forever.
 pub(crate) fn is_interactive() -> bool {
     // Evaluated once: `bg` and `fg` must not change how a running command is treated.
     static INTERACTIVE: OnceLock<bool> = OnceLock::new();
@@ -325,7 +327,7 @@ impl Running {
             Failure::new(FAILED, "failed", format!("cannot wait for the command: {error}"))
         })?;
         self.tree.leader_ended = true;
-        // If this process stood still, its guardian has killed the command.
+        // If this process was stopped or starved, its guardian may have killed the command.
         let by_guardian = ending_signal(status) == Some(Signal::KILL.as_raw())
             && self.guardian.as_ref().is_some_and(|guardian| guardian.is_due(clock.now()));
         let stopped = stage != Stage::Running || by_guardian;
@@ -341,11 +343,11 @@ impl Running {
         }
         let margin = self.plan.margin();
         if let Some(guardian) = &mut self.guardian {
-            // The guardian acts if this process does not: a little later, but before the lease ends.
+            // If this process does not act, the guardian does: a little later, but before the lease ends.
             guardian.set_end(now, remaining.saturating_sub(margin / 2));
         }
         if remaining <= margin {
-            // Repeated in each round, to kill newly forked processes too.
+            // Repeat this in each round, to kill newly forked processes too.
             self.kill();
             return Stage::Killed;
         }
@@ -365,7 +367,7 @@ impl Running {
         }
     }
 
-    /// Whether processes remain that must not outlive the command.
+    /// Returns whether processes remain that must not outlive the command.
     fn has_processes(&self) -> bool {
         self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
@@ -382,8 +384,8 @@ impl Running {
         }
         self.tree.signal_group(signal);
         if signal == Signal::TSTP {
-            // SIGTSTP is meant for the whole job. If it stays stopped longer than the lease, the guardian kills the
-            // command.
+            // SIGTSTP is meant for the whole job, so this process stops too. If the job stays stopped longer than the
+            // lease, the guardian kills the command.
             let _ = kill_process(getpid(), Signal::STOP);
         }
     }
@@ -391,8 +393,8 @@ impl Running {
     /// Terminates the processes that the command left in its group, or after a loss all its descendants. Returns
     /// whether there were any.
     ///
-    /// They end before the release, because they would run without the lock. Processes that left the group, as daemons
-    /// do, are only killed after a loss.
+    /// They must end before the release, because they would run without the lock after it. Processes that left the
+    /// group, as daemons do, are killed only after a loss or if they are in the cgroup of the command.
     async fn clean_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
         if !self.plan.protects() || (!lost && !self.has_processes()) {
             return false;
@@ -421,7 +423,7 @@ async fn await_end(has_processes: impl Fn() -> bool, limit: Duration, clock: &dy
     }
 }
 
-/// How far the command has been stopped.
+/// How far the stopping of the command has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Running,
@@ -464,19 +466,19 @@ fn not_executable(program: &OsStr) -> Failure {
         .with_help("to make a script executable, use chmod +x")
 }
 
-/// The failure for a `program` that did not start.
+/// Returns the failure for a `program` that did not start.
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let code = code_of(error);
     let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
     Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))
 }
 
-/// The exit codes of env(1) and timeout(1) for a command that cannot be executed.
+/// Returns the exit code that env(1) and timeout(1) use for a command that cannot be executed.
 fn code_of(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
-/// The number of the signal that ended a command, if one did.
+/// Returns the number of the signal that ended a command, if one did.
 pub(crate) fn ending_signal(status: ExitStatus) -> Option<i32> {
     status.signal()
 }

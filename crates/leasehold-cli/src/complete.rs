@@ -9,15 +9,15 @@ use leasehold::clock::{SystemClock, timeout};
 
 use crate::config::Settings;
 
-/// The variable with which a shell requests completions. Not clap's `COMPLETE`: where this common name is already set,
-/// `run` would print completions instead of running the command.
+/// The variable with which a shell requests completions. It is not clap's `COMPLETE`: where a variable with this common
+/// name is already set, `run` would print completions instead of running the command.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_COMPLETE";
-/// Timeout: no completions are better than a shell that hangs.
+/// The timeout. No completions are better than a shell that hangs.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of names to offer.
 const MAX_NAMES: usize = 200;
 
-/// The names of locks that start with `current`. Empty if the store does not respond in time.
+/// Returns the names of locks that start with `current`, or none if the store does not respond in time.
 pub(crate) fn lock_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(prefix) = current.to_str() else { return Vec::new() };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
@@ -35,7 +35,7 @@ async fn names(prefix: &str) -> Option<Vec<CompletionCandidate>> {
     Some(names.map(|name| CompletionCandidate::new(name.as_str())).collect().await)
 }
 
-/// The `--store` of the command line that is being completed. The shell passes that line after `--`.
+/// Returns the `--store` of the command line that is being completed. The shell passes that line after `--`.
 fn store_argument() -> Option<String> {
     let words: Vec<String> = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()).collect();
     let line = words.iter().position(|word| word == "--").map_or(&words[..], |at| &words[at + 1..]);

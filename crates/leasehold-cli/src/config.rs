@@ -1,7 +1,7 @@
 //! Settings. Precedence: option, `LEASEHOLD_<OPTION>`, `config.toml`, default.
 
 #[cfg(any(test, fuzzing))]
-#[path = "config/fuzzing.rs"] // With a path it is found from the fuzz target too.
+#[path = "config/fuzzing.rs"] // With an explicit path, the fuzz target finds it too.
 pub(crate) mod fuzzing;
 
 use std::collections::BTreeMap;
@@ -71,13 +71,13 @@ impl Settings {
             Err(error) => {
                 let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
                 let line = before.matches('\n').count() + 1;
-                // Only the message, because the line itself may hold a password.
+                // Show only the message, because the line itself may hold a password.
                 Err(bad_file(path, &format!("line {line}: {}", without_values(error.message()))))
             }
         }
     }
 
-    /// The value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
+    /// Returns the value of setting `name` (as in `--name`), parsed by `parse`. `None` means the default.
     ///
     /// The error for an invalid value names its source.
     pub(crate) fn pick<T>(
@@ -100,7 +100,7 @@ impl Settings {
         parse(&text).map(Some).map_err(wrong)
     }
 
-    /// A switch: the option, else `LEASEHOLD_<NAME>`.
+    /// Returns the value of a switch: the option, or else `LEASEHOLD_<NAME>`.
     pub(crate) fn switch(flag: bool, name: &str) -> Result<bool, Failure> {
         if flag {
             return Ok(true);
@@ -113,7 +113,7 @@ impl Settings {
         }
     }
 
-    /// The store to use, with aliases resolved.
+    /// Returns the store to use, with aliases resolved.
     pub(crate) fn store(&self, flag: Option<String>) -> Result<Store, Failure> {
         let given = self.pick(flag, "store", |text| Ok(text.to_owned()))?;
         let Some(given) = given else {
@@ -140,7 +140,7 @@ impl Settings {
             .with_help("an example of a store URL is sqlite:/var/lib/locks.db (see `leasehold help stores`)"))
     }
 
-    /// The aliases of config.toml.
+    /// Returns the aliases of config.toml.
     pub(crate) fn aliases(&self) -> impl Iterator<Item = Store> {
         let store =
             |(name, alias): (&String, &Alias)| Store { url: absolute(&alias.url), given: Some(name.clone()) };
@@ -174,14 +174,14 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The URL without secrets.
+    /// Returns the URL without secrets.
     pub(crate) fn shown(&self) -> String {
         redacted(&self.url)
     }
 }
 
-/// `sqlite:locks.db` with an absolute path. Tickets and `LEASEHOLD_STORE` are used in other folders, where the relative
-/// path would create another file, and the lock would have two holders.
+/// Makes the path of a URL like `sqlite:locks.db` absolute. Tickets and `LEASEHOLD_STORE` are used in other folders,
+/// where the relative path would create another file, and the lock would have two holders.
 fn absolute(url: &str) -> String {
     let path = url.split_once(':').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("sqlite"));
     let relative =
@@ -200,7 +200,7 @@ fn redacted(url: &str) -> String {
     leasehold::url::StoreUrl::parse(url).map_or_else(|_| without_secrets(url), |url| url.to_string())
 }
 
-/// Text that should be a URL, for an error message: without the parts where a URL has users, passwords and options.
+/// Removes from `given`, which should be a URL, the parts that hold users, passwords and options. For error messages.
 pub(crate) fn without_secrets(given: &str) -> String {
     let (place, options) = match given.split_once('?') {
         Some((place, _)) => (place, "?..."),
@@ -215,7 +215,7 @@ pub(crate) fn without_secrets(given: &str) -> String {
     format!("{}{options}", leasehold::lease::printable(&place, 200))
 }
 
-/// The text of an error without the quoted value, which may hold a password.
+/// Removes the quoted value from an error message, because it may be a password.
 fn without_values(message: &str) -> String {
     let (before, after) = match (message.find('"'), message.rfind('"')) {
         (Some(first), Some(last)) if first < last => (&message[..first], &message[last + 1..]),
@@ -239,7 +239,7 @@ fn bad_file(path: &Path, what: &str) -> Failure {
         .with_help("for the list of keys, see `leasehold help environment`")
 }
 
-/// The environment variable of setting `name` and its value. An empty value counts as not set.
+/// Returns the environment variable of setting `name`, and its value. An empty value counts as not set.
 fn variable(name: &str) -> Result<Option<(String, String)>, Failure> {
     let variable = format!("LEASEHOLD_{}", key(name).to_ascii_uppercase());
     match std::env::var_os(&variable).map(OsString::into_string) {

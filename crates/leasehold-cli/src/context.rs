@@ -48,7 +48,7 @@ impl Context {
         }
     }
 
-    /// Writes the log to stderr: warnings even without `-v`. `spans` gets the spans.
+    /// Writes the log to stderr, and warnings even without `-v`. `spans` receives the spans.
     pub(crate) fn start_log_of_server(&self, spans: Option<LogLayer>) {
         let level = match self.common.verbose {
             0 => "warn",
@@ -58,12 +58,12 @@ impl Context {
         log_to_stderr(level, self.output, spans);
     }
 
-    /// The store from the option, the environment or config.toml.
+    /// Returns the store from the option, the environment or config.toml.
     pub(crate) fn store(&self) -> Result<Store, Failure> {
         self.settings.store(self.common.store.clone())
     }
 
-    /// The store from the option only.
+    /// Returns the store from the option only.
     pub(crate) fn explicit_store(&self) -> Result<Option<Store>, Failure> {
         self.common.store.is_some().then(|| self.store()).transpose()
     }
@@ -74,12 +74,12 @@ pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
     Ok(Locker::open(&store.url).await?)
 }
 
-/// The clock that the locks of `locker` run on.
+/// Returns the clock that the locks of `locker` use.
 pub(crate) fn clock(locker: &Locker) -> Arc<dyn Clock> {
     locker.store().env().clock.clone()
 }
 
-/// A lock's name as given on the command line.
+/// Parses a lock name given on the command line.
 pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     let Some(text) = given.to_str() else {
         return Err(Failure::usage(format!("lock name {:?} is not UTF-8", given.to_string_lossy()))
@@ -90,7 +90,7 @@ pub(crate) fn lock_name(given: &OsStr) -> Result<LockName, Failure> {
     LockName::new(text).map_err(Failure::bad_argument)
 }
 
-/// A prefix of names as given on the command line.
+/// Parses a prefix of lock names given on the command line.
 pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
     let given = given.unwrap_or_default();
     given
@@ -98,7 +98,7 @@ pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
         .ok_or_else(|| Failure::usage(format!("the prefix {:?} is not UTF-8", given.to_string_lossy())))
 }
 
-/// The `--store` option that selects `store` in a command line; empty for the default store.
+/// Returns the `--store` option that selects `store` on a command line, or an empty string for the default store.
 pub(crate) fn store_flag(store: &Store) -> String {
     store
         .given
@@ -106,7 +106,8 @@ pub(crate) fn store_flag(store: &Store) -> String {
         .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
 }
 
-/// The note about a command. Other processes see it, so by default it is only the name: arguments may hold secrets.
+/// The note about a command. Other processes see it, so by default it contains only the name, because arguments may
+/// hold secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct Note {
     /// `make …`
@@ -132,11 +133,11 @@ impl Note {
     }
 }
 
-/// What gets spans and events.
+/// A layer that receives spans and events.
 pub(crate) type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 fn log_to_stderr(level: &str, output: Output, spans: Option<LogLayer>) {
-    // Also for `leasehold_serve`, which begins with it.
+    // This prefix also matches `leasehold_serve`.
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| format!("leasehold={level}"));
     let log = tracing_subscriber::fmt::layer()
         .with_ansi(output.colors())

@@ -4,7 +4,7 @@ use std::process::ExitStatus;
 
 use leasehold::{Error, ErrorKind};
 
-/// The negative result of the other subcommands: not released, not evicted.
+/// A negative result: not released, not evicted.
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
@@ -22,7 +22,7 @@ pub(crate) const HELD: u8 = 123;
 pub(crate) const TIMED_OUT: u8 = 124;
 /// leasehold itself failed: the store, its URL, its permissions.
 pub(crate) const FAILED: u8 = 125;
-/// CMD was found and could not be executed.
+/// CMD was found but could not be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// CMD was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
@@ -44,12 +44,12 @@ impl Failure {
         Self { code, kind: kind.to_owned(), message: clean(&message.into()), help: Vec::new() }
     }
 
-    /// The command line is wrong.
+    /// Creates the failure for a wrong command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(USAGE, "usage", message)
     }
 
-    /// A library error about an argument.
+    /// Creates the failure for a library error about an argument.
     pub(crate) fn bad_argument(error: impl Into<Error>) -> Self {
         let error = error.into();
         Self { help: error.help().to_vec(), ..Self::usage(error.to_string()) }
@@ -72,12 +72,12 @@ impl From<Error> for Failure {
     }
 }
 
-/// Removes control characters: messages can contain text from other processes, and appear on a terminal.
+/// Removes control characters, because messages can contain text from other processes and appear on a terminal.
 fn clean(text: &str) -> String {
     leasehold::lease::printable(text, text.len())
 }
 
-/// The exit code for a child that ended with `status`: its own code, or 128 + signal.
+/// Returns the exit code for a child that ended with `status`: its own code, or 128 + signal.
 pub(crate) fn of_child(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt as _;
     let code = match (status.code(), status.signal()) {

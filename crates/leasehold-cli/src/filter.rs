@@ -1,4 +1,4 @@
-//! Runs a command as a filter of bytes.
+//! Runs a command as a filter on bytes.
 
 use std::ffi::OsString;
 use std::io;
@@ -33,7 +33,7 @@ pub(crate) async fn run(command: &[OsString], input: Option<&[u8]>) -> Result<Ve
     let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
     let feed = async {
         if let Some(mut stdin) = stdin {
-            // A command may read none or only part of its input.
+            // Ignore errors: a command may read none or only part of its input.
             let _ = stdin.write_all(input.unwrap_or_default()).await;
         }
     };

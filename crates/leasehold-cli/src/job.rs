@@ -25,10 +25,10 @@ use crate::output::{human, json};
 use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
 use crate::signals::Signals;
 
-/// The longest default grace.
+/// The maximum default grace.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// After this time of waiting, the prepared processes of the command are ended.
+/// How long the prepared processes of the command wait for the lock before they are ended.
 const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 
 /// A command to run under a lock.
@@ -66,7 +66,7 @@ impl Hold for Guard {
 }
 
 impl Job {
-    /// A job for `args`, with a lease of `ttl`. Checks that its report can be written.
+    /// Creates a job for `args`, with a lease of `ttl`. Checks that its report can be written.
     pub(crate) fn new(
         context: &Context,
         args: CommandArgs,
@@ -76,7 +76,7 @@ impl Job {
         Self::on(context, context.store()?, args, lock, ttl)
     }
 
-    /// The same, in `store`.
+    /// Like [`new`](Self::new), but in `store`.
     pub(crate) fn on(
         context: &Context,
         store: Store,
@@ -120,7 +120,7 @@ impl Job {
             self.report = self.report.failed(failure);
         }
         self.write_metrics(context);
-        // The command has run: a report that cannot be written does not change the outcome.
+        // The command has run, so a report that cannot be written does not change the outcome.
         if let Some(Err(failure)) = self.file.map(|file| self.report.write(&file)) {
             context.output.warning(&failure.message);
         }
@@ -140,7 +140,7 @@ impl Job {
         self.start(false).await
     }
 
-    /// The same, but also starts the process of the command, for a lock that is likely to be free.
+    /// Like [`open`](Self::open), but also starts the process of the command. For a lock that is likely to be free.
     pub(crate) async fn open_prepared(&self) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
         self.start(true).await
@@ -152,7 +152,7 @@ impl Job {
         let mut prepared = None;
         let outcome = poll!(&mut opened);
         if prepare && !matches!(outcome, Poll::Ready(Err(_))) {
-            // In parallel with opening the store.
+            // Start the process in parallel with opening the store.
             prepared = Some(Prepared::start(&self.command, self.plan)?);
         }
         let locker = match outcome {
@@ -198,7 +198,7 @@ impl Job {
         elected
     }
 
-    /// Resumes the lock of `ticket`, which renews it.
+    /// Resumes and renews the lock of `ticket`.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
         let Session { locker, signals, .. } = session;
         let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
@@ -211,7 +211,7 @@ impl Job {
         })
     }
 
-    /// Whether the latest run lost the lock.
+    /// Returns whether the latest run lost the lock.
     pub(crate) fn was_lost(&self) -> bool {
         self.report.outcome == "lost"
     }
@@ -271,7 +271,7 @@ impl Job {
         };
         // A signal that ended the command must not interrupt the release.
         signals.discard_pending();
-        // Check before the release ends the guard: work done after the deadline must not look protected.
+        // Check before the release ends the guard, because work done after the deadline must not look protected.
         let mut loss = guard.check().err();
         self.report.held_ms = Some(ms(clock.now().longest_since(granted)));
         let cooldown = completion.cooldown(&ended).filter(|_| loss.is_none());
@@ -294,14 +294,15 @@ impl Job {
     ) -> Result<Option<Ended>, Failure> {
         let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
-            // Unset for a store without tokens, so that a script that needs one fails and does not use the token of
+            // Unset for a store without tokens, so that a script that needs a token fails instead of using the token of
             // another lock.
             ("LEASEHOLD_TOKEN", guard.token().ok().map(|token| token.to_string())),
             ("LEASEHOLD_PERMIT", self.report.permit.map(|permit| permit.to_string())),
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
-        // If leasehold is killed, the lock is not free before the command and its guardian have ended.
+        // Even if leasehold is killed, a store that detects dead processes must not free the lock before the command
+        // and its guardian have ended.
         let pids = prepared.prepare()?;
         let added = locker.add_processes(guard, &pids).await;
         added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
@@ -321,7 +322,7 @@ async fn with_prepared<T>(
     clock: &dyn Clock,
 ) -> T {
     let mut acquired = std::pin::pin!(acquired);
-    // Send the request first: starting a process takes some tenths of a millisecond.
+    // Send the request first, because starting a process takes some tenths of a millisecond.
     if let Poll::Ready(acquired) = poll!(&mut acquired) {
         return acquired;
     }
@@ -349,7 +350,7 @@ fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<D
     Ok(grace)
 }
 
-/// `command` as a shell command line.
+/// Returns `command` as a shell command line.
 pub(crate) fn in_shell(command: Vec<OsString>) -> Vec<OsString> {
     vec!["/bin/sh".into(), "-c".into(), command.join(OsStr::new(" "))]
 }

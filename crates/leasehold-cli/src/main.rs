@@ -29,7 +29,7 @@ use crate::args::Cli;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // First, because `run` starts this program again for its child, and that must be fast.
+    // Checked first: `run` starts this program again for its child, and that must be fast.
     if let Some(code) = child::internal_subcommand(&arguments) {
         return code;
     }

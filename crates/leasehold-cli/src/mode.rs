@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use leasehold::{Guard, Lock, LockName};
 
-/// How long an acquisition that was interrupted may take to withdraw its request. After that, the lease ends by itself.
+/// How long an interrupted acquisition may take to withdraw its request. After that, the lease ends by itself.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long to wait for a lock.
@@ -18,7 +18,7 @@ pub(crate) enum WaitPolicy {
     Forever,
 }
 
-/// How to hold a lock. `Display` gives the option that selects the mode, after a space.
+/// How to hold a lock. `Display` writes the option that selects the mode, preceded by a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// A plain lock.
@@ -33,7 +33,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// Acquires it with the name and the settings of `lock`.
+    /// Acquires a lock in this mode, with the name and the settings of `lock`.
     pub(crate) fn acquire(
         self,
         lock: Lock,
@@ -78,7 +78,7 @@ impl Mode {
         }
     }
 
-    /// What a waiter for `name` waits for.
+    /// Describes what a waiter for `name` waits for.
     pub(crate) fn description(self, name: &LockName) -> String {
         match self {
             Self::Lock => name.to_string(),
@@ -89,8 +89,8 @@ impl Mode {
         }
     }
 
-    /// Whether a process that acquires `name` in this mode must wait until the lock `held` is released. False if
-    /// another permit or another reader could release first.
+    /// Returns whether a process that acquires `name` in this mode must wait until the lock `held` is released. False
+    /// if another permit or another reader could release first.
     pub(crate) fn is_blocked_by(self, name: &LockName, held: &str) -> bool {
         let Some(part) = held.strip_prefix(name.as_str()) else { return false };
         match self {
@@ -100,7 +100,7 @@ impl Mode {
         }
     }
 
-    /// The permit number of the lock `held`.
+    /// Returns the permit number of the lock `held`, or `None` in other modes.
     pub(crate) fn permit(self, held: &LockName) -> Option<usize> {
         let Self::Permit(_) = self else { return None };
         held.as_str().rsplit_once("/permit-")?.1.parse().ok()

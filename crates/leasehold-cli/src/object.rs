@@ -7,7 +7,7 @@ use crate::args::ObjectArgs;
 use crate::config::without_secrets;
 use crate::exit::Failure;
 
-/// An object as given on the command line.
+/// An object given on the command line.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) object: Object,
@@ -38,7 +38,7 @@ impl Target {
     }
 }
 
-/// A token as given on the command line.
+/// Parses a token given on the command line.
 pub(crate) fn token(number: u64) -> Result<Token, Failure> {
     Token::try_from(number).map_err(Failure::bad_argument)
 }

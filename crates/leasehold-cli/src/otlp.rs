@@ -1,7 +1,7 @@
 //! Exports the spans of `leasehold serve` by OTLP over HTTP (feature `otlp`).
 //!
-//! The crates of OpenTelemetry read the usual environment variables. A thread of its own sends the spans. Its queue is
-//! limited, and a span that finds it full is dropped: a collector that is slow or unreachable delays no lock.
+//! The OpenTelemetry crates read the usual environment variables. A separate thread sends the spans. Its queue is
+//! bounded, and a full queue drops spans, so that a slow or unreachable collector delays no lock.
 
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +18,14 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use crate::context::LogLayer;
 use crate::exit::Failure;
 
-/// How long the end of the server may wait for the last spans to be sent. Together with the 20 s in which the server
-/// finishes its requests, this is less than the 30 s after which supervisors kill.
+/// How long the shutdown of the server may wait until the last spans are sent. Together with the 20 s in which the
+/// server finishes its requests, this is less than the 30 s after which supervisors kill a process.
 const FLUSH: Duration = Duration::from_secs(5);
-/// The variables that turn the export on. The first one that is set counts.
+/// The variables that turn the export on. The first one that is set is used.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
-/// The variables with the protocol. The first one that is set counts.
+/// The variables with the protocol. The first one that is set is used.
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
-/// The only protocol that is built.
+/// The only protocol that is compiled in.
 const PROTOCOL: &str = "http/protobuf";
 
 /// The export of spans.
@@ -64,14 +64,14 @@ impl Traces {
         Ok(Some(Self(provider)))
     }
 
-    /// The layer that exports the spans of leasehold, but not those of the crates below it.
+    /// Returns the layer that exports the spans of leasehold, but not those of its dependencies.
     pub(crate) fn layer(&self) -> LogLayer {
         tracing_opentelemetry::layer()
             .with_tracer(self.0.tracer("leasehold"))
             .with_location(false)
             .with_threads(false)
             .with_tracked_inactivity(false)
-            // Also for `leasehold_serve`, which begins with it.
+            // This prefix also matches `leasehold_serve`.
             .with_filter(Targets::new().with_target("leasehold", LevelFilter::DEBUG))
             .boxed()
     }
@@ -84,12 +84,12 @@ impl Traces {
     }
 }
 
-/// The value of a variable. An empty one is as good as none.
+/// Returns the value of a variable. An empty value counts as not set.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The first variable that is set, with its value.
+/// Returns the first variable that is set, with its value.
 fn first_of<const N: usize>(names: [&'static str; N]) -> Option<(&'static str, String)> {
     names.into_iter().find_map(|name| Some((name, variable(name)?)))
 }
@@ -99,7 +99,7 @@ fn is_off() -> bool {
         || variable("OTEL_TRACES_EXPORTER").is_some_and(|exporter| exporter != "otlp")
 }
 
-/// What the environment says about this process. Its name is `leasehold`, if the environment has none.
+/// Returns the attributes of this process from the environment. Its name is `leasehold` if the environment sets none.
 fn resource() -> Resource {
     let builder =
         || Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -111,8 +111,8 @@ fn resource() -> Resource {
     builder().with_service_name("leasehold").build()
 }
 
-/// Reports that spans could not be exported: the first, second, fourth, eighth failure, and so on, because an exporter
-/// tries again every few seconds.
+/// An exporter that logs its first, second, fourth, eighth failure, and so on. It does not log every failure, because
+/// an exporter tries again every few seconds.
 #[derive(Debug)]
 struct Reported<E> {
     exporter: E,

@@ -1,4 +1,4 @@
-//! `--report FILE`: the outcome of a command, without the ambiguity of exit codes that the command may use too.
+//! `--report FILE`: the outcome of a command, without the ambiguity of exit codes, which the command may use too.
 
 mod metrics;
 
@@ -52,7 +52,7 @@ pub(crate) struct Report {
 pub(crate) struct EarlierRun {
     pub(crate) holder: Option<Holder>,
     pub(crate) token: Option<Token>,
-    /// Since its grant; or since its end, if only that is known.
+    /// The time since its grant, or since its end if only that is known.
     pub(crate) ago_ms: Option<u64>,
     /// Upper bound of the time until the next run.
     pub(crate) again_within_ms: Option<u64>,
@@ -69,7 +69,7 @@ impl From<AlreadyRan> for EarlierRun {
     }
 }
 
-/// Whole milliseconds.
+/// Converts a duration to whole milliseconds.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -87,7 +87,7 @@ impl Report {
         self
     }
 
-    /// Writes the report atomically: a reader never sees a part of it.
+    /// Writes the report atomically, so that a reader never sees only a part of it.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Failure> {
         let mut text =
             serde_json::to_vec_pretty(self).map_err(|error| unwritable(file, REPORT, &error.into()))?;
@@ -96,14 +96,14 @@ impl Report {
     }
 }
 
-/// What the file of a report has, for the messages.
+/// The content of a report file, as error messages name it.
 pub(crate) const REPORT: &str = "report";
 
 fn unwritable(file: &Path, what: &str, error: &std::io::Error) -> Failure {
     Failure::new(FAILED, "failed", format!("cannot write the {what} {}: {error}", file.display()))
 }
 
-/// Replaces the `text` in `file`, which has a report or `what` else, atomically.
+/// Atomically replaces the content of `file` with `text`. Error messages call the content `what`.
 fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
     let failed = |error: std::io::Error| unwritable(file, what, &error);
     if is_special(file) {
@@ -114,7 +114,7 @@ fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
     let written = created(&temporary)
         .and_then(|mut written| {
             written.write_all(text)?;
-            // Who could read the file before can read the new one.
+            // Keep the permissions, so that the same users can read the new file.
             if let Ok(before) = file.metadata() {
                 written.set_permissions(before.permissions())?;
             }
@@ -127,14 +127,14 @@ fn replace(file: &Path, text: &[u8], what: &str) -> Result<(), Failure> {
     written.map_err(failed)
 }
 
-/// Checks, before the command runs, that the report, or `what` else, can be written.
+/// Checks, before the command runs, that `file` can be written. Error messages call its content `what`.
 pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
     let failed = |error: std::io::Error| unwritable(file, what, &error);
     if file.is_dir() {
         return Err(failed(std::io::Error::other("it is a folder")));
     }
     if is_special(file) {
-        // Not opened: a pipe may get its reader later, and opening and closing it would look like the end of the
+        // Do not open it. A pipe may get its reader later, and opening and closing it would look like the end of the
         // report.
         return Ok(());
     }
@@ -144,8 +144,8 @@ pub(crate) fn check(file: &Path, what: &str) -> Result<(), Failure> {
     made.map(drop).map_err(failed)
 }
 
-/// Whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). It is written
-/// directly: replacing it would destroy it for all users of the machine.
+/// Returns whether `file` is a device, a pipe or an open descriptor (`/dev/null`, `/dev/stdout`, `>(...)`). Such a file
+/// is written directly, because replacing it would destroy it for all users of the machine.
 fn is_special(file: &Path) -> bool {
     let is_other = std::fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
@@ -155,17 +155,17 @@ fn is_special(file: &Path) -> bool {
 
 fn open_special(file: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
-    // A pipe without a reader is an error; do not wait for one.
+    // A pipe without a reader is an error. Do not wait for a reader.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     File::options().append(true).custom_flags(flags).open(file)
 }
 
-/// The target of a symbolic link, so that the link itself is kept.
+/// Returns the target if `file` is a symbolic link, so that the link itself is kept.
 fn resolved(file: &Path) -> PathBuf {
     file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
-/// A new file. A link that another process put in its place is removed and not followed.
+/// Creates `temporary` as a new file. A link that another process put in its place is removed and not followed.
 fn created(temporary: &Path) -> std::io::Result<File> {
     let _ = std::fs::remove_file(temporary);
     File::create_new(temporary)

@@ -8,9 +8,9 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{FAILED, Failure, SIGNAL_BASE};
 
-/// Ends leasehold while it waits for a lock. Forwarded to a running command.
+/// Signals that end leasehold while it waits for a lock. They are forwarded to a running command.
 const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
-/// Forwarded to a running command.
+/// Signals that are only forwarded to a running command.
 const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
 
 /// Receives signals instead of their default actions, until the process ends.
@@ -30,8 +30,8 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Also receives the signals that are only forwarded. `stop`: include SIGTSTP, which then no longer stops
-    /// leasehold.
+    /// Also receives the signals that are only forwarded. With `stop`, these include SIGTSTP, which then no longer
+    /// stops leasehold.
     pub(crate) fn add_others(&mut self, stop: bool) -> io::Result<()> {
         let others: Vec<Signal> = OTHERS.into_iter().filter(|&s| stop || s != Signal::TSTP).collect();
         self.add(&others)
@@ -42,8 +42,8 @@ impl Signals {
             if self.streams.iter().any(|(received, _)| *received == signal) {
                 continue;
             }
-            // A signal that the parent process ignores (nohup, `&` in a script) stays ignored, also for the command. A
-            // handler would undo that.
+            // A signal that the parent process ignores (nohup, `&` in a script) stays ignored, for the command as well.
+            // A handler would undo that.
             if self.ignored & (1 << (signal.as_raw() - 1)) == 0 {
                 self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
             }
@@ -51,12 +51,12 @@ impl Signals {
         Ok(())
     }
 
-    /// The next signal. Cancel safe.
+    /// Returns the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Signal {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    /// The next signal that ends a process. Cancel safe.
+    /// Returns the next signal that ends a process. Cancel safe.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
@@ -66,8 +66,8 @@ impl Signals {
         }
     }
 
-    /// The latest signal that ends a process, even if it was discarded. SIGHUP, which can have another meaning, counts
-    /// only if there was no other.
+    /// Returns the latest signal that ends a process, even if it was discarded. SIGHUP, which can have another meaning,
+    /// counts only if there was no other.
     pub(crate) fn ending_signal(&self) -> Option<Signal> {
         self.ending_signal
     }
@@ -103,14 +103,14 @@ impl Signals {
     }
 }
 
-/// The signals that were ignored when this process started, as a bit mask; 0 if unknown.
+/// Returns the signals that were ignored when this process started, as a bit mask, or 0 if unknown.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// The failure for a signal that arrived before there was a command to forward it to.
+/// Returns the failure for a signal that arrived before there was a command to forward it to.
 pub(crate) fn interrupted(signal: Signal) -> Failure {
     let number = signal.as_raw();
     let code = u8::try_from(number).ok().and_then(|number| SIGNAL_BASE.checked_add(number)).unwrap_or(FAILED);

@@ -14,7 +14,7 @@ use crate::output::{Output, human, json};
 
 /// Shorter waits are not shown.
 const SHOW_AFTER: Duration = Duration::from_millis(400);
-/// Without a terminal: the interval between two lines.
+/// The interval between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 /// A store that does not respond is reported after this time.
 const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
@@ -57,12 +57,12 @@ impl WaitProgress {
         Self { mode, ..self }
     }
 
-    /// For a wait of any length: without a terminal, logs each holder once.
+    /// Makes the progress log each holder only once if there is no terminal. For waits of any length.
     pub(crate) fn once_per_holder(self) -> Self {
         Self { once_per_holder: true, ..self }
     }
 
-    /// The callback for each report of the holder.
+    /// Returns the callback for reports about the holder.
     pub(crate) fn observer(&self) -> impl Fn(&HolderInfo) + Send + Sync + 'static {
         let this = self.clone();
         move |held| {
@@ -92,7 +92,7 @@ impl WaitProgress {
         if output.animates() { self.spin(output, start).await } else { self.log_lines(output, start).await }
     }
 
-    /// On a terminal: one line that changes.
+    /// Shows the progress on a terminal, in one line that changes.
     async fn spin(&self, output: &Output, start: Moment) -> Infallible {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let template = if output.colors() { "{spinner} {msg:.cyan}" } else { "{spinner} {msg}" };
@@ -115,7 +115,7 @@ impl WaitProgress {
         }
     }
 
-    /// Without a terminal: a line per interval.
+    /// Shows the progress without a terminal, in one line per interval.
     async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
         let mut reported = None;
         let mut reported_silence = !output.verbose;
@@ -150,20 +150,20 @@ impl WaitProgress {
         }
     }
 
-    /// How long the store has not responded, and how long it may still take. `None` if it responded or if the time is
-    /// short.
+    /// Returns how long the store has not responded, and how long it may still take, or `None` if that time is short.
+    /// Only for a store that has not responded yet.
     fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
         let passed = self.clock.now().shortest_since(start);
         (passed >= REPORT_SILENCE_AFTER).then(|| (passed, self.limit.saturating_sub(passed)))
     }
 
-    /// The latest known holder, with durations as of now.
+    /// Returns the latest known holder, with durations as of now.
     pub(crate) fn now(&self) -> Option<HolderInfo> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (mut held, at) = latest?;
         let since = self.clock.now().shortest_since(at);
         held.held_for = held.held_for.map(|age| age + since);
-        // The lease would be over, but the lock is still held: the holder has renewed it.
+        // If the time is over and the lock is still held, the holder has renewed its lease.
         held.lapses_within =
             held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());
         Some(held)
@@ -173,8 +173,8 @@ impl WaitProgress {
 /// The message for [`is_held_by_parent`].
 pub(crate) const HELD_BY_PARENT: &str = "this command runs under a `leasehold run` that holds the same lock";
 
-/// Whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of `name` in
-/// `mode`. That run holds it until this process ends.
+/// Returns whether `held` is the grant of the `leasehold run` that started this process, and blocks an acquisition of
+/// `name` in `mode`. That run holds it until this process ends.
 pub(crate) fn is_held_by_parent(name: &LockName, mode: Mode, held: &HolderInfo) -> bool {
     let is = |variable, value: &str| std::env::var(variable).is_ok_and(|given| given == value);
     held.token.is_some_and(|token| is("LEASEHOLD_TOKEN", &token.to_string()))

@@ -1,4 +1,4 @@
-//! `leasehold doctor` on real servers: it accepts the good ones, and reports the flaw of each bad one.
+//! `leasehold doctor` on real servers. It accepts the good servers and reports the flaw of each bad one.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::{Outcome, Sandbox};
 
-/// The report of the doctor.
+/// The exit code and the report of the doctor.
 struct Diagnosis {
     code: i32,
     report: Value,
@@ -59,7 +59,7 @@ fn examined(url: &str) -> Diagnosis {
     Diagnosis::of(&sandbox.run(&format!("doctor --json -s {url}")))
 }
 
-/// Asserts that a good server passes on every layer, and that the doctor leaves no objects.
+/// Asserts that a good server passes at every level, and that the doctor leaves no objects.
 fn a_good_store(server: Server, checks: &[&str]) {
     let url = server.fresh_url();
     let diagnosis = examined(&url);
@@ -140,7 +140,7 @@ fn the_doctor_passes_the_dynamodb_of_moto() {
     a_good_store(Server::DYNAMODB_MOTO, ITEMS);
 }
 
-/// The server of the tests does not wait for the disk, which is its only flaw.
+/// The test server does not wait for the disk. This is its only flaw.
 #[test]
 fn the_doctor_fails_postgres_for_fsync_alone() {
     let fresh = stores::fresh("postgres");
@@ -185,7 +185,7 @@ fn fault_25_the_doctor_finds_uploads_without_preconditions() {
     diagnosis.fails(&["read-after-write", "create-if-absent"]);
 }
 
-/// Fault 26, on a real server: only races find it. An acquisition is refused too.
+/// Fault 26, on a real server. Only races detect it. An acquisition is refused too.
 #[test]
 fn fault_26_the_doctor_finds_non_atomic_writes() {
     let url = Server::S3_RACY.fresh_url();
@@ -210,7 +210,7 @@ fn fault_26_the_doctor_finds_non_atomic_writes() {
     }
 }
 
-/// Two names of one server act as two front ends.
+/// Two names of one server stand for two front ends.
 #[test]
 fn the_doctor_races_several_endpoints_together() {
     let url = Server::MINIO.fresh_url();
@@ -225,13 +225,13 @@ fn the_doctor_races_several_endpoints_together() {
     diagnosis.fails(&["endpoints"]);
 }
 
-/// The same with DynamoDB items. The table is not used before the doctor has passed it.
+/// Fault 26 with DynamoDB items. An acquisition is refused, because the doctor has found the table unsafe.
 #[test]
 fn fault_26_the_doctor_finds_non_atomic_dynamodb_writes() {
     let url = Server::DYNAMODB_RACY.fresh_url();
     let diagnosis = examined(&url);
     assert!(diagnosis.checks("failed").contains(&"atomic-race"), "{:#}", diagnosis.report);
-    // What the doctor sees is a matter of chance: two winners, or a winner whose write was overwritten.
+    // It depends on chance whether the doctor sees two winners, or a winner whose write was overwritten.
     assert!(diagnosis.help("atomic-race").contains("in one step"), "{:#}", diagnosis.report);
     let refused = Sandbox::new().run(&format!("run -s {url} deploy -- true")).expect(125);
     assert!(refused.stderr.contains("found unsafe"), "{refused:?}");
@@ -256,8 +256,8 @@ fn fault_34_the_doctor_names_missing_permissions_on_s3() {
     }
 }
 
-/// Without permission to list, MinIO reports missing objects as missing: locks work, listings do not. (Amazon returns
-/// 403, and the check fails: tested without a server.)
+/// Without permission to list, MinIO reports missing objects as missing, so locks work but listings do not. (Amazon
+/// returns 403, and the check fails. A test without a server covers that.)
 #[test]
 fn permissions_that_locks_do_not_need_are_warnings_at_most() {
     let diagnosis = without("s3:ListBucket");
@@ -309,7 +309,7 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run ./test --with-servers"))
 }
 
-/// etcd users with read permission, with no permission, and without access.
+/// Tests etcd users with read permission, with no permission, and without access.
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_34_the_doctor_names_missing_permissions_on_etcd() {
     let cluster = Cluster::start(1, &[]).await;
@@ -359,7 +359,7 @@ fn the_doctor_refuses_a_table_and_a_bucket_that_are_not_there() {
 
 #[test]
 fn the_doctor_refuses_a_store_that_does_not_respond() {
-    // The port was bound just before, so another process is unlikely to get it.
+    // The port was bound a moment ago, so another process is unlikely to get it.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let diagnosis = examined(&format!("etcd://{address}/locks/"));
     diagnosis.fails(&["reachable"]);

@@ -1,4 +1,4 @@
-//! `leasehold elect` beside client-go's leader election, on one Lease.
+//! `leasehold elect` together with client-go's leader election, on one Lease.
 
 use std::thread;
 
@@ -25,13 +25,13 @@ async fn elect_and_client_go_have_one_leader() {
     let (sandbox, url) = (Sandbox::new(), fresh.url().to_owned());
     let ours = candidate(&sandbox, &url);
     assert_eq!(client_go("try", &url).end().await, (vec!["held".to_owned()], Some(1)));
-    // They wait while we resign.
+    // client-go waits while leasehold resigns.
     let mut theirs = client_go("hold", &url);
     ours.signal(Signal::TERM);
     theirs.says("granted").await;
     ours.end().expect(0);
     sandbox.run(&format!("run -n -s {url} job -- true")).expect(123);
-    // We wait while they resign.
+    // leasehold waits while client-go resigns.
     let waiting = thread::spawn({
         let (sandbox, url) = (Sandbox::new(), url.clone());
         move || (candidate(&sandbox, &url), sandbox)

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{self, Holder, Sandbox};
 
-/// The common tasks of a user, on the store at `url`.
+/// Runs the common tasks of a user on the store at `url`.
 fn a_day_on(url: &str) {
     let sandbox = Sandbox::new();
     let on = |words: &str| sandbox.run(&words.replacen(' ', &format!(" -s {url} "), 1));
@@ -32,20 +32,20 @@ fn a_day_on(url: &str) {
         assert_eq!(ran.expect(5).stdout, "steps\n", "{step}");
         on("run -n steps -- true").expect(123);
     }
-    // A release during a step is found when the step has ended.
+    // A release during a step is detected when the step has ended.
     let release = format!("{} release -s '{url}' {ticket} || echo failed", env!("CARGO_BIN_EXE_leasehold"));
     let ran = sandbox.run_script(&format!("run -s {url} --ticket={ticket}"), &release).expect(122);
-    // With a store that reports the release at once, the step is killed before it can print.
+    // On a store that reports the release at once, the step is killed before it can print.
     assert!(["released steps\n", ""].contains(&&*ran.stdout), "{ran:?}");
     sandbox.run(&format!("release -s {url} {ticket}")).expect(1);
     several_holders(&sandbox, url);
-    // The history.
+    // Read the history.
     let history = on("history deploy/prod");
     match history.code {
         0 => assert!(history.stdout.contains("evicted") && history.stdout.contains("tester@"), "{history:?}"),
         _ => assert!(history.stderr.contains("keep no history"), "{history:?}"),
     }
-    // A holder and its processes crash.
+    // Kill a holder and its processes.
     let dead = held(&sandbox, url, "nightly --ttl 2s");
     support::send(dead.guardian(), Signal::KILL);
     dead.signal(Signal::KILL);
@@ -89,7 +89,7 @@ fn an_eviction(sandbox: &Sandbox, url: &str) {
     assert_eq!(evicted.code, 122, "{evicted:?}");
 }
 
-/// The ttl is an hour: only a leader that resigns can be replaced in time.
+/// Replaces a leader. The ttl is an hour, so only a leader that resigns can be replaced in time.
 fn an_election(sandbox: &Sandbox, url: &str) {
     let serve = "trap 'exit 0' TERM; echo leads; while :; do sleep 0.05; done";
     let candidate =
@@ -123,13 +123,13 @@ fn held(sandbox: &Sandbox, url: &str, words: &str) -> Holder {
     sandbox.hold(&format!("run -s {url} {words}"), "echo held; while :; do sleep 0.05; done")
 }
 
-/// The common tasks with an object that has several writers.
+/// Runs the common tasks with an object that has several writers.
 fn objects_on(server: Server) {
     let sandbox = Sandbox::new();
     let url = below(&server.fresh_url(), "counter.txt");
     let update = |words: &str, script: &str| sandbox.run_script(&format!("update {url} {words}"), script);
     let content = || update("", "cat >content; exit 3").expect(3);
-    // Created, changed, and left unchanged in each possible way.
+    // The object is created, changed, and left unchanged in each possible way.
     let created = update("", "echo exists $LEASEHOLD_OBJECT_EXISTS; cat").expect(0);
     assert!(created.stdout.starts_with("updated ") && created.stdout.contains("counter.txt"), "{created:?}");
     content();
@@ -155,7 +155,7 @@ fn objects_on(server: Server) {
     assert_eq!(sandbox.read("content"), "");
 }
 
-/// A successful write is not reported as failed if stdout is closed: a retry would repeat it.
+/// A successful write is not reported as failed if stdout cannot be written, because a retry would repeat the write.
 fn unheard(sandbox: &Sandbox, url: &str) {
     let full = || std::fs::File::create("/dev/full").unwrap();
     let words = format!("update {url}");
@@ -165,7 +165,7 @@ fn unheard(sandbox: &Sandbox, url: &str) {
     sandbox.run_script(&words, "sed '$d'").expect(0);
 }
 
-/// Another client writes while the command runs: the command runs again, or the attempts are used up.
+/// Another client writes while the command runs. The command runs again until the attempts are used up.
 fn conflicts(sandbox: &Sandbox, url: &str) {
     let other =
         format!("{:?} update '{url}' -- sh -c 'cat; echo other'", assert_cmd::cargo::cargo_bin!("leasehold"));

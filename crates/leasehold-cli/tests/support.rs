@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Timeout of all waits, for the slowest machine.
+/// Timeout of all waits, long enough for the slowest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder with its own store and configuration.
@@ -25,7 +25,7 @@ impl Sandbox {
         self.0.path().join(name)
     }
 
-    /// A command for `leasehold` with `arguments`.
+    /// Returns a command that runs `leasehold` with `arguments`.
     pub(crate) fn leasehold<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("leasehold"));
         for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LEASEHOLD_"))
@@ -57,7 +57,8 @@ impl Sandbox {
         self.leasehold(words.split_whitespace().chain(["--", "sh", "-c", script]))
     }
 
-    /// Holds a lock while the returned value lives. Returns after the script's first line of output.
+    /// Starts `leasehold` with `words` and `script`, which holds a lock while the returned value lives. Returns after
+    /// the script's first line of output.
     pub(crate) fn hold(&self, words: &str, script: &str) -> Holder {
         Holder::start(self.scripted(words, script))
     }
@@ -73,7 +74,7 @@ impl Sandbox {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Locks the file of the store: no renewal succeeds until the value is dropped.
+    /// Locks the file of the store, so that no renewal succeeds until the returned value is dropped.
     pub(crate) fn cut_off(&self) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(self.path("state/leasehold/locks.db")).unwrap();
         connection.busy_timeout(TIMEOUT).unwrap();
@@ -111,12 +112,12 @@ impl Outcome {
 pub(crate) struct Holder {
     pub(crate) process: Child,
     pub(crate) stdout: BufReader<ChildStdout>,
-    /// The first line of output of its command.
+    /// The first line that its command printed.
     pub(crate) first: String,
 }
 
 impl Holder {
-    /// Starts it in a new process group, as a shell starts a job.
+    /// Starts `command` in a new process group, as a shell starts a job.
     pub(crate) fn start(mut command: Command) -> Self {
         let mut process =
             command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -148,12 +149,12 @@ impl Holder {
         send(self.pid(), signal);
     }
 
-    /// Its guardian.
+    /// Returns the process id of its guardian.
     pub(crate) fn guardian(&self) -> i32 {
         guardian_of(self.pid()).unwrap()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the process has ended.
     pub(crate) fn end(mut self) -> Outcome {
         let mut stdout = String::new();
         self.stdout.read_to_string(&mut stdout).unwrap();
@@ -176,7 +177,7 @@ pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// The guardian of the `leasehold run` with `pid`, if it has one.
+/// Returns the guardian of the `leasehold run` with `pid`, if it has one.
 pub(crate) fn guardian_of(pid: i32) -> Option<i32> {
     let is_guardian = |pid: &i32| {
         fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains("__guardian")
@@ -184,19 +185,19 @@ pub(crate) fn guardian_of(pid: i32) -> Option<i32> {
     children_of(pid).into_iter().find(is_guardian)
 }
 
-/// The processes that `parent` started.
+/// Returns the processes that `parent` started.
 pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     let pids =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|pid| stat(*pid).is_some_and(|(_, its_parent)| its_parent == parent)).collect()
 }
 
-/// Whether `pid` is a running process.
+/// Returns whether `pid` is a running process.
 pub(crate) fn is_alive(pid: &str) -> bool {
     stat(pid.parse().unwrap()).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
-/// Whether `pid` is stopped.
+/// Returns whether `pid` is stopped.
 pub(crate) fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state == 'T')
 }
@@ -209,7 +210,7 @@ fn stat(pid: i32) -> Option<(char, i32)> {
 
 /// Polls until `happened` returns true.
 #[track_caller]
-#[allow(clippy::disallowed_methods)] // A pause between two looks decides about nothing.
+#[allow(clippy::disallowed_methods)] // The pause between two polls does not affect the result.
 pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !happened() {
@@ -218,7 +219,7 @@ pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// The contents of `path`, once it exists.
+/// Waits until `path` has content, and returns the content.
 pub(crate) fn wait_for_file(path: &Path) -> String {
     wait_until(&format!("{}", path.display()), || fs::metadata(path).is_ok_and(|file| file.len() > 0));
     fs::read_to_string(path).unwrap()

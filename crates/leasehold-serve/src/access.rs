@@ -52,7 +52,7 @@ struct Rule {
     rights: Vec<Right>,
 }
 
-/// Who may use the server, and for what.
+/// Who may use the server, and with which rights.
 ///
 /// ```
 /// use leasehold_serve::Access;
@@ -74,36 +74,36 @@ struct Rule {
 #[derive(Clone, Debug)]
 pub struct Access {
     tokens: HashMap<Digest, String>,
-    /// The principals of client certificates, by a name in them.
+    /// The principals of client certificates, by a name in the certificate.
     certificates: HashMap<String, String>,
     rules: Vec<Rule>,
     /// The issuers of JWTs, with their rules.
     issuers: Issuers,
     /// The rights of a caller without a token.
     anonymous: Vec<Right>,
-    /// Whether callers choose the name of the holder that others see. Otherwise it is that of the principal.
+    /// Whether callers choose the name of the holder that others see. Otherwise it is the name of the principal.
     free_names: bool,
 }
 
-/// A caller whose token was checked.
+/// A caller whose token has been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     /// `None` for a caller without a token.
     pub(crate) principal: Option<String>,
-    /// Whether it chooses the name of the holder that others see.
+    /// Whether the caller chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
-    /// Until when its token is valid, in microseconds since the Unix epoch on this server's wall clock; `None` for a
-    /// token without an end.
+    /// When its token expires, in microseconds since the Unix epoch on this server's wall clock. `None` for a token
+    /// that does not expire.
     pub(crate) valid_until_us: Option<u64>,
     rights: Vec<(String, Vec<Right>)>,
 }
 
-/// The principal of the token that the server prints at its start.
+/// The principal of the token that the server prints at startup.
 const OPERATOR: &str = "operator";
 
 impl Access {
-    /// For a server that only this machine can reach: every caller may see and acquire locks. Evicting a holder needs
-    /// the token `operator`.
+    /// Creates the access for a server that only this machine can reach. Every caller may see and acquire locks.
+    /// Evicting a holder requires the token `operator`.
     pub fn local(operator: &str) -> Self {
         let all = vec![Right::Read, Right::Acquire, Right::Evict];
         Self {
@@ -116,26 +116,27 @@ impl Access {
         }
     }
 
-    /// Access by the tokens, certificates, issuers and rules of a file in TOML. An `[[issuer]]` needs the feature
-    /// `oidc`. Reads the file of its `ca`; the [`Server`](crate::Server) fetches its keys when it runs.
+    /// Parses an access file in TOML, with tokens, certificates, issuers and rules. An `[[issuer]]` requires the
+    /// feature `oidc`. This function reads the file of its `ca`, and the [`Server`](crate::Server) fetches its keys
+    /// when it runs.
     ///
     /// # Errors
-    /// Names what is wrong in the text. It repeats no digest.
+    /// The text is invalid. The error says why, and does not repeat a digest.
     pub fn parse(text: &str) -> Result<Self, InvalidAccess> {
         file::parse(text)
     }
 
-    /// Whether a caller without a token has no rights.
+    /// Returns whether a caller without a token has no rights.
     pub fn needs_token(&self) -> bool {
         self.anonymous.is_empty()
     }
 
-    /// Whether some callers are known by their client certificates.
+    /// Returns whether some callers are identified by their client certificates.
     pub(crate) fn has_certificates(&self) -> bool {
         !self.certificates.is_empty()
     }
 
-    /// The caller with this client certificate, if one of its names is known.
+    /// Returns the caller with this client certificate, if one of its names is known.
     fn certified(&self, certificate: Option<&CertificateNames>) -> Option<Caller> {
         certificate?
             .iter()
@@ -143,7 +144,7 @@ impl Access {
             .map(|principal| self.known(principal))
     }
 
-    /// The rights of a caller without a token.
+    /// Returns a caller without a token.
     fn anyone(&self) -> Caller {
         Caller {
             principal: None,
@@ -158,8 +159,9 @@ impl Access {
         self.issuers.keep_keys(env).await;
     }
 
-    /// The caller of a request with these `headers`, on a connection with this client `certificate`. A token counts
-    /// before the certificate. One that is in no [[token]] may be one of an issuer, on the clock of `env`.
+    /// Returns the caller of a request with these `headers`, on a connection with this client `certificate`. A token
+    /// takes precedence over the certificate. A token that is in no [[token]] may be from an issuer. Its times are
+    /// checked on the clock of `env`.
     pub(crate) async fn caller(
         &self,
         headers: &HeaderMap,
@@ -189,7 +191,7 @@ impl Access {
         self.issuers.caller(token, env).await.unwrap_or_else(unknown)
     }
 
-    /// The caller whose token belongs to `principal`.
+    /// Returns the caller whose token belongs to `principal`.
     fn known(&self, principal: &str) -> Caller {
         let rules = self.rules.iter().filter(|rule| rule.principal == *principal);
         Caller {
@@ -232,7 +234,8 @@ impl Caller {
             .any(|(prefix, rights)| name.starts_with(prefix.as_str()) && rights.contains(&right))
     }
 
-    /// The prefixes of those names that begin with `prefix` and that it may read. None of them is a prefix of another.
+    /// Returns the prefixes of the names that begin with `prefix` and that the caller may read. None of them is a
+    /// prefix of another.
     pub(crate) fn readable(&self, prefix: &str) -> Vec<String> {
         let rules = self.rights.iter().filter(|(_, rights)| rights.contains(&Right::Read));
         let mut readable: Vec<&str> = rules
@@ -242,7 +245,7 @@ impl Caller {
                 (false, false) => None,
             })
             .collect();
-        // A prefix comes directly before the names that begin with it.
+        // Sort a prefix directly before the names that begin with it.
         readable.sort_unstable();
         let mut disjoint: Vec<String> = Vec::new();
         for prefix in readable {
@@ -253,22 +256,22 @@ impl Caller {
         disjoint
     }
 
-    /// Its rights: the prefixes of names, and what it may do with such locks.
+    /// Returns the rights of the caller: prefixes of names, and the rights on locks with such names.
     pub(crate) fn rights(&self) -> &[(String, Vec<Right>)] {
         &self.rights
     }
 
-    /// Whether the caller may do nothing.
+    /// Returns whether the caller has no rights.
     pub(crate) fn is_stranger(&self) -> bool {
         self.rights.iter().all(|(_, rights)| rights.is_empty())
     }
 
-    /// For how long its token is still valid: zero if it has expired, `None` if it has no end.
+    /// Returns how long its token is still valid: zero if it has expired, `None` if it does not expire.
     pub(crate) fn valid_for(&self, now: Moment) -> Option<Duration> {
         self.valid_until_us.map(|until_us| Duration::from_micros(until_us.saturating_sub(now.wall_us())))
     }
 
-    /// The name for limits and the audit log.
+    /// Returns the name for limits and the audit log.
     pub(crate) fn name(&self) -> &str {
         self.principal.as_deref().unwrap_or("anonymous")
     }

@@ -23,7 +23,7 @@ use crate::body::MAX_BODY;
 use crate::problem::Problem;
 use crate::trace::trace;
 
-/// All routes: those of the API and `pages`.
+/// Returns all routes: those of the API and `pages`.
 pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
     Router::new()
         .merge(pages)
@@ -58,7 +58,7 @@ pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
         .with_state(app)
 }
 
-/// The route of the listener for metrics.
+/// Returns the route of the listener for metrics.
 pub(crate) fn metrics_router(app: Arc<App>) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(app)
 }

@@ -1,4 +1,4 @@
-//! What all routes share.
+//! The state that all routes share.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,10 +34,10 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Who may do what.
     pub access: Access,
-    /// Derives the ids of acquisitions from idempotency keys. All servers of one store need the same secret, and a
-    /// restarted one needs its own again: otherwise a repeated request is a new one.
+    /// The secret from which the ids of acquisitions are derived, together with idempotency keys. All servers of one
+    /// store need the same secret, also after a restart. Otherwise a repeated request counts as a new one.
     pub secret: Vec<u8>,
-    /// Further names under which clients address the server.
+    /// Additional names under which clients address the server.
     pub hosts: Vec<String>,
     /// The file of the audit log.
     pub audit: Option<PathBuf>,
@@ -54,17 +54,17 @@ pub struct Settings {
 /// What the dashboard at `/ui/` may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dashboard {
-    /// There is none.
+    /// There is no dashboard.
     Off,
-    /// It shows the locks and changes nothing.
+    /// The dashboard shows the locks and changes nothing.
     #[default]
     ReadOnly,
-    /// Callers can evict holders, reserve locks and examine the store, as far as their rights go.
+    /// Callers can evict holders, reserve locks and examine the store, as far as their rights permit.
     ReadWrite,
 }
 
 impl Settings {
-    /// Listens on `listen`, with `access`. Further settings have their defaults.
+    /// Creates settings to listen on `listen`, with `access`. All other settings have their defaults.
     pub fn new(listen: SocketAddr, access: Access, secret: Vec<u8>) -> Self {
         Self {
             listen,
@@ -87,7 +87,7 @@ pub(crate) struct App {
     pub(crate) waits: Arc<Waits>,
     pub(crate) feed: Arc<Feed>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Cancelled when the server stops: requests that wait get their response.
+    /// Cancelled when the server stops, so that waiting requests get their response.
     pub(crate) stopping: CancellationToken,
     pub(crate) dashboard: Dashboard,
     pub(crate) examiner: Examiner,
@@ -127,17 +127,17 @@ impl App {
         self.locker.store().env().now()
     }
 
-    /// The session's cookie for a caller with this `token`.
+    /// Returns the session cookie for a caller with this `token`.
     pub(crate) fn open_session(&self, token: &str) -> Option<String> {
         self.access.open_session(token, &self.secret, self.now().wall_us())
     }
 
-    /// Fetches the keys of the issuers of tokens, now and again. Runs until it is dropped.
+    /// Fetches the keys of the token issuers at intervals. Runs until it is dropped.
     pub(crate) async fn keep_keys(&self) {
         self.access.keep_keys(self.locker.store().env()).await;
     }
 
-    /// Tells viewers and the audit log what `arrival` has caused.
+    /// Reports `event`, which the request `arrival` has caused, to viewers and the audit log.
     pub(crate) fn tell(&self, mut event: FeedEvent, arrival: &Arrival) {
         event.at_us = self.now().wall_us();
         if let Some(audit) = &self.audit {
@@ -150,10 +150,10 @@ impl App {
         self.locker.store().env().sleep(pause).await;
     }
 
-    /// The claim id of the acquisition that `caller` names with an idempotency `key`. Without the secret, it cannot be
-    /// computed: anyone who knows it can release the lock.
+    /// Returns the claim id of the acquisition that `caller` names with an idempotency `key`. It cannot be computed
+    /// without the secret, because anyone who knows it can release the lock.
     ///
-    /// A repetition must have the same ttl, so the ttl is a part of the id.
+    /// A repeated request must have the same ttl, so the ttl is a part of the id.
     pub(crate) fn claim_id(
         &self,
         caller: &Caller,
@@ -170,20 +170,20 @@ impl App {
         })
     }
 
-    /// A seal over `parts` that only servers with the same secret can make.
+    /// Returns a seal over `parts` that only servers with the same secret can create.
     pub(crate) fn seal(&self, parts: &[&str]) -> Result<String, Problem> {
         seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>()).ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the server has no secret")
         })
     }
 
-    /// Whether `sealed` is the seal over `parts`.
+    /// Returns whether `sealed` is the seal over `parts`.
     pub(crate) fn is_seal(&self, parts: &[&str], sealed: &str) -> bool {
         is_seal(&self.secret, &parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>(), sealed)
     }
 }
 
-/// A request as it arrived: when its head was complete, and who sent it.
+/// The arrival of a request: when its head was complete, and who sent it.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival {
     pub(crate) at: Moment,
@@ -195,12 +195,12 @@ impl Arrival {
         self.caller.must(right, name)
     }
 
-    /// For how long a lock with this `deadline` is certainly held, counted from any moment before its client sent this
-    /// request.
+    /// Returns how long a lock with this `deadline` is certainly held, counted from any moment before its client sent
+    /// this request.
     ///
-    /// The client's moment lies before this request arrived, so the time since then passed for the client too. What remains
-    /// is measured by the longer clock, and the time since the arrival by the shorter one, less 1 % for the clock rates of
-    /// both machines.
+    /// The moment of the client is before the arrival of this request, so the time since the arrival has passed for the
+    /// client too. The remaining time is measured on the clock that shows more time passed. The time since the arrival
+    /// is measured on the clock that shows less, minus 1 % for different clock rates of the two machines.
     pub(crate) fn valid(&self, deadline: Deadline, now: Moment) -> Duration {
         let remaining = deadline.remaining(now);
         if remaining.is_zero() {
@@ -220,10 +220,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Arrival {
     }
 }
 
-/// The routes that need no token: probes of a supervisor.
+/// The routes that need no token, for probes of a supervisor.
 pub(crate) const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
-/// Checks each request before its route: where it was addressed to, and who sent it.
+/// Checks each request before its route: to which host it was addressed, and who sent it.
 pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) -> Response {
     let at = app.now();
     let mut response = if PROBES.contains(&request.uri().path()) {
@@ -233,7 +233,7 @@ pub(crate) async fn admit(State(app): Shared, mut request: Request, next: Next) 
         let certificate = request.extensions().get::<CertificateNames>();
         let checked = match app.hosts.check(headers) {
             Err(problem) => Err(problem),
-            // Its pages ask for a token where they need one.
+            // The pages of the dashboard ask for a token where they need one.
             Ok(()) if is_dashboard(request.uri().path()) => {
                 Ok(app.access.browser(headers, certificate, &app.secret, at.wall_us()))
             }
@@ -307,7 +307,7 @@ mod tests {
             |seconds: u64| Moment::from_raw(seconds * 1_000_000_000, (seconds * 1_000_000_000).cast_signed());
         let caller = Access::local("t").caller(&HeaderMap::new(), None, &Env::system()).await.unwrap();
         let arrival = Arrival { at: at(10), caller };
-        // It waited for 20 s, and was granted at 30 s.
+        // The request waited for 20 s and was granted at 30 s.
         let deadline = Deadline::new(at(30), 9 * second);
         assert_eq!(arrival.valid(deadline, at(32)), 7 * second + (22 * second).mul_f64(0.99));
         assert_eq!(arrival.valid(deadline, at(39)), Duration::ZERO);

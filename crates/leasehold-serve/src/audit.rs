@@ -1,4 +1,4 @@
-//! The audit log: a line of JSON for each change of a lock.
+//! The audit log, with a line of JSON for each change of a lock.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -10,42 +10,42 @@ use sha2::{Digest as _, Sha256};
 
 use crate::feed::FeedEvent;
 
-/// How much of the end of a log is read. It has the last line.
+/// How many bytes are read from the end of a log. They contain the last line.
 const END: u64 = 1 << 20;
 
-/// A log that can only be appended to. Each line has the SHA-256 of the line before.
+/// An append-only log. Each line contains the SHA-256 of the previous line.
 #[derive(Debug)]
 pub(crate) struct Audit(Mutex<Log>);
 
 #[derive(Debug)]
 struct Log {
     file: File,
-    /// `None` after an error: it must be read.
+    /// `None` after an error. It must then be read again.
     end: Option<End>,
 }
 
 /// The end of a log.
 #[derive(Debug)]
 struct End {
-    /// Whether it is a part of a line, which a full disk or a crash has left.
+    /// Whether the log ends with a partial line, which a full disk or a crash has left.
     is_torn: bool,
-    /// The SHA-256 of the last line; empty if there is none.
+    /// The SHA-256 of the last line, or empty if there is none.
     last: String,
 }
 
-/// A line. It has no ticket and no key.
+/// A line. It contains no ticket and no key.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
     event: &'a FeedEvent,
-    /// Who asked.
+    /// The principal that sent the request.
     principal: &'a str,
-    /// The SHA-256 of the line before, without its end.
+    /// The SHA-256 of the previous line without its newline.
     previous: &'a str,
 }
 
 impl Audit {
-    /// Opens the log at `path`, or creates it for its owner alone.
+    /// Opens the log at `path`, or creates it with access only for its owner.
     ///
     /// # Errors
     /// It cannot be opened, read or written.
@@ -59,7 +59,7 @@ impl Audit {
         Ok(Self(Mutex::new(Log { file, end })))
     }
 
-    /// Appends what `principal` did.
+    /// Appends an event that `principal` caused.
     pub(crate) fn record(&self, event: &FeedEvent, principal: &str) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = log.append(event, principal) {
@@ -76,7 +76,7 @@ impl Log {
         };
         let line = serde_json::to_string(&Line { event, principal, previous: &end.last })?;
         let begin = if end.is_torn { "\n" } else { "" };
-        // In one piece, so that no part of a line is left behind by another writer.
+        // Write the line in one piece, so that lines of other writers do not mix with it.
         self.file.write_all(format!("{begin}{line}\n").as_bytes())?;
         self.end = Some(End { is_torn: false, last: digest(line.as_bytes()) });
         Ok(())
@@ -113,7 +113,7 @@ mod tests {
         let path = folder.path().join("audit.jsonl");
         let name = LockName::new("x").unwrap();
         for principal in ["ci", "ops"] {
-            // Opened again, as after a restart.
+            // Open the log again, as after a restart.
             Audit::open(&path).unwrap().record(&FeedEvent::new("acquired", &name), principal);
         }
         let text = std::fs::read_to_string(&path).unwrap();
@@ -136,7 +136,7 @@ mod tests {
             if is_opened_again {
                 audit = Audit::open(&path).unwrap();
             } else {
-                // As after the error of that write.
+                // Simulate an error of that write.
                 audit.0.lock().unwrap().end = None;
             }
             record(&audit);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_device_is_not_accepted_as_the_log() {
-        // A read of it would never end.
+        // A read of this device would never end.
         assert!(Audit::open(Path::new("/dev/full")).is_err());
     }
 }

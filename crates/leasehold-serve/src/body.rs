@@ -1,4 +1,4 @@
-//! What routes read from a request: the body as JSON, durations, names, preconditions.
+//! The parts of a request that routes read: the body as JSON, durations, names, preconditions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use serde::de::DeserializeOwned;
 use crate::app::App;
 use crate::problem::Problem;
 
-/// The longest body of a request.
+/// Maximum length of a request body, in bytes.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
-/// How long the body of a request may take to arrive.
+/// How long a request body may take to arrive.
 const ARRIVAL: Duration = Duration::from_secs(30);
 
-/// A part of a request that has its body, which may not arrive slowly.
+/// A part `T` of a request that includes the body, with a time limit for its arrival.
 pub(crate) struct Timely<T>(pub(crate) T);
 
 impl<T: FromRequest<Arc<App>>> FromRequest<Arc<App>> for Timely<T> {
@@ -52,8 +52,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
             ),
             _ => Problem::invalid("the body could not be read"),
         })?;
-        // The body may have a ticket in it. serde's messages quote names of fields and values of a wrong type, so only the
-        // place is repeated.
+        // The body may contain a ticket. Messages of serde quote field names and values of a wrong type, so repeat only
+        // the position.
         serde_json::from_slice(&body).map(Self).map_err(|error| {
             let what = match error.classify() {
                 serde_json::error::Category::Data => {
@@ -67,7 +67,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
     }
 }
 
-/// Reads `T`, which has the body, from `request`.
+/// Reads `T`, which includes the body, from `request`, with a time limit.
 async fn in_time<T: FromRequest<Arc<App>>>(
     request: Request,
     app: &Arc<App>,
@@ -84,7 +84,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
-/// The lock's name in a path.
+/// The lock name in a path.
 pub(crate) struct PathName(pub(crate) LockName);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathName {
@@ -98,7 +98,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathName {
     }
 }
 
-/// The parameters of a request.
+/// The query parameters of a request.
 pub(crate) struct Parameters<T>(pub(crate) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
@@ -115,12 +115,12 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The lock's name in a request.
+/// Parses a lock name from a request.
 pub(crate) fn lock_name(text: &str) -> Result<LockName, Problem> {
     Ok(LockName::new(text).map_err(leasehold::Error::from)?)
 }
 
-/// A duration such as `30s`, at most `most`.
+/// Parses a duration such as `30s`, of at most `most`.
 pub(crate) fn duration(field: &str, text: &str, most: Duration) -> Result<Duration, Problem> {
     let found = humantime::parse_duration(text.trim()).map_err(|error| {
         Problem::invalid(format!("`{field}`: {error}"))
@@ -134,7 +134,7 @@ pub(crate) fn duration(field: &str, text: &str, most: Duration) -> Result<Durati
     Ok(found)
 }
 
-/// The token in `If-Match: "17"`.
+/// Returns the token in `If-Match: "17"`.
 pub(crate) fn token_to_match(headers: &HeaderMap) -> Result<Token, Problem> {
     let Some(value) = headers.get(header::IF_MATCH) else {
         let detail = "the header `If-Match` with the token of the grant is missing";
@@ -149,7 +149,7 @@ pub(crate) fn token_to_match(headers: &HeaderMap) -> Result<Token, Problem> {
     })
 }
 
-/// A token as text: digits alone.
+/// Parses a token, which consists only of digits.
 pub(crate) fn number(digits: &str) -> Option<Token> {
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| is_number).and_then(Token::new)

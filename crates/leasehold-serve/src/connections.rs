@@ -1,4 +1,4 @@
-//! Connections: how many are open, TLS, and how long a slow client keeps one.
+//! Connections: how many are open, TLS, and how long a slow client may keep one open.
 
 use std::io;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::tls::{CertificateNames, Tls};
 
-/// How many connections are open at a time. Each request that waits has one.
+/// Maximum number of open connections. Each request that waits has one.
 const MOST: u32 = 12_000;
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection may be idle, and how long the head of a request may take. Longer than the minute for which
-/// proxies keep a connection, so that the proxy ends it first.
+/// How long a connection may be idle, and how long the head of a request may take. It is longer than the minute for
+/// which proxies keep a connection open, so that the proxy closes it first.
 const IDLE: Duration = Duration::from_secs(75);
-/// How long requests that are under way may take after the server was asked to stop. Supervisors kill after 30 s.
+/// How long requests in progress may take after the server was asked to stop. Supervisors kill a process after 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 /// The pause after the machine has refused a connection, for example because too many files are open.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Accepts connections until the server stops. Then waits for the requests that are under way.
+    /// Accepts connections until the server stops. Then waits for the requests in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
         self.serve_at_most(MOST, listener).await;
     }
@@ -55,7 +55,7 @@ impl Connections {
         let stopping = self.stopping.clone();
         let accept = async {
             loop {
-                // First, so that further connections wait in the listener's queue.
+                // Acquire a permit first, so that further connections wait in the listener's queue.
                 let Ok(permit) = room.clone().acquire_owned().await else { return };
                 match listener.accept().await {
                     Ok((stream, _)) => {
@@ -74,8 +74,8 @@ impl Connections {
             () = stopping.cancelled() => {}
         }
         drop(listener);
-        // All permits are back when all connections have ended. The semaphore is never closed. A client that does not
-        // read its response does not keep the server.
+        // All permits are returned when all connections have ended. The semaphore is never closed. The limit prevents a
+        // client that does not read its response from keeping the server alive.
         let _ = timeout(&*self.clock, DRAIN, room.acquire_many(most)).await;
     }
 
@@ -85,7 +85,7 @@ impl Connections {
         let tls = tls.clone();
         let handshake = async {
             let config = tokio::task::spawn_blocking(move || tls.config()).await.ok()?;
-            // An error is one of the client, which has got a TLS alert.
+            // An error is the fault of the client, which has received a TLS alert.
             TlsAcceptor::from(config).accept(stream).await.ok()
         };
         let stream = tokio::select! {
@@ -115,7 +115,7 @@ impl Connections {
         let mut stopped = std::pin::pin!(self.stopping.cancelled().fuse());
         loop {
             tokio::select! {
-                // An error is the end of the connection by the client.
+                // An error means that the client closed the connection.
                 _ = &mut connection => return,
                 () = &mut stopped => connection.as_mut().graceful_shutdown(),
             }
@@ -123,7 +123,7 @@ impl Connections {
     }
 }
 
-/// Whether an error of `accept` concerns one client alone.
+/// Returns whether an error of `accept` concerns only one client.
 fn is_of_one_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any limit here. Time is paused, so it passes at once.
+    /// Longer than any limit in this module. The time of the tests is paused, so it passes at once.
     const LONG: Duration = Duration::from_secs(600);
 
     fn tls(folder: &Path) -> Arc<Tls> {
@@ -157,7 +157,7 @@ mod tests {
         (address, stopping)
     }
 
-    /// The third is the server, which completes when it has ended.
+    /// Starts a server. The third value is its task, which completes when the server has ended.
     async fn start_with(
         handler: MethodRouter,
         most: u32,
@@ -172,10 +172,10 @@ mod tests {
         (address, stopping, tokio::spawn(connections.serve_at_most(most, listener)))
     }
 
-    /// What the server sends until it ends the connection.
+    /// Returns the text that the server sends until it closes the connection.
     async fn received(mut stream: TcpStream) -> Option<String> {
         let mut text = String::new();
-        // A reset is an end too.
+        // A reset also ends the connection.
         timeout(&TestClock::default(), LONG, stream.read_to_string(&mut text)).await.map(|_| text)
     }
 

@@ -1,4 +1,5 @@
-//! The doctor's examination of the store, as the dashboard starts it: one at a time. The latest result is kept.
+//! Examinations of the store by the doctor, which the dashboard starts. Only one runs at a time, and the latest result
+//! is kept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,23 +16,23 @@ use crate::view::ms;
 /// How long an examination may take. It usually takes some seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The examinations of this server's store. In memory: a server starts without any.
+/// The examinations of this server's store. They are kept in memory, so a server starts without any.
 #[derive(Debug, Default)]
 pub(crate) struct Examiner(watch::Sender<Examinations>);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Examinations {
-    /// The one that runs.
+    /// The examination in progress.
     pub(crate) running: Option<Request>,
-    /// The latest one that has ended.
+    /// The latest examination that has ended.
     pub(crate) last: Option<Arc<Examined>>,
 }
 
-/// Who asked for an examination.
+/// A request for an examination.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) by: String,
-    /// When, in microseconds since the Unix epoch.
+    /// When it was requested, in microseconds since the Unix epoch.
     pub(crate) at_us: u64,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Request {
 pub(crate) struct Examined {
     pub(crate) request: Request,
     pub(crate) took_ms: u64,
-    /// `None` if it was stopped at the limit, or failed.
+    /// `None` if the examination was stopped at the limit or failed.
     pub(crate) report: Option<Report>,
 }
 
@@ -48,11 +49,11 @@ impl Examiner {
         self.0.borrow().clone()
     }
 
-    /// Examines the store of `locker` because `by` asked for it, and returns when the result is there. If this future
+    /// Examines the store of `locker` at the request of `by`, and returns when the result is available. If this future
     /// is dropped, the examination continues.
     ///
     /// # Errors
-    /// Another one runs.
+    /// Another examination is running.
     pub(crate) async fn examine(&self, locker: &Locker, by: &str) -> Result<(), Problem> {
         self.examine_within(LIMIT, locker, by).await
     }
@@ -71,10 +72,10 @@ impl Examiner {
                 .with_help("the page Store will show its result"));
         }
         let (locker, examinations) = (locker.clone(), self.0.clone());
-        // In a separate task: an examination that is dropped leaves behind what it has written.
+        // Run it in a separate task, because an examination that is dropped leaves its writes behind.
         let examined = tokio::spawn(async move {
             let clock = env.clock.clone();
-            // In a task too, so that a panic does not leave the examination marked as running.
+            // Use another task, so that a panic does not leave the examination marked as running.
             let report = tokio::spawn(async move {
                 timeout(&*clock, limit, locker.examine(&Examination::default())).await
             });

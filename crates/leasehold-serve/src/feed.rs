@@ -1,7 +1,8 @@
-//! What happens to the locks, for viewers: the server's own operations at once, and those of other processes by reading
-//! the locks.
+//! Events about the locks, for viewers. The server reports its own operations at once, and finds those of other
+//! processes by reading the locks.
 //!
-//! While there are no viewers, the store gets no requests. With viewers, however many, it gets a few in a second.
+//! Without viewers, the feed sends no requests to the store. With any number of viewers, it sends a few requests per
+//! second.
 
 mod known;
 mod meter;
@@ -23,9 +24,9 @@ pub(crate) use self::known::{Look, MOST_LOCKS};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::{LockDetail, LockView};
 
-/// How many events a viewer that comes back can still get.
+/// How many events are kept for viewers that reconnect.
 const KEPT: usize = 1_000;
-/// The pause between two looks at a lock: five requests in a second.
+/// The pause between two looks, which gives at most five requests per second.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Something that happened to a lock.
@@ -88,7 +89,7 @@ pub(crate) struct Feed {
     run: String,
     sender: broadcast::Sender<Numbered>,
     recent: Mutex<Recent>,
-    /// How many viewers there are.
+    /// The number of viewers.
     viewers: watch::Sender<usize>,
     known: Mutex<Known>,
     meter: Arc<Meter>,
@@ -104,9 +105,9 @@ struct Recent {
 pub(crate) struct Viewer {
     feed: Arc<Feed>,
     prefixes: Vec<String>,
-    /// Events that it missed.
+    /// Events that the viewer missed.
     pub(crate) missed: Vec<Numbered>,
-    /// Whether it missed more than are kept, so that it must read everything again.
+    /// Whether the viewer missed more events than are kept, so that it must read everything again.
     pub(crate) has_gap: bool,
     pub(crate) receiver: broadcast::Receiver<Numbered>,
 }
@@ -136,7 +137,7 @@ impl Feed {
         }
     }
 
-    /// The locker whose requests are counted.
+    /// Returns the locker whose requests are counted.
     #[cfg(test)]
     pub(crate) fn locker(&self) -> &Locker {
         &self.locker
@@ -150,12 +151,12 @@ impl Feed {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The requests to the store for viewers.
+    /// Returns the meter of the requests to the store for viewers.
     pub(crate) fn meter(&self) -> &Meter {
         &self.meter
     }
 
-    /// Reads a lock for a page. The viewers of the lock need no other request for it.
+    /// Reads a lock for a page. The viewers of the lock also get the result, without another request.
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
         let look = self.look(name).await?;
         let detail = look.detail.clone();
@@ -169,26 +170,27 @@ impl Feed {
         Ok(Look { detail: LockDetail::of(&status), at })
     }
 
-    /// The names that begin with `prefix` in order, at most `most`.
+    /// Returns at most `most` names that begin with `prefix`, in order.
     pub(crate) async fn names(&self, prefix: &str, most: usize) -> leasehold::Result<Vec<LockName>> {
         let mut names: Vec<LockName> = self.locker.list(prefix).take(most).try_collect().await?;
         names.sort_unstable();
         Ok(names)
     }
 
-    /// The locks under `prefixes`; `None` if those of one prefix are not watched. A lock without a look was not seen yet.
+    /// Returns the locks under `prefixes`, or `None` if those of one prefix are not watched. A lock without a look has
+    /// not been seen yet.
     pub(crate) fn seen(&self, prefixes: &[String]) -> Option<Vec<(LockName, Option<Look>)>> {
         let known = self.known();
         let seen: Option<Vec<_>> = prefixes.iter().map(|prefix| known.under(prefix)).collect();
         seen.map(|seen| seen.concat())
     }
 
-    /// The lock `name` as it was seen lately; `None` if it is not watched.
+    /// Returns the latest look at the lock `name`, or `None` if it is not watched.
     pub(crate) fn seen_one(&self, name: &LockName) -> Option<Look> {
         self.known().one(name)
     }
 
-    /// Sends `event`, which is not kept, to viewers.
+    /// Sends `event` to viewers without keeping it.
     fn show(&self, mut event: FeedEvent) {
         event.at_us = self.locker.store().env().now().wall_us();
         let _ = self.sender.send(Numbered { number: 0, event: Arc::new(event) });
@@ -209,32 +211,33 @@ impl Feed {
         if recent.events.len() > KEPT {
             recent.events.pop_front();
         }
-        // While the numbers are locked, so that viewers get the events in order. Fails if there are no viewers.
+        // Send the event while the numbers are locked, so that viewers get the events in order. This fails if there are
+        // no viewers.
         let _ = self.sender.send(numbered);
     }
 
-    /// The latest events, oldest first.
+    /// Returns the latest events, oldest first.
     pub(crate) fn latest(&self) -> Vec<Numbered> {
         self.recent().events.iter().cloned().collect()
     }
 
-    /// The id of an event for `Last-Event-ID`.
+    /// Returns the id of an event for `Last-Event-ID`.
     pub(crate) fn id(&self, number: u64) -> String {
         format!("{}-{number}", self.run)
     }
 
-    /// The number of the event with the id `text`, if it is of this run.
+    /// Returns the number of the event with the id `text`, if the event is from this run.
     fn number(&self, text: &str) -> Option<u64> {
         let (run, number) = text.split_once('-')?;
         number.parse().ok().filter(|_| run == self.run)
     }
 
-    /// How many viewers there are.
+    /// Returns the number of viewers.
     pub(crate) fn viewers(&self) -> usize {
         *self.viewers.borrow()
     }
 
-    /// A new viewer of the locks under `prefixes`, which has seen everything up to the event with the id `seen`.
+    /// Adds a viewer of the locks under `prefixes`, which has seen all events up to the one with the id `seen`.
     pub(crate) fn view(self: &Arc<Self>, prefixes: Vec<String>, seen: Option<&str>) -> Viewer {
         let recent = self.recent();
         let receiver = self.sender.subscribe();
@@ -258,7 +261,7 @@ impl Feed {
         Viewer { feed: self.clone(), prefixes, missed, has_gap, receiver }
     }
 
-    /// Reads the locks as long as there are viewers, and sends them what has changed. Never ends.
+    /// Reads the locks while there are viewers, and sends them the changes. Never ends.
     pub(crate) async fn watch(&self) {
         let mut viewers = self.viewers.subscribe();
         loop {
@@ -269,7 +272,7 @@ impl Feed {
                 () = self.look_around() => {}
                 _ = viewers.wait_for(|viewers| *viewers == 0) => {}
             }
-            // What was seen is outdated from now on. The next viewer may be there already.
+            // The looks are outdated from now on, even if the next viewer has already joined.
             self.known().clear();
         }
     }
@@ -278,7 +281,7 @@ impl Feed {
     async fn look_around(&self) {
         let env = self.locker.store().env();
         loop {
-            // Before the first request too: viewers that come and go cost no more.
+            // Pause even before the first request, so that viewers that come and go do not cost more requests.
             env.sleep(LOOK).await;
             let step = self.known().next(env.now());
             match step {
@@ -313,10 +316,10 @@ impl Feed {
         }
     }
 
-    /// Records how a lock looked, and notifies viewers, if the lock is watched.
+    /// Records a look at a lock and notifies viewers, if the lock is watched.
     fn record(&self, name: &LockName, look: Look) {
         let (view, at) = (look.detail.lock.clone(), look.at);
-        // Locked until the event is sent, so that viewers get the looks in order.
+        // Keep the lock until the event is sent, so that viewers get the looks in order.
         let mut known = self.known();
         let Some(has_changed) = known.record(name, look) else { return };
         let kind = if has_changed { "lock" } else { "look" };
@@ -334,7 +337,7 @@ impl Feed {
         }
     }
 
-    /// Records whether the store responded, and notifies viewers if this has changed.
+    /// Records whether the store responded, and notifies viewers of a change.
     fn note(&self, trouble: Option<String>) {
         let responded = self.known().note(trouble.clone());
         if responded != trouble.is_none() {

@@ -1,16 +1,16 @@
-//! leasehold's locks over HTTP: what `leasehold serve` runs.
+//! The server of `leasehold serve`, which offers leasehold's locks over HTTP.
 //!
-//! The server keeps no state that a lock depends on: the store has it. Any server on the same store serves any ticket,
-//! also one that has just started. Clients renew their holds themselves. The server never renews a hold on its own, and
-//! never releases one because a connection ended.
+//! The server keeps no state that a lock depends on. All such state is in the store. Any server on the same store
+//! serves any ticket, even a server that has just started. Clients renew their holds themselves. The server never
+//! renews a hold on its own, and never releases a hold because a connection ended.
 //!
-//! - `api`: one file for each group of routes. Each route checks its input, asks [`Locker`](leasehold::Locker), and
-//!   responds with a type from `view`, or with a `problem`.
+//! - `api`: one file for each group of routes. Each route checks its input, calls [`Locker`](leasehold::Locker), and
+//!   responds with a type from `view` or with a `problem`.
 //! - `access`: who may do what; tokens of issuers (feature `oidc`); checks against other sites in a browser.
 //! - `connections`, `tls`: how requests arrive.
-//! - `trace`: the span of a request; its parent by `traceparent` (feature `otlp`).
+//! - `trace`: the span of a request, and its parent from `traceparent` (feature `otlp`).
 //! - `ui`: the dashboard.
-//! - `app`: what all routes share. `feed`: the events that viewers get. `examiner`: the doctor, for the dashboard.
+//! - `app`: the state that all routes share. `feed`: the events for viewers. `examiner`: the doctor, for the dashboard.
 
 mod access;
 mod api;

@@ -10,16 +10,16 @@ use leasehold::clock::Moment;
 
 use crate::problem::Problem;
 
-/// How many requests may wait for locks at a time.
+/// How many requests may wait for locks at the same time.
 const MOST_WAITERS: usize = 10_000;
-/// How many of them for one lock.
+/// How many of them may wait for one lock.
 const MOST_WAITERS_A_LOCK: usize = 1_000;
-/// How many new requests a principal may send in a second.
+/// How many new requests a principal may send per second.
 const RATE: f64 = 50.0;
-/// How many principals are remembered before those that are idle are forgotten.
+/// How many principals are remembered before idle ones are forgotten.
 const REMEMBERED: usize = 10_000;
 
-/// The requests that wait, and how many each principal has sent lately.
+/// The waiting requests, and the recent request rate of each principal.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     waiting: Mutex<HashMap<LockName, usize>>,
@@ -45,7 +45,7 @@ impl Limits {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many requests wait.
+    /// Returns how many requests wait.
     pub(crate) fn waiters(&self) -> usize {
         self.waiting().values().sum()
     }
@@ -88,7 +88,8 @@ impl Limits {
 }
 
 impl Bucket {
-    /// The state of the bucket at `now`, which is when a request arrived: earlier requests may be counted later.
+    /// Returns the bucket at `now`, the arrival of a request. Requests may be counted out of order, so `now` may be
+    /// earlier than the time of the bucket.
     fn at(self, now: Moment) -> Self {
         let passed = now.shortest_since(self.at);
         if passed.is_zero() {

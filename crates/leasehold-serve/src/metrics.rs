@@ -1,4 +1,4 @@
-//! Metrics in the format of Prometheus. No label has the name of a lock: there may be any number of them.
+//! Metrics in the format of Prometheus. No label contains the name of a lock, because there may be any number of locks.
 
 use std::time::Duration;
 
@@ -36,11 +36,11 @@ struct Asked {
     operation: &'static str,
 }
 
-/// The outcomes of requests for a lock, besides those of `COMMON`.
+/// The outcomes of requests for a lock, in addition to those in `COMMON`.
 const ACQUISITIONS: &[&str] =
     &["granted", "held", "key-spent", "too-many-requests", "too-many-waiters", "unsupported", "stopping"];
 
-/// The outcomes of renewals, besides those of `COMMON`.
+/// The outcomes of renewals, in addition to those in `COMMON`.
 const RENEWALS: &[&str] = &["renewed", "lost"];
 
 /// The outcomes of both.
@@ -60,7 +60,7 @@ const OPERATIONS: &[Operation] = &[
 /// The reasons of losses.
 const REASONS: &[&str] = &["expired", "taken_over", "ended", "deleted", "renewed_elsewhere"];
 
-/// What the server counts.
+/// The metrics of the server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -132,8 +132,8 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
-    /// Creates the series. Otherwise the first loss after a start would be a series that begins at 1: Prometheus sees no
-    /// increase, and no alert fires.
+    /// Creates all series with the value 0. Otherwise the first loss after a start would create a series that already
+    /// begins at 1, so Prometheus would see no increase and no alert would fire.
     fn begin_at_zero(&self) {
         for outcome in COMMON {
             for family in [&self.acquisitions, &self.renewals] {
@@ -165,7 +165,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a renewal. `slack`: the share of its ttl for which the hold is valid from now on.
+    /// Counts a renewal. `slack` is the fraction of the ttl for which the hold is valid from now on.
     pub(crate) fn renewed<T>(&self, outcome: &Result<T, Problem>, slack: Option<f64>) {
         self.renewals.get_or_create(&of(outcome, "renewed")).inc();
         if let Some(slack) = slack {
@@ -181,7 +181,7 @@ impl Metrics {
         self.evictions.inc();
     }
 
-    /// All of them as text, with the current number of waiters and viewers.
+    /// Returns all metrics as text, with the current numbers of waiters and viewers.
     pub(crate) fn text(&self, waiters: usize, viewers: usize) -> String {
         self.waiters.set(i64::try_from(waiters).unwrap_or(i64::MAX));
         self.viewers.set(i64::try_from(viewers).unwrap_or(i64::MAX));

@@ -1,4 +1,4 @@
-//! Errors as clients get them: problem details (RFC 9457), with `help`.
+//! Errors in the form that clients receive: problem details (RFC 9457) with `help`.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Problem {
         }
     }
 
-    /// The request is wrong.
+    /// Creates the problem for a wrong request.
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid", detail)
     }
@@ -76,14 +76,14 @@ impl Problem {
         self
     }
 
-    /// The lock's token is not the one that the request names.
+    /// Creates the problem for a lock whose token is not the one that the request names.
     pub(crate) fn changed(detail: impl Into<String>, token: Option<u64>) -> Self {
         let mut problem = Self::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
         problem.token = Some(token);
         problem
     }
 
-    /// Describes what was lost, and how.
+    /// Adds which grant was lost, and how.
     pub(crate) fn with_loss(mut self, loss: &Loss) -> Self {
         self.reason = Some(loss.reason.as_str());
         self.token = Some(Some(loss.token.get()));
@@ -105,7 +105,7 @@ impl Problem {
         &self.help
     }
 
-    /// One word for metrics: `held`.
+    /// Returns the kind as one word for metrics, such as `held`.
     pub(crate) fn word(&self) -> &str {
         self.kind.trim_start_matches("urn:leasehold:")
     }

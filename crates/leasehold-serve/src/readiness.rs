@@ -9,10 +9,11 @@ use tokio::sync::Mutex;
 
 /// How long the store may take to respond.
 const LIMIT: Duration = Duration::from_secs(3);
-/// For how long the result of a check is used: probes need no token, and must not keep the store from renewing leases.
+/// How long the result of a check is used. Probes need no token, so they must not be able to keep the store from
+/// renewing leases.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// Whether the store responded lately. Locked while a check is under way.
+/// Whether the store responded recently. Locked while a check is in progress.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readiness(Arc<Mutex<Option<Checked>>>);
 
@@ -20,15 +21,15 @@ pub(crate) struct Readiness(Arc<Mutex<Option<Checked>>>);
 #[derive(Debug)]
 struct Checked {
     at: Moment,
-    /// An error says why the store did not respond.
+    /// The error says why the store did not respond.
     result: Result<(), String>,
 }
 
 impl Readiness {
-    /// Whether the store of `locker` responds.
+    /// Checks whether the store of `locker` responds.
     pub(crate) async fn check(&self, locker: &Locker) -> Result<(), String> {
         let (readiness, locker) = (self.clone(), locker.clone());
-        // In a task, so that the next probe gets the result even if this one has been given up.
+        // Use a task, so that the next probe gets the result even if this one is abandoned.
         let checked = tokio::spawn(async move { readiness.checked(&locker).await }).await;
         checked.unwrap_or_else(|error| Err(error.to_string()))
     }

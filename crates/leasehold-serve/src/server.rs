@@ -1,4 +1,4 @@
-//! The server: its address, its start and its end.
+//! The server: its address, startup and shutdown.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::connections::Connections;
 use crate::tls::Tls;
 use crate::ui;
 
-/// Why a server did not start, or ended early.
+/// The reason why a server did not start, or ended early.
 #[derive(Debug)]
 pub struct ServeError {
     message: String,
@@ -26,7 +26,7 @@ impl ServeError {
         Self { message: message.into(), help: None }
     }
 
-    /// What to do about it.
+    /// Returns what the user can do about the error.
     pub fn help(&self) -> Option<&str> {
         self.help.as_deref()
     }
@@ -40,7 +40,7 @@ impl fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
-/// A server that listens.
+/// A server that listens on its address.
 ///
 /// ```
 /// use leasehold_serve::{Access, Server, Settings};
@@ -67,7 +67,7 @@ impl Server {
     /// Listens on the address of `settings`.
     ///
     /// # Errors
-    /// The address is in use, or may not be used; or other machines could reach the server without a token or without
+    /// The address is in use or may not be used. Or other machines could reach the server without a token or without
     /// TLS, and [`insecure`](Settings::insecure) is not set.
     pub async fn bind(locker: Locker, settings: Settings) -> Result<Self, ServeError> {
         let wanted = settings.listen;
@@ -100,21 +100,21 @@ impl Server {
         })
     }
 
-    /// The address of the listener for metrics, if there is one.
+    /// Returns the address of the listener for metrics, if there is one.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// The address that the server listens on.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop` completes. Then requests that wait for a lock get the response 503, those that are under way
-    /// are finished, and no hold is released.
+    /// Serves until `stop` completes. Then requests that wait for a lock get the response 503, requests in progress are
+    /// finished, and no hold is released.
     ///
     /// # Errors
-    /// None yet: an error of a connection ends that connection.
+    /// None at present. An error of a connection ends only that connection.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         let stopping = self.app.stopping.clone();
         let looking = tokio::spawn({

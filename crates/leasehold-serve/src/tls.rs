@@ -1,4 +1,4 @@
-//! TLS: the server's certificate, and those of clients.
+//! TLS: the certificates of the server and of clients.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
 
-/// Why a certificate or key cannot be used.
+/// The reason why a certificate or key cannot be used.
 #[derive(Debug)]
 pub struct InvalidTls(String);
 
@@ -23,7 +23,7 @@ impl fmt::Display for InvalidTls {
 impl std::error::Error for InvalidTls {}
 
 /// The certificate of a server, its key, and the authority whose clients it accepts. When the files change, new
-/// connections use the new ones.
+/// connections use the new content.
 ///
 /// ```no_run
 /// use leasehold_serve::{Access, Settings, Tls};
@@ -48,7 +48,7 @@ struct Files {
     client_ca: Option<PathBuf>,
 }
 
-/// What the files contain.
+/// The contents of the files.
 struct Contents {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -58,16 +58,16 @@ struct Contents {
 #[derive(Debug)]
 struct Loaded {
     config: Arc<ServerConfig>,
-    /// The digest of what was read last, also if it could not be used.
+    /// The digest of the contents that were read last, even if they could not be used.
     read: [u8; 32],
 }
 
 impl Tls {
-    /// Loads the server's `certificate`, followed by the intermediate ones, and its `key`, from PEM files. With
+    /// Loads the server's `certificate`, followed by intermediate certificates, and its `key` from PEM files. With
     /// `client_ca`, clients may send a certificate of this authority.
     ///
     /// # Errors
-    /// Names the file that cannot be used, and why.
+    /// A file cannot be used. The error names the file and the reason.
     pub fn load(certificate: PathBuf, key: PathBuf, client_ca: Option<PathBuf>) -> Result<Self, InvalidTls> {
         let files = Files { certificate, key, client_ca };
         let contents = files.read()?;
@@ -75,13 +75,14 @@ impl Tls {
         Ok(Self { current: Mutex::new(Loaded { config, read: contents.digest() }), files })
     }
 
-    /// Whether clients may send a certificate.
+    /// Returns whether clients may send a certificate.
     pub fn accepts_client_certificates(&self) -> bool {
         self.files.client_ca.is_some()
     }
 
-    /// The configuration for a new connection. Reads the files. If they cannot be used, for example because only one of
-    /// them was replaced yet, the one before stays. Blocks: the files may be on a disk that hangs.
+    /// Returns the configuration for a new connection. Reads the files. If they cannot be used, for example because
+    /// only one of them has been replaced so far, the previous configuration stays in use. Blocks, because the files
+    /// may be on a disk that hangs.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         let contents = self.files.read();
         let read = match &contents {
@@ -143,13 +144,14 @@ impl Files {
             _ => builder.with_no_client_auth(),
         };
         let chain = certificates(&self.certificate, &contents.certificate)?;
-        // The parser's error does not repeat the text.
+        // Drop the error of the parser, so that it cannot repeat the key.
         let key = PrivateKeyDer::from_pem_slice(&contents.key)
             .map_err(|_| invalid(&self.key, &"it has no private key in PEM form"))?;
         let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(&error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         if self.client_ca.is_some() {
-            // A resumed session would not verify the client's certificate again, which may have expired since.
+            // A resumed session would not verify the client's certificate again, although it may have expired in the
+            // meantime.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         }
@@ -191,7 +193,8 @@ pub(crate) struct CertificateNames(Arc<[String]>);
 impl CertificateNames {
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Self {
         let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Self::default() };
-        // A certificate authority may be limited to some DNS names, and not to URIs: neither can pass for the other.
+        // A certificate authority may be limited to some DNS names but not to URIs, so a name of one kind must not pass
+        // for the other.
         let dns = certificate.valid_dns_names().filter(|name| !name.contains(':'));
         let uris = certificate.valid_uri_names().filter(|name| name.contains(':'));
         Self(dns.chain(uris).map(str::to_owned).collect())

@@ -1,4 +1,4 @@
-//! The span of a request, below that of its caller.
+//! The span of a request, a child of the span of its caller.
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
@@ -9,10 +9,11 @@ use tracing::{Instrument as _, Span, info_span};
 
 use crate::app::PROBES;
 
-/// Responds to a request in a span with the fields of OpenTelemetry's conventions for HTTP. The span ends when the head of
+/// Handles a request in a span with the fields of OpenTelemetry's conventions for HTTP. The span ends when the head of
 /// the response is known.
 ///
-/// It has the route and not the path, which can be anything. Probes have no span: there are many, and all are the same.
+/// The span contains the route, but not the path, which can be anything. Probes have no span, because there are many
+/// and they are all alike.
 pub(crate) async fn trace(request: Request, next: Next) -> Response {
     if PROBES.contains(&request.uri().path()) {
         return next.run(request).await;
@@ -39,7 +40,7 @@ pub(crate) async fn trace(request: Request, next: Next) -> Response {
     response
 }
 
-/// The method as the conventions name it: a client cannot make up names.
+/// Returns the method as the conventions name it, so that a client cannot invent names.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -55,8 +56,8 @@ fn method(method: &Method) -> &'static str {
     }
 }
 
-/// A span for an acquisition that may outlast the request that began it. A span of `tracing` ends after those below it, so
-/// the request's span is not its parent there, but its parent in the exported trace.
+/// Returns a span for an acquisition that may outlast the request that began it. A span of `tracing` ends only after
+/// its children. So the span of the request is the parent of this span in the exported trace, but not in `tracing`.
 pub(crate) fn waiting() -> Span {
     let span = info_span!(parent: None, "leasehold.waiting");
     remote::set_parent_to_current(&span);
@@ -75,7 +76,7 @@ mod remote {
     /// Makes the span that `headers` name the parent of `span`, if it is exported and the header is valid.
     pub(super) fn set_parent(span: &Span, headers: &HeaderMap) {
         if let Some(parent) = parent(headers) {
-            // An error: spans are not exported.
+            // An error means that spans are not exported.
             let _ = span.set_parent(Context::new().with_remote_span_context(parent));
         }
     }
@@ -84,7 +85,8 @@ mod remote {
         let _ = span.set_parent(Span::current().context());
     }
 
-    /// The span that the header `traceparent` names. `tracestate` is not read: the server sends it to no one.
+    /// Returns the span that the header `traceparent` names. `tracestate` is not read, because the server does not pass
+    /// it on.
     fn parent(headers: &HeaderMap) -> Option<SpanContext> {
         let mut values = headers.get_all("traceparent").iter();
         match (values.next(), values.next()) {
@@ -93,8 +95,8 @@ mod remote {
         }
     }
 
-    /// Reads a `traceparent`: <https://www.w3.org/TR/trace-context/#traceparent-header>. `TraceContextPropagator` of
-    /// opentelemetry_sdk accepts values that this page calls invalid: short ids, signs, spaces.
+    /// Parses a `traceparent`: <https://www.w3.org/TR/trace-context/#traceparent-header>. `TraceContextPropagator` of
+    /// opentelemetry_sdk accepts values that the specification calls invalid: short ids, signs, spaces.
     fn parse(value: &str) -> Option<SpanContext> {
         let mut parts = value.splitn(5, '-');
         let mut hex = |digits: usize| {
@@ -127,7 +129,7 @@ mod remote {
                 (format!("00-{TRACE}-{SPAN}-01"), true),
                 (format!("00-{TRACE}-{SPAN}-00"), false),
                 (format!("00-{TRACE}-{SPAN}-ff"), true),
-                // Of a later version, with more fields.
+                // A later version with more fields.
                 (format!("cc-{TRACE}-{SPAN}-01-what-the-future-brings"), true),
             ] {
                 let parent = parse(&value).unwrap();

@@ -1,10 +1,11 @@
 //! The dashboard: pages for people, rendered here and kept up to date by one script.
 //!
-//! Pages read the locks through the [feed](crate::feed), which has read them already while there are viewers. The
-//! script gets events, and fetches the page again when one of them changed it, so that all markup comes from here.
-//! Without the script, pages show the locks as they are at that moment.
+//! Pages read the locks through the [feed](crate::feed), which already knows them while there are viewers. The script
+//! receives events and fetches the page again when an event changes it, so that all markup comes from here. Without the
+//! script, a page shows the locks as they are when it is loaded.
 //!
-//! Names, notes and reasons are text from others. `maud` escapes them, and the script only ever sets text.
+//! Names, notes and reasons are text from other parties. `maud` escapes them, and the script only sets text, never
+//! markup.
 
 mod activity;
 mod assets;
@@ -34,11 +35,11 @@ use axum::routing::get;
 use crate::api::events::events;
 use crate::app::App;
 
-/// Nothing but the page's own files and requests.
+/// The content security policy: a page may use only its own files and requests.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
 form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// The routes of the dashboard.
+/// Returns the routes of the dashboard.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/", get(home))
@@ -66,7 +67,7 @@ async fn protected(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await.into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
-    // Not `no-referrer`: browsers then send forms with `Origin: null`, which is refused.
+    // With `no-referrer`, browsers would send forms with `Origin: null`, which is refused.
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
     headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     let own = HeaderValue::from_static("same-origin");

@@ -1,4 +1,4 @@
-//! Locks as clients see them. Names are those of `leasehold ls --json`; names of durations end in their unit.
+//! Locks as clients see them. Field names are those of `leasehold ls --json`, and those of durations end in the unit.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use leasehold::{Holder, HolderInfo, PastGrant, State, Status, Waiter};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Whole milliseconds.
+/// Converts a duration to whole milliseconds.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -153,7 +153,7 @@ impl LockView {
         }
     }
 
-    /// What changes when the lock changes, and not with time alone.
+    /// Returns a version that changes when the lock changes, but not as time passes.
     pub(crate) fn version(&self) -> String {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
         let mut hasher = DefaultHasher::new();
@@ -166,7 +166,7 @@ impl LockView {
 }
 
 impl LockDetail {
-    /// How the lock looks `later`, if nothing has happened.
+    /// Returns how the lock looks after the time `later` if nothing has happened.
     pub(crate) fn aged(mut self, later: Duration) -> Self {
         let later = ms(later);
         let grow = |time: &mut Option<u64>| *time = time.map(|time| time.saturating_add(later));

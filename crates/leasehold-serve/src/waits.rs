@@ -1,8 +1,8 @@
-//! Acquisitions that wait, each in a task of its own, under the id of its claim.
+//! Acquisitions that wait, each in a separate task, under the id of its claim.
 //!
-//! So the place in the line outlasts a request: a client that asks again after its `wait` finds it. A withdrawal ends the
-//! acquisition even if the connection of its client is still open, as behind a proxy that does not report that the client is
-//! gone.
+//! The place in the line therefore outlasts a request, and a client that repeats its request after its `wait` keeps the
+//! place. A withdrawal ends the acquisition even if the connection of its client is still open, as behind a proxy that
+//! does not report that the client is gone.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -21,10 +21,10 @@ type Key = (LockName, Id);
 /// The hold that was acquired, or why there is none.
 pub(crate) type Outcome = Result<(Ticket, Deadline), Problem>;
 
-/// How far an acquisition is.
+/// The progress of an acquisition.
 #[derive(Debug)]
 enum Progress {
-    /// It waits, for this holder if it knows one.
+    /// It waits for this holder, if the holder is known.
     Waits(Option<HolderInfo>),
     Ended(Outcome),
 }
@@ -36,9 +36,9 @@ type Running = HashMap<Key, Acquisition>;
 
 #[derive(Debug)]
 struct Acquisition {
-    /// How many requests wait for it. Told when one joins.
+    /// How many requests wait for it. The channel notifies them when another one joins.
     requests: watch::Sender<usize>,
-    /// Its channel tells it from a later acquisition under the same id.
+    /// This channel distinguishes it from a later acquisition under the same id.
     progress: watch::Receiver<Progress>,
     task: AbortHandle,
 }
@@ -62,7 +62,7 @@ impl Reporter {
     }
 }
 
-/// Removes the acquisition with this `progress`.
+/// Removes the acquisition that has this `progress` channel.
 fn remove(running: &mut Running, key: &Key, progress: &watch::Receiver<Progress>) -> Option<Acquisition> {
     running.get(key).filter(|acquisition| acquisition.progress.same_channel(progress))?;
     running.remove(key)
@@ -73,7 +73,7 @@ impl Waits {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the acquisition of `name` under `id`, if it runs.
+    /// Returns a waiter for the acquisition of `name` under `id`, if it is running.
     pub(crate) fn find(self: &Arc<Self>, name: &LockName, id: Id) -> Option<Waiter> {
         self.join_running(&mut self.running(), (name.clone(), id))
     }
@@ -85,7 +85,7 @@ impl Waits {
         Some(Waiter { waits: self.clone(), key, requests, progress })
     }
 
-    /// Waits for the acquisition of `name` under `id`. If it does not run, starts `acquisition`.
+    /// Returns a waiter for the acquisition of `name` under `id`. Starts `acquisition` if none is running.
     pub(crate) fn join<F>(
         self: &Arc<Self>,
         name: &LockName,
@@ -125,7 +125,7 @@ impl Waits {
 }
 
 impl Waiter {
-    /// Completes when the acquisition ends. `None`: it was withdrawn. Cancel safe.
+    /// Completes when the acquisition ends. Returns `None` if it was withdrawn. Cancel safe.
     pub(crate) async fn outcome(&mut self) -> Option<Outcome> {
         let ended = self.progress.wait_for(|progress| matches!(progress, Progress::Ended(_))).await.ok()?;
         match &*ended {
@@ -136,11 +136,11 @@ impl Waiter {
 
     /// Completes when a later request has joined. Cancel safe.
     pub(crate) async fn another_joined(&mut self) {
-        // An error: the acquisition has ended.
+        // An error means that the acquisition has ended.
         let _ = self.requests.changed().await;
     }
 
-    /// The holder that the acquisition waits for, if it knows one.
+    /// Returns the holder that the acquisition waits for, if it is known.
     pub(crate) fn holder(&self) -> Option<HolderInfo> {
         match &*self.progress.borrow() {
             Progress::Waits(held) => held.clone(),
@@ -180,7 +180,7 @@ mod tests {
         digit.repeat(32).parse().unwrap()
     }
 
-    /// An acquisition that waits for ever, and drops `alive` when it ends.
+    /// Returns an acquisition that waits forever and drops `alive` when it ends.
     fn waits_with(alive: &Arc<()>) -> impl Future<Output = Outcome> + Send + 'static {
         let alive = alive.clone();
         async move {
@@ -227,7 +227,7 @@ mod tests {
         for waiter in [&mut first, &mut second] {
             assert_eq!(waiter.outcome().await.unwrap().unwrap_err().word(), "invalid");
         }
-        // Another acquisition under the same id.
+        // Start another acquisition under the same id.
         let alive = Arc::new(());
         let next = waits.join(&name(), id("a"), |_| waits_with(&alive));
         drop((first, second));

@@ -10,8 +10,8 @@ pub(super) trait Replace: Send + Sync + 'static {
     /// The store's version of a written value.
     type Version: Send + 'static;
 
-    /// Writes a value of the size of a lock's record, if `seen` is still the current version; unconditionally if it is
-    /// `None`.
+    /// Writes a value of the size of a lock's record if `seen` is still the current version. If `seen` is `None`,
+    /// writes unconditionally.
     fn replace(
         &self,
         lock: &str,
@@ -20,8 +20,8 @@ pub(super) trait Replace: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Version, String>> + Send;
 }
 
-/// Not a lock. Writes each name twice, each time a value of the size of a record, and only over the previous version.
-/// Acquiring and releasing a lock needs at least these writes.
+/// A baseline, not a lock. It writes each name twice, each time a value of the size of a record that replaces only the
+/// previous version. Acquiring and releasing a lock needs at least these writes.
 pub(super) struct Conditional<R: Replace> {
     calls: R,
     /// The latest version of each name. The first write has none.
@@ -60,7 +60,7 @@ impl<R: Replace> Client for Conditional<R> {
 /// The size of a lock's record in JSON with a full history.
 const RECORD_BYTES: usize = 1_840;
 
-/// A different value of the size of a record each time.
+/// Returns a value of the size of a record, which is different each time.
 pub(super) fn record() -> String {
     format!("{:0RECORD_BYTES$}", fastrand::u128(..))
 }
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// Otherwise the baseline would write less than a lock does.
+    /// Checks that the baseline does not write less than a lock.
     #[tokio::test]
     async fn a_record_is_as_large_as_the_baselines_writes() {
         use leasehold::lease::StoreOptions;
@@ -85,7 +85,7 @@ mod tests {
             lock.acquire().await.unwrap().release().await.unwrap();
         }
         let written = register.read("uncontended-leasehold-1234567890-0.lock").await.unwrap().unwrap();
-        // The record contains the names of user and host, and the process id.
+        // The size varies, because the record contains the user name, the host name and the process id.
         let bytes = written.value.len();
         assert!(bytes.abs_diff(RECORD_BYTES) < RECORD_BYTES / 3, "{bytes}");
     }

@@ -11,7 +11,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditi
 use super::Options;
 use super::conditional::Replace;
 
-/// Not a lock: updates an item twice, without a condition.
+/// A baseline, not a lock: updates an item twice, without a condition.
 pub(super) struct Bare {
     client: Client,
     table: String,
@@ -23,7 +23,7 @@ impl Bare {
         let config = Builder::from(&shared)
             .endpoint_url(options.text("endpoint")?)
             .region(Region::new("us-east-1"))
-            // As leasehold does.
+            // leasehold disables retries too.
             .retry_config(RetryConfig::disabled())
             .build();
         Ok(Self { client: Client::from_conf(config), table: options.text("table")?.to_owned() })
@@ -54,7 +54,7 @@ impl super::Client for Bare {
     }
 }
 
-/// What the next update expects to find.
+/// The values that the next update expects to find.
 pub(super) struct Written {
     version: String,
     token: u64,
@@ -63,7 +63,7 @@ pub(super) struct Written {
 impl Replace for Bare {
     type Version = Written;
 
-    /// Writes an item like a lock's.
+    /// Writes an item like that of a lock.
     async fn replace(&self, lock: &str, held: bool, seen: Option<Written>) -> Result<Written, String> {
         let version = format!("{:036x}", fastrand::u128(..));
         let token = seen.as_ref().map_or(1_800_000_000_000_000, |seen| seen.token + u64::from(held));
@@ -117,7 +117,7 @@ fn about_grant(version: &str) -> HashMap<String, AttributeValue> {
     entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// One of the past grants in a record.
+/// Returns one of the past grants in a record.
 fn past(token: u64) -> AttributeValue {
     let entries = [
         ("token", number(token)),

@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use super::Options;
 use super::http::{client, read, send};
 
-/// `/v3/lock/lock` and `/v3/lock/unlock` for each acquisition, in a lease that is granted once and kept alive.
+/// Calls `/v3/lock/lock` and `/v3/lock/unlock` for each acquisition, with a lease that is granted once and kept alive.
 ///
-/// All users of one lease share its locks, so this is for one task.
+/// All users of one lease share its locks, so only one task may use this client.
 pub(super) struct Gateway {
     client: Client,
     endpoint: String,
@@ -38,7 +38,7 @@ impl Gateway {
     pub(super) async fn open(options: &Options) -> Result<Self, String> {
         let (client, ttl) = (client()?, options.ttl()?);
         let endpoint = format!("http://{}/v3", options.text("endpoint")?);
-        // etcd's leases have whole seconds.
+        // The ttl of an etcd lease is in whole seconds.
         let grant = client.post(format!("{endpoint}/lease/grant"));
         let granted = send(grant, &json!({"TTL": ttl.as_secs()})).await?;
         let Granted { id: lease } = read(&granted)?;

@@ -1,4 +1,4 @@
-//! Contenders on GCS without leasehold: gcslock's algorithm, and a baseline of the two calls that any lock needs.
+//! Contenders on GCS without leasehold: the algorithm of gcslock, and a baseline of the two calls that any lock needs.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::Options;
 use super::conditional::{Replace, record};
 use super::http::client;
 
-/// gcslock's first pause.
+/// The first pause of gcslock.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// The algorithm of gcslock (github.com/mco-gh/gcslock, `mutex.go`): it creates an object if there is none, and
-/// retries after 10 ms and then after twice as long each time. A release deletes the object. It has no lease: if a
+/// otherwise retries after 10 ms, doubling the pause each time. A release deletes the object. It has no lease: if a
 /// holder dies, the lock stays held.
 pub(super) struct GcsLock {
     client: Client,
@@ -41,7 +41,7 @@ impl GcsLock {
             }
             if let Ok(answer) = request.send().await {
                 let status = answer.status();
-                // The connection can be reused only once the body has been read.
+                // Read the body, because only then can the connection be reused.
                 let _ = answer.bytes().await;
                 if answers.contains(&status) {
                     return;
@@ -65,7 +65,7 @@ impl super::Client for GcsLock {
 
     async fn release(&self, held: String) -> Result<(), String> {
         let url = format!("{}/storage/v1/b/{}/o/{held}", self.endpoint, self.bucket);
-        // GCS responds with 204. fake-gcs-server responds with 200, which the original would not accept.
+        // GCS responds with 204. Accept 200 too, because fake-gcs-server responds with it. The original would not.
         self.insist(Method::DELETE, &url, &[StatusCode::NO_CONTENT, StatusCode::OK]).await;
         Ok(())
     }
@@ -75,13 +75,13 @@ impl super::Client for GcsLock {
     }
 }
 
-/// Uploads with metadata, like leasehold's: a record must not be cached.
+/// Uploads with metadata, as in leasehold, because a record must not be cached.
 pub(super) struct Uploads {
     client: Client,
     url: String,
 }
 
-/// Separates the parts of an upload: the object's metadata, and its content.
+/// Separates the parts of an upload: the object's metadata and its content.
 const BOUNDARY: &str = "0123456789abcdef0123456789abcdef";
 
 #[derive(Deserialize)]
@@ -99,7 +99,7 @@ impl Uploads {
 }
 
 impl Replace for Uploads {
-    /// A generation.
+    /// The generation of the object.
     type Version = String;
 
     async fn replace(&self, lock: &str, _held: bool, generation: Option<String>) -> Result<String, String> {

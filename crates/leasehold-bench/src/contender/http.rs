@@ -4,13 +4,14 @@ use reqwest::{Client, RequestBuilder};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// HTTP/1.1 without a proxy, like leasehold's own client.
+/// Creates a client for HTTP/1.1 without a proxy, like leasehold's own client.
 pub(super) fn client() -> Result<Client, String> {
     let client = Client::builder().no_proxy().http1_only().tcp_nodelay(true).build();
     client.map_err(|error| error.to_string())
 }
 
-/// The body of a successful response. It is read in full: only then can the connection be used again.
+/// Sends a request and returns the body of a successful response. Reads the whole body, because only then can the
+/// connection be reused.
 pub(super) async fn send(request: RequestBuilder, body: &Value) -> Result<Vec<u8>, String> {
     let request = request.header("content-type", "application/json").body(body.to_string());
     let answer = request.send().await.map_err(|error| format!("{error:?}"))?;

@@ -16,22 +16,22 @@ use tokio::process::{Child, Command};
 use super::Options;
 use super::http::{client, read, send};
 
-/// How many principals take turns: the server admits 50 acquisitions per second of each.
+/// How many principals take turns. The server admits 50 acquisitions per second from each of them.
 const PRINCIPALS: usize = 64;
 
 pub(super) struct Served {
     client: Client,
-    /// Of its API.
+    /// The URL of `/v1/holds`.
     url: String,
     ttl: String,
-    /// The number of acquisitions.
+    /// The number of acquisitions so far.
     asked: AtomicUsize,
     /// Killed when this is dropped.
     _server: Child,
     _folder: TempDir,
 }
 
-/// The first line of the server.
+/// The first line that the server prints.
 #[derive(Deserialize)]
 struct Serving {
     address: String,
@@ -87,7 +87,7 @@ impl Served {
         output.read_line(&mut line).await?;
         let Serving { address } =
             serde_json::from_str(&line).map_err(|error| format!("the server said {line:?}: {error}"))?;
-        // A full pipe would block the server.
+        // Keep reading, because a full pipe would block the server.
         tokio::spawn(async move { tokio::io::copy(&mut output, &mut tokio::io::sink()).await });
         Ok(Self {
             client: client()?,
@@ -100,7 +100,7 @@ impl Served {
     }
 }
 
-/// The token of principal `n`.
+/// Returns the token of principal `n`.
 fn token(n: usize) -> String {
     format!("token-{n}")
 }

@@ -1,5 +1,5 @@
-//! Contenders on S3 without leasehold: the loop that people write, and baselines of the two calls that any lock needs,
-//! without conditions and with them.
+//! Contenders on S3 without leasehold: the plain loop that people write by hand, and baselines of the two calls that
+//! any lock needs, with and without conditions.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use leasehold::clock::{Clock, SystemClock};
 use super::Options;
 use super::conditional::{Replace, record};
 
-/// Uses leasehold's client settings: no internal retries, no unneeded checksums.
+/// Creates a client with the settings of leasehold: no internal retries, and no unnecessary checksums.
 async fn client(options: &Options) -> Result<(Client, String), String> {
     let shared = aws_config::load_defaults(BehaviorVersion::latest()).await;
     let config = Builder::from(&shared)
@@ -28,8 +28,8 @@ async fn client(options: &Options) -> Result<(Client, String), String> {
     Ok((Client::from_conf(config), options.text("bucket")?.to_owned()))
 }
 
-/// `PutObject` with `If-None-Match: *`; if the object exists, sleeps for 0.5 to 1 s and retries; releases with
-/// `DeleteObject`. It has no lease: if a holder dies, the lock stays held.
+/// The plain loop. It calls `PutObject` with `If-None-Match: *`. If the object exists, it sleeps for 0.5 to 1 s and
+/// retries. It releases with `DeleteObject`. It has no lease, so if a holder dies, the lock stays held.
 pub(super) struct Plain {
     client: Client,
     bucket: String,
@@ -71,7 +71,7 @@ impl super::Client for Plain {
     }
 }
 
-/// Not a lock: writes an object of a few bytes twice, without a condition.
+/// A baseline, not a lock: writes an object of a few bytes twice, without a condition.
 pub(super) struct Bare(Plain);
 
 impl Bare {
@@ -104,7 +104,7 @@ impl super::Client for Bare {
 }
 
 impl Replace for Bare {
-    /// An ETag.
+    /// The ETag of the object.
     type Version = String;
 
     async fn replace(&self, lock: &str, _held: bool, etag: Option<String>) -> Result<String, String> {

@@ -19,10 +19,10 @@ use crate::stats::percentile;
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The first runs, which load programs into memory, do not count.
+/// The number of first runs, which do not count because they load programs into memory.
 const WARM_UP: usize = 3;
 
-/// The number of runs in a round.
+/// Returns the number of runs in a round.
 pub(super) fn runs(run: &Run<'_>) -> usize {
     // A run takes some milliseconds.
     (run.options.measured(run.scenario).as_secs_f64() * 20.0).ceil() as usize
@@ -69,7 +69,7 @@ fn command_line(
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
     Ok(match contender.name {
         "leasehold run" => (ours()?, words(&["run", "-s", &way.url(), lock, "--", "true"])),
-        // As `cargo install` builds it by default, without the clients of other stores.
+        // The build with default features, as by `cargo install`, without the clients of other stores.
         "leasehold run, SQLite alone" => {
             let program = variable("LEASEHOLD_BENCH_SQLITE_ALONE")?;
             (program, words(&["run", "-s", &way.url(), lock, "--", "true"]))
@@ -86,7 +86,7 @@ fn command_line(
     })
 }
 
-/// The command that was built together with this program.
+/// Returns the path of the command that was built together with this program.
 fn ours() -> Result<PathBuf, Trouble> {
     let ours = leasehold().map_err(|error| Trouble::Failed(error.to_string()))?;
     if ours.exists() {

@@ -15,19 +15,19 @@ use crate::roster::Contender;
 use crate::scenario::{Load, Scenario};
 use crate::stats::percentile;
 
-/// The default. No lease may lapse here.
+/// The default ttl of leasehold. No lease may lapse in these scenarios.
 const TTL: Duration = Duration::from_secs(30);
 
-/// The first second does not count: connections are opened, and just-in-time compilers run.
+/// The first second does not count, because connections are opened and just-in-time compilers run.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// A waiter has its place in the line within this time.
+/// The time within which a waiter gets its place in the line.
 const JOINS_WITHIN: Duration = Duration::from_secs(1);
 
-/// For how long the contenders warm up, and for how long they are measured after that.
+/// Returns how long the contenders warm up, and how long they are measured after that.
 fn time(load: Load, measured: Duration) -> (Duration, Duration) {
     match load.turns {
-        // Everything counts. Twice the time for which the lock is held is enough for all but a broken client.
+        // All turns count. Twice the total hold time is enough for any client that works.
         Some(turns) => {
             let cycles = load.processes.saturating_mul(load.tasks).saturating_mul(turns);
             (Duration::ZERO, measured + load.hold * cycles * 2)
@@ -105,7 +105,7 @@ pub(super) async fn measure(
                 note_hand_offs(&mut sample, &events, window);
                 sample.note(OVERTAKEN.name, Some(overtaken(&events, JOINS_WITHIN.as_micros() as u64) as f64));
             }
-            // With turns, there are no waits after the last one.
+            // With turns, there are no waits after the last turn.
             let last = events.iter().map(|event| event.released).max().filter(|_| load.turns.is_some());
             sample.note(TOOK.name, last.map(|last| last.saturating_sub(begin) as f64 / 1e6));
             let end = match last {
@@ -133,7 +133,7 @@ fn note_hand_offs(sample: &mut Sample, events: &[Event], window: Window) {
     }
 }
 
-/// One task acquires the lock once.
+/// Runs one task that acquires the lock once.
 pub(super) async fn take_once(contender: &Contender, lock: &str, way: &Way<'_>) -> Result<(), Trouble> {
     let options = [
         ("lock", lock.to_owned()),

@@ -10,10 +10,10 @@ use crate::program::Trouble;
 use crate::results::Sample;
 use crate::roster::Contender;
 
-/// The default.
+/// The default ttl of leasehold.
 pub(super) const TTL: Duration = Duration::from_secs(30);
 
-/// Long enough to acquire all of them one by one on a slow server.
+/// A time limit that is long enough to acquire all locks one by one on a slow server.
 const ACQUIRE: Duration = Duration::from_secs(600);
 
 pub(super) async fn measure(
@@ -63,17 +63,17 @@ pub(super) async fn measure(
     sample.note(MEMORY.name, memory);
     sample.note(ACQUIRE_S.name, Some((held - begin) as f64 / 1e6));
     sample.note(LOST.name, Some(lost));
-    // Releasing 10,000 locks takes some time too.
+    // Releasing 10,000 locks also takes some time.
     program.end(ACQUIRE + END).await?;
     Ok(sample)
 }
 
-/// The processor time that the process has used.
+/// Returns the processor time that the process has used, in seconds.
 fn cpu_s(id: u32) -> Option<f64> {
     seconds_of_stat(&fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
 }
 
-/// The sum of user and system time, which Linux reports in hundredths of a second.
+/// Returns the sum of user and system time, which Linux reports in hundredths of a second.
 fn seconds_of_stat(stat: &str) -> Option<f64> {
     // The program's name, in parentheses, may contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -82,7 +82,7 @@ fn seconds_of_stat(stat: &str) -> Option<f64> {
     Some((user + system) as f64 / 100.0)
 }
 
-/// The peak memory of the process.
+/// Returns the peak memory of the process, in megabytes.
 fn peak_memory_mb(id: u32) -> Option<f64> {
     mb_of_status(&fs::read_to_string(format!("/proc/{id}/status")).ok()?)
 }

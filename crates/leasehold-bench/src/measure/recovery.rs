@@ -14,7 +14,7 @@ use crate::roster::Contender;
 /// Short, because the measurement waits for it. Some clients support only whole seconds.
 pub(super) const TTL: Duration = Duration::from_secs(3);
 
-/// A client that has not been granted the lock after this many leases never is.
+/// A client that is not granted the lock within this many ttls counts as never granted.
 const NEVER: u32 = 5;
 
 pub(super) async fn measure(
@@ -32,8 +32,8 @@ pub(super) async fn measure(
     holder.tell("go").await?;
     holder.says("granted", READY).await?;
     waiter.tell("go").await?;
-    // Renewals come at fixed times after the grant. Each round kills the holder at another point between them, the
-    // same one for all contenders.
+    // Renewals come at fixed times after the grant. Each round kills the holder at a different point between two
+    // renewals, which is the same for all contenders.
     let part = (round as f64 + 0.5) / f64::from(run.options.rounds(run.scenario));
     SystemClock.sleep(TTL + TTL.mul_f64(part)).await;
     let killed = now_us();
@@ -47,7 +47,7 @@ pub(super) async fn measure(
         Err(trouble) => return Err(trouble),
     };
     let took = Duration::from_micros(granted.saturating_sub(killed));
-    // If it was granted before the kill, there were two holders.
+    // If the lock was granted before the kill, there were two holders.
     let mut sample = Sample { violations: u64::from(granted < killed), ..Sample::default() };
     sample.note(RECOVERY_TTLS.name, Some(took.as_secs_f64() / TTL.as_secs_f64()));
     sample.note(RECOVERY_S.name, Some(took.as_secs_f64()));

@@ -1,5 +1,5 @@
 //! One SVG plot for each scenario: a bar for each contender, grouped by store and distance, on a logarithmic scale,
-//! with the spread over the rounds. Without a plotting library, which would add ten crates for these few lines.
+//! with the spread over the rounds. It uses no plotting library, which would add ten crates to replace these few lines.
 
 use std::fmt::Write as _;
 
@@ -9,14 +9,14 @@ use crate::results::Block;
 use crate::stats::Spread;
 
 const WIDTH: f64 = 960.0;
-/// The positions of the bars.
+/// The positions where the bars begin and end.
 const LEFT: f64 = 330.0;
 const RIGHT: f64 = 860.0;
 const BAR: f64 = 16.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 56.0;
 
-/// Readable on light and dark backgrounds.
+/// A style that is readable on light and dark backgrounds.
 const STYLE: &str = "text{font:12px sans-serif;fill:#333}.head{font-weight:bold}.note{fill:#777}\
     .ours{fill:#1f77b4}.peer{fill:#b0b7bf}.limit,.conditional,.ours-by-default{fill:#d8dde2}.axis{stroke:#e4e7ea}.spread{stroke:#333}";
 
@@ -78,7 +78,7 @@ pub(crate) fn chart(title: &str, metric: &Metric, blocks: &[&Block]) -> String {
     svg
 }
 
-/// Maps values to positions, logarithmically.
+/// Maps values to positions on a logarithmic scale.
 struct Scale {
     /// The exponents of both ends.
     from: f64,

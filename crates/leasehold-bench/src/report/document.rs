@@ -1,4 +1,5 @@
-//! Updates docs/performance.md: the text between its markers is generated from the results; people write the rest.
+//! Updates docs/performance.md: the text between its markers is generated from the results, and the rest is written by
+//! hand.
 
 use std::fs;
 use std::path::Path;
@@ -35,7 +36,7 @@ pub(crate) fn plots(results: &Results, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// All targets, and whether they are reached.
+/// Returns all targets, and whether they are reached.
 fn targets(results: &Results) -> String {
     let mut text = "| | where | target | measured | |\n|---|---|---|---|---|\n".to_owned();
     for scenario in Scenario::ALL {
@@ -53,7 +54,7 @@ fn targets(results: &Results) -> String {
     text
 }
 
-/// The section of a scenario: its plot and its tables.
+/// Returns the section of a scenario, with its plot and its tables.
 fn section(results: &Results, scenario: Scenario) -> String {
     let blocks = blocks(results, scenario);
     if blocks.is_empty() {
@@ -61,7 +62,7 @@ fn section(results: &Results, scenario: Scenario) -> String {
     }
     let mut text = format!("![{}](performance/{}.svg)\n", scenario.title(), scenario.name());
     for block in &blocks {
-        // Fairness uses the runs of two scenarios.
+        // Name the scenario, because fairness uses the runs of two others.
         let run = Scenario::called(&block.scenario).filter(|run| *run != scenario);
         if let Some(run) = run {
             text.push_str(&format!("\n{}:\n", run.title()));
@@ -72,7 +73,7 @@ fn section(results: &Results, scenario: Scenario) -> String {
     text
 }
 
-/// Replaces the text between the markers of `name` by `content`.
+/// Replaces the text between the markers of `name` with `content`.
 fn replaced(text: &str, name: &str, content: &str) -> Result<String, String> {
     let (begin, end) = (format!("<!-- measured: {name} -->\n"), format!("<!-- end: {name} -->"));
     let parts = text.split_once(&begin).and_then(|(before, rest)| {

@@ -2,7 +2,7 @@
 
 use crate::stats::Spread;
 
-/// Rows with as many cells as the head.
+/// A table. Each row has as many cells as the head.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Table {
     pub(crate) head: Vec<String>,
@@ -10,7 +10,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Aligned with spaces.
+    /// Returns the table aligned with spaces.
     pub(crate) fn plain(&self) -> String {
         let mut widths: Vec<usize> = self.head.iter().map(|cell| cell.chars().count()).collect();
         for row in &self.rows {
@@ -26,7 +26,7 @@ impl Table {
         std::iter::once(&self.head).chain(&self.rows).map(|cells| line(cells)).collect()
     }
 
-    /// In Markdown, one row per line.
+    /// Returns the table in Markdown, with one row per line.
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| {
             let cells: Vec<String> =
@@ -38,7 +38,7 @@ impl Table {
     }
 }
 
-/// With three significant digits.
+/// Formats a number with three significant digits.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     let digits = match size {
@@ -53,7 +53,7 @@ pub(crate) fn number(value: f64) -> String {
     if text.starts_with("-0") && text.parse() == Ok(0.0) { "0".to_owned() } else { text.to_owned() }
 }
 
-/// `median [least..most]`; only the median if all values are equal.
+/// Formats a spread as `median [least..most]`, or only the median if all values are equal.
 pub(crate) fn spread(spread: Spread) -> String {
     let [median, least, most] = [spread.median, spread.least, spread.most].map(number);
     if least == most { median } else { format!("{median} [{least}..{most}]") }

@@ -17,7 +17,7 @@ pub(crate) struct Verdict {
     pub(crate) reached: bool,
 }
 
-/// How many times better ours is than `other`, round by round. Above 1, ours is better.
+/// Returns how many times better `ours` is than `other`, round by round. Above 1, `ours` is better.
 pub(crate) fn times_better(ours: &Row, other: &Row, metric: &Metric) -> Option<Spread> {
     match metric.better {
         Better::More => ours.times(other, metric.name),
@@ -25,7 +25,7 @@ pub(crate) fn times_better(ours: &Row, other: &Row, metric: &Metric) -> Option<S
     }
 }
 
-/// The targets of `scenario`, judged by the medians in `blocks`.
+/// Judges the targets of `scenario` by the medians in `blocks`.
 pub(crate) fn judge(scenario: Scenario, blocks: &[&Block]) -> Vec<Verdict> {
     blocks.iter().flat_map(|block| judge_one(scenario, block)).collect()
 }
@@ -42,7 +42,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
         })
     };
     let value = |metric: &Metric| ours.spread(metric.name).map(|spread| spread.median);
-    // Compares with the best contender of that role.
+    // Compare with the best contender of that role.
     let against = |role: Role, metric: &Metric| {
         let others = block.rows.iter().filter(|row| row.is(role));
         let times = others.filter_map(|row| Some(times_better(ours, row, metric)?.median));
@@ -69,7 +69,7 @@ fn judge_one(scenario: Scenario, block: &Block) -> Vec<Verdict> {
                 measured: parts.join(", "),
                 reached,
             });
-            // Allows for rare renewals.
+            // The limit allows for rare renewals.
             [verdict("2 requests for each lock", at_most(&REQUESTS, 2.05), ""), speed, None]
         }
         Scenario::Tasks if store == "s3" => [

@@ -1,4 +1,4 @@
-//! Counts HTTP/1.1 requests in the bytes that a client sends, however they are split into packets.
+//! Counts HTTP/1.1 requests in the bytes that a client sends, regardless of how they are split into packets.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::Counter;
 /// The maximum length of a request's head, and of a line in a chunked body.
 const LONGEST_HEAD: usize = 64 << 10;
 
-/// The bytes that one client sends on one connection.
+/// The parser of the bytes that one client sends on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     state: State,
@@ -32,11 +32,11 @@ enum State {
     Unreadable,
 }
 
-/// How a connection that cannot be parsed is counted.
+/// The kind under which a connection that cannot be parsed is counted.
 pub(crate) const UNREADABLE: &str = "unreadable";
 
 impl Counter for Heads {
-    /// The requests whose heads are complete, by method, or by operation if a header names it.
+    /// Returns the requests whose heads are complete, by method, or by operation if a header names one.
     fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
@@ -64,7 +64,7 @@ impl Counter for Heads {
 }
 
 impl Heads {
-    /// Collects `bytes` up to `end`, passes what was collected to `then`, and returns the rest.
+    /// Collects `bytes` up to `end`, passes the collected bytes to `then`, and returns the rest.
     fn until<'a>(&mut self, end: &[u8], bytes: &'a [u8], then: fn(&mut Self, &[u8])) -> &'a [u8] {
         // `end` may span two packets.
         let before = self.partial.len();

@@ -1,14 +1,14 @@
-//! Counts the statements in the bytes that a client of PostgreSQL sends.
+//! Counts the statements in the bytes that a PostgreSQL client sends.
 //! <https://www.postgresql.org/docs/15/protocol-message-formats.html>
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::Counter;
 
-/// Requests before the startup message: for TLS and for GSS encryption.
+/// The codes of requests before the startup message, for TLS and for GSS encryption.
 const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
 
-/// The bytes that one client sends on one connection.
+/// The parser of the bytes that one client sends on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Statements {
     started: bool,
@@ -16,13 +16,13 @@ pub(crate) struct Statements {
     partial: Vec<u8>,
     /// The first words of the prepared statements, by name.
     prepared: HashMap<String, String>,
-    /// The first word of the statement that was bound last.
+    /// The first word of the most recently bound statement.
     bound: String,
     counts: BTreeMap<String, u64>,
 }
 
 impl Counter for Statements {
-    /// The statements, by their first word.
+    /// Returns the statements, by their first word.
     fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
@@ -51,12 +51,12 @@ impl Statements {
         let mut text = || texts.next().unwrap_or_default();
         match kind {
             b'Q' => self.count(first_word(&text())),
-            // A name, and the statement.
+            // The message contains a name and a statement.
             b'P' => {
                 let (name, statement) = (text().into_owned(), text());
                 self.prepared.insert(name, first_word(&statement));
             }
-            // The name of a portal, and that of a statement.
+            // The message contains the name of a portal and the name of a statement.
             b'B' => {
                 let (_, name) = (text(), text());
                 self.bound = self.prepared.get(&*name).cloned().unwrap_or_default();
@@ -71,11 +71,12 @@ impl Statements {
     }
 }
 
-/// The body of the first message in `bytes`, whose length stands after `skipped` bytes, and the bytes after it.
+/// Returns the body of the first message in `bytes`, and the bytes after it. The length of the message comes after
+/// `skipped` bytes.
 fn split(bytes: &[u8], skipped: usize) -> Option<(&[u8], &[u8])> {
     let from_length = bytes.get(skipped..)?;
     let length = usize::try_from(u32::from_be_bytes(*from_length.first_chunk()?)).ok()?;
-    // The length counts itself.
+    // The length includes itself.
     let (message, rest) = from_length.split_at_checked(length.max(4))?;
     Some((&message[4..], rest))
 }

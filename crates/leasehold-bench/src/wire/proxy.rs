@@ -24,10 +24,10 @@ use super::timer::{self, Timer};
 /// How many bytes to read at once.
 const PACKET: usize = 64 << 10;
 
-/// How many packets may be under way in one direction of a connection.
+/// How many packets may be in transit in one direction of a connection.
 const UNDER_WAY: usize = 4_096;
 
-/// `None` if the server counts the messages of this protocol.
+/// Returns the counter for a protocol, or `None` if the server counts its messages.
 fn counter(protocol: Protocol) -> Option<Box<dyn Counter>> {
     match protocol {
         Protocol::Http => Some(Box::new(Heads::default())),
@@ -83,12 +83,12 @@ impl Proxy {
         Ok(Self { address, counts, listener: tokio::spawn(accept(listener, way)) })
     }
 
-    /// The address that clients connect to.
+    /// Returns the address that clients connect to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The requests so far, by kind.
+    /// Returns the requests so far, by kind.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.counts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -115,7 +115,7 @@ async fn accept(listener: TcpListener, way: Way) {
     }
 }
 
-/// Runs until either side closes both directions, or the connection breaks.
+/// Forwards a connection until both directions have been closed or it breaks.
 async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
     let server = TcpStream::connect(&way.server).await?;
     client.set_nodelay(true)?;
@@ -206,7 +206,7 @@ fn note(counter: &mut Option<Box<dyn Counter>>, bytes: &[u8], way: &Way) {
 mod tests {
     use super::*;
 
-    /// A server that echoes every byte.
+    /// Starts a server that echoes every byte. Returns its address.
     async fn echo() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,11 +1,11 @@
-//! Counts the commands in the bytes that a client of Redis sends.
+//! Counts the commands in the bytes that a Redis client sends.
 //! <https://redis.io/docs/latest/develop/reference/protocol-spec/>
 
 use std::collections::BTreeMap;
 
 use super::Counter;
 
-/// The bytes that one client sends on one connection.
+/// The parser of the bytes that one client sends on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
     /// An incomplete command.
@@ -14,7 +14,7 @@ pub(crate) struct Commands {
 }
 
 impl Counter for Commands {
-    /// The commands, by name.
+    /// Returns the commands, by name.
     fn take(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.counts)
     }
@@ -32,7 +32,7 @@ impl Counter for Commands {
     }
 }
 
-/// The name of the first command in `bytes`, an array of strings, and the bytes after it.
+/// Returns the name of the first command in `bytes`, which is an array of strings, and the bytes after the command.
 fn command(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (count, mut rest) = number(bytes)?;
     let mut name = None;
@@ -45,7 +45,7 @@ fn command(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((name.unwrap_or_default(), rest))
 }
 
-/// The number in the first line of `bytes`, after its type, and the bytes after that line.
+/// Returns the number in the first line of `bytes`, which follows the type, and the bytes after that line.
 fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let end = bytes.windows(2).position(|two| two == b"\r\n")?;
     let number = std::str::from_utf8(bytes.get(1..end)?).ok()?.parse().ok()?;

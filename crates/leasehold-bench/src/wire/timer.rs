@@ -1,5 +1,5 @@
-//! Sleeps that are accurate to a tenth of a millisecond. The runtime rounds its own up to whole milliseconds, which is
-//! too coarse for a delay of 2.5 ms.
+//! Sleeps that are accurate to a tenth of a millisecond. The runtime rounds its own sleeps up to whole milliseconds,
+//! which is too coarse for a delay of 2.5 ms.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock};
 use tokio::sync::oneshot;
 
-/// A thread that wakes sleepers. Ends with its last handle.
+/// A handle to a thread that wakes sleepers. The thread ends when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Timer(Arc<Shared>);
 
@@ -59,7 +59,7 @@ impl Ord for Sleeper {
     }
 }
 
-/// Time since the machine started.
+/// Returns the time since the machine started.
 pub(super) fn now() -> Duration {
     SystemClock.now().since_boot()
 }

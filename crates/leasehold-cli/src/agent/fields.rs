@@ -1,6 +1,7 @@
-//! [`Fields`]: the fields of a request, which are taken out one by one. What is left in the end is unknown, and refused.
+//! [`Fields`]: the fields of a request, which are removed one by one. Fields that are left at the end are unknown and
+//! refused.
 //!
-//! Errors name fields and never repeat values: a value may be a ticket, or a URL with a password.
+//! Errors name fields but never repeat values, because a value may be a ticket or a URL with a password.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -17,11 +18,11 @@ const MAX_INTEGER: u64 = (1 << 53) - 1;
 /// The maximum length of a field's name in an error, in characters.
 const MAX_SHOWN: usize = 40;
 
-/// The fields of a request that were not used yet.
+/// The fields of a request that have not been used yet.
 #[derive(Debug)]
 pub(super) struct Fields(Map<String, Value>);
 
-/// A line that belongs to no request: not JSON, no object, or no valid id.
+/// The reason why a line belongs to no request: it is not JSON, is not an object, or has no valid id.
 #[derive(Debug)]
 pub(super) struct Unassignable(pub(super) &'static str);
 
@@ -38,7 +39,7 @@ impl Fields {
         Ok((id, Self(map)))
     }
 
-    /// A text.
+    /// Takes the field `name`, a string.
     pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, Refusal> {
         match self.0.remove(name) {
             None => Ok(None),
@@ -47,7 +48,7 @@ impl Fields {
         }
     }
 
-    /// `true` or `false`; by default `false`.
+    /// Takes the field `name`: `true` or `false`, by default `false`.
     pub(super) fn flag(&mut self, name: &str) -> Result<bool, Refusal> {
         match self.0.remove(name) {
             None => Ok(false),
@@ -56,7 +57,7 @@ impl Fields {
         }
     }
 
-    /// An integer in `range`.
+    /// Takes the field `name`, an integer in `range`.
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_u64().filter(|number| range.contains(number)) {
@@ -68,7 +69,7 @@ impl Fields {
         }
     }
 
-    /// A duration in milliseconds, from `least` to `most`.
+    /// Takes the field `name`, a duration from `least` to `most` in milliseconds.
     pub(super) fn milliseconds(
         &mut self,
         name: &str,
@@ -79,12 +80,12 @@ impl Fields {
         Ok(self.integer(name, least..=most)?.map(Duration::from_millis))
     }
 
-    /// The number of a request or a hold.
+    /// Takes the field `name`, the number of a request or a hold. It is required.
     pub(super) fn number(&mut self, name: &str) -> Result<u64, Refusal> {
         self.integer(name, 0..=MAX_INTEGER)?.ok_or_else(|| missing(name))
     }
 
-    /// A fencing token: a string of digits.
+    /// Takes the field `name`, a fencing token as a string of digits.
     pub(super) fn token(&mut self, name: &str) -> Result<Option<Token>, Refusal> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -93,25 +94,25 @@ impl Fields {
         token.map(Some).ok_or_else(wrong)
     }
 
-    /// The name of a lock.
+    /// Takes the field `lock`, the name of a lock. It is required.
     pub(super) fn lock(&mut self) -> Result<LockName, Refusal> {
         let name = self.text("lock")?.ok_or_else(|| missing("lock"))?;
         LockName::new(&name).map_err(|error| leasehold::Error::from(error).into())
     }
 
-    /// A ticket.
+    /// Takes the field `ticket`. It is required.
     pub(super) fn ticket(&mut self) -> Result<Ticket, Refusal> {
         let text = self.text("ticket")?.ok_or_else(|| missing("ticket"))?;
         Ok(text.parse::<Ticket>()?)
     }
 
-    /// Bytes in base64.
+    /// Takes the field `name`, bytes in base64.
     pub(super) fn bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         STANDARD.decode(text).map(Some).map_err(|_| Refusal::invalid(format!("`{name}` is not base64")))
     }
 
-    /// Refuses what was not used.
+    /// Returns an error if a field has not been used.
     pub(super) fn finish(self, operation: &str) -> Result<(), Refusal> {
         match self.0.keys().next() {
             None => Ok(()),
@@ -123,7 +124,7 @@ impl Fields {
     }
 }
 
-/// The error for a field that is missing.
+/// Returns the error for a field that is missing.
 pub(super) fn missing(name: &str) -> Refusal {
     Refusal::invalid(format!("`{name}` is missing"))
 }

@@ -1,5 +1,5 @@
-//! Properties of any input of the agent: no panic, one final response to each request, bounded memory, and no secret in
-//! a response.
+//! Properties that hold for any input of the agent: no panic, one final response to each request, bounded memory, and
+//! no secret in a response.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,23 +26,23 @@ use crate::config::Settings;
 
 /// A password or a ticket. Inputs contain `$SECRET` in its place.
 const SECRET: &str = "hunter2-9f3k";
-/// The longest message, in bytes. No request of the corpus, however long, has a longer response.
+/// The maximum length of a message, in bytes. No request of the corpus, however long, gets a longer response.
 const LONGEST: usize = 64 << 10;
-/// More messages than an input causes.
+/// More messages than any input causes.
 const MESSAGES: usize = 1 << 16;
-/// Far longer than a response takes.
+/// A time limit that is far longer than any response takes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often other tasks run before the next line is read.
+/// How many times other tasks may run before the next line is sent.
 const TURNS: usize = 64;
 
 thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
 }
 
-/// The lines of a host. If none of them is a `hello`, one is sent first.
+/// Sends `data` to an agent as the lines of a host. If it contains no `hello`, sends one first.
 pub(crate) fn agent_requests(data: &[u8]) {
     let mut text = String::from_utf8_lossy(data).replace("$SECRET", SECRET).into_bytes();
-    // What precedes the end of the file is not a line.
+    // Text at the end without a newline would not be a line.
     text.push(b'\n');
     RUNTIME.with(|runtime| runtime.block_on(serve(&text)));
 }
@@ -70,12 +70,12 @@ async fn serve(text: &[u8]) {
     host.end(session).await;
 }
 
-/// The host: what it has asked, and what it has read.
+/// The host, with its pending requests.
 struct Host {
     sent: mpsc::Receiver<Value>,
     /// The operations of the requests without a final response, by id.
     pending: HashMap<u64, VecDeque<String>>,
-    /// Whether the secret stands only where no response may show it.
+    /// Whether the secret has occurred only in places that no response may show.
     hides: bool,
 }
 
@@ -90,7 +90,7 @@ impl Host {
         assert_eq!(self.sent.recv().await.unwrap()["ev"], "hello");
     }
 
-    /// Whether a request would write a file, or open a connection to another machine.
+    /// Returns whether a request would write a file or open a connection to another machine.
     fn leaves_this_machine(&self, line: &[u8]) -> bool {
         let fields = fields(line).unwrap_or_default();
         ["store", "object"].into_iter().filter_map(|name| fields.get(name)?.as_str()).any(|url| {
@@ -99,7 +99,7 @@ impl Host {
         })
     }
 
-    /// Sends `line`, and gives its request some time. Returns whether the agent goes on.
+    /// Sends `line` and gives its request some time. Returns whether the agent continues.
     async fn send(&mut self, session: &Arc<Session>, line: &[u8]) -> bool {
         self.hides &= fields(line).is_none_or(|fields| hides(&fields));
         let next = session.take(line, begin).await;
@@ -110,7 +110,7 @@ impl Host {
         };
         let operation = fields.text("op").ok().flatten().unwrap_or_default();
         let goes_on = !matches!(next, Next::End(_));
-        // The agent ends if the host uses the id of a pending request again, or if it does not begin with `hello`.
+        // The agent ends if the host reuses the id of a pending request or does not begin with `hello`.
         let (id, operation) = match next {
             Next::End(_) if !session.is_idle() => (NO_REQUEST, String::new()),
             _ => (id, operation),
@@ -135,7 +135,7 @@ impl Host {
         assert!(session.is_idle(), "a request without a response counts towards the limits");
         session.end().await;
         drop(session);
-        // Closed when nothing works for the host any more.
+        // The channel is closed when no task works for the host any more.
         while let Some(message) = timeout(&SystemClock, LIMIT, self.sent.recv()).await.expect("no end") {
             self.read(&message);
         }
@@ -145,7 +145,7 @@ impl Host {
         let text = message.to_string();
         assert!(text.len() <= LONGEST, "{} bytes: {text:.200}", text.len());
         assert!(!self.hides || !text.contains(SECRET), "{text}");
-        // News about a hold.
+        // Without an id, it is an event about a hold.
         let Some(id) = message.get("id") else { return };
         let id = id.as_u64().unwrap_or(NO_REQUEST);
         let pending = self.pending.get_mut(&id).unwrap_or_else(|| panic!("a response to no request: {text}"));
@@ -156,7 +156,7 @@ impl Host {
     }
 }
 
-/// In place of an id: of a response to a line that belongs to no request.
+/// Takes the place of an id in a response to a line that belongs to no request.
 const NO_REQUEST: u64 = u64::MAX;
 
 fn is_final(message: &Value, operation: &str) -> bool {
@@ -171,7 +171,7 @@ fn fields(line: &[u8]) -> Option<Map<String, Value>> {
     }
 }
 
-/// Whether the secret is, where it occurs in a request, a ticket, or the password or an option of a URL.
+/// Returns whether the secret occurs in a request only in a ticket, or in the password or an option of a URL.
 fn hides(fields: &Map<String, Value>) -> bool {
     fields.iter().all(|(name, value)| match (&**name, value) {
         ("ticket", _) => true,
@@ -182,7 +182,7 @@ fn hides(fields: &Map<String, Value>) -> bool {
     })
 }
 
-/// Whether what stands between these two parts of a URL is a password or the value of an option.
+/// Returns whether the text between these two parts of a URL is a password or the value of an option.
 fn is_secret(before: &str, after: &str) -> bool {
     let Some((_, before)) = before.split_once("://") else { return false };
     let is_password = before.ends_with(':') && !before.contains(['/', '?', '#', '@']);
@@ -196,9 +196,9 @@ mod tests {
 
     use super::*;
 
-    /// How many changed copies of each kept input are also tested.
+    /// How many changed copies of each corpus file are also tested.
     const CHANGED: usize = 300;
-    /// The length of a text that is put in the place of another.
+    /// The length of the text that replaces a field.
     const LONG: usize = 128 << 10;
 
     fn corpus() -> Vec<Vec<u8>> {
@@ -209,7 +209,7 @@ mod tests {
         files.iter().map(|file| std::fs::read(file).unwrap()).collect()
     }
 
-    /// `text` with a few bytes changed, left out or repeated.
+    /// Returns `text` with a few bytes changed, omitted or repeated.
     fn changed(text: &[u8], random: &Random) -> Vec<u8> {
         let below = |most: usize| usize::try_from(random.bits() % (most as u128 + 1)).unwrap();
         let mut bytes = text.to_vec();
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Escapes make a text up to six times as long.
+    /// Tests texts that JSON escapes make six times as long.
     #[test]
     fn a_response_repeats_no_long_text() {
         let requests = corpus().into_iter().filter_map(|line| fields(&line));

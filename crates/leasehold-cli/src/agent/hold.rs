@@ -1,4 +1,4 @@
-//! A held lock: a task reports renewals and the loss to the host, until the guard is taken or lost.
+//! A held lock. A task reports its renewals and its loss to the host, until the guard is taken or the lock is lost.
 
 use leasehold::Guard;
 use leasehold::clock::Deadline;
@@ -8,11 +8,11 @@ use tokio::sync::{mpsc, oneshot};
 use super::message;
 use super::pipe::Outbox;
 
-/// What a request asks the task of a hold.
+/// A request to the task of a hold.
 pub(super) enum Ask {
-    /// To give up the guard and end.
+    /// Give up the guard and end.
     Take(oneshot::Sender<Guard>),
-    /// To renew at once.
+    /// Renew at once.
     Renew(oneshot::Sender<leasehold::Result<Deadline>>),
 }
 
@@ -20,14 +20,14 @@ pub(super) enum Ask {
 pub(super) struct Keeper {
     pub(super) number: u64,
     pub(super) guard: Guard,
-    /// The deadline that the host knows.
+    /// The latest deadline that was sent to the host.
     pub(super) known: Deadline,
     pub(super) asks: mpsc::Receiver<Ask>,
     pub(super) outbox: Outbox,
 }
 
 impl Keeper {
-    /// Runs until the lock is lost or taken. Returns the message about a loss, which is not sent yet.
+    /// Runs until the lock is lost or taken. Returns the message about a loss, which the caller must send.
     pub(super) async fn run(mut self) -> Option<Value> {
         loop {
             tokio::select! {
@@ -38,7 +38,7 @@ impl Keeper {
                         tokio::spawn(async move { drop(reply.send(renewal.await)) });
                     }
                     Some(Ask::Take(reply)) => {
-                        // If the request is gone, the guard is dropped, which releases the lock.
+                        // If nothing waits for the reply, the guard is dropped, which releases the lock.
                         let _ = reply.send(self.guard);
                         return None;
                     }
@@ -46,7 +46,7 @@ impl Keeper {
                 },
                 loss = self.guard.lost() => return Some(message::lost(self.number, &loss)),
                 place = renewed(&self.guard, self.known, &self.outbox) => {
-                    // The latest deadline, however long the host has not read.
+                    // Send the latest deadline, however long the host has not read.
                     if let Ok(until) = self.guard.deadline() {
                         self.known = until;
                         place.send(message::renewed(self.number, until));
@@ -57,7 +57,7 @@ impl Keeper {
     }
 }
 
-/// Completes when there is a new deadline and a place to send it.
+/// Completes when there is a new deadline and a place in the queue.
 async fn renewed<'a>(guard: &Guard, known: Deadline, outbox: &'a Outbox) -> super::pipe::Place<'a> {
     guard.renewed(known).await;
     outbox.place().await

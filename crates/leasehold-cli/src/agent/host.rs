@@ -1,4 +1,4 @@
-//! The end of the host. Its children may keep the pipe to the agent open, so the end of stdin is not enough.
+//! Detects the end of the host. The end of stdin is not enough, because children of the host may keep the pipe open.
 
 use rustix::process::Pid;
 use tokio::sync::oneshot;
@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 pub(super) struct Host(oneshot::Receiver<()>);
 
 impl Host {
-    /// Starts a thread that waits for the end of the process; `None` if that is not possible. The end of stdin then has
-    /// to do.
+    /// Starts a thread that waits for the end of the process. Returns `None` if that is not possible. The agent then
+    /// relies on the end of stdin.
     pub(super) fn watch(pid: Pid) -> Option<Self> {
         let (ended, has_ended) = oneshot::channel();
         let wait = move || {
@@ -22,7 +22,7 @@ impl Host {
     }
 }
 
-/// Completes when `host` has ended. Never completes without a host that can be watched. Cancel safe.
+/// Completes when `host` has ended. Never completes if there is no host that can be watched. Cancel safe.
 pub(super) async fn ended(host: &mut Option<Host>) {
     if let Some(Host(has_ended)) = host {
         if has_ended.await.is_ok() {
@@ -40,12 +40,12 @@ fn wait_for(pid: Pid) -> rustix::io::Result<()> {
     use rustix::io::Errno;
     use rustix::process::{PidfdFlags, pidfd_open};
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
-        // It has ended already.
+        // The process has already ended.
         Err(Errno::SRCH) => return Ok(()),
         opened => opened?,
     };
     loop {
-        // Becomes readable when the process ends.
+        // The descriptor becomes readable when the process ends.
         match poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
             Err(Errno::INTR) => {}
             polled => return polled.map(drop),

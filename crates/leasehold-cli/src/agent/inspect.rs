@@ -20,10 +20,10 @@ use crate::output::doctor;
 use crate::output::human::{holder_of, state, token_of};
 use crate::report::ms;
 
-/// How many names a message has at most.
+/// Maximum number of names in a message.
 const NAMES: usize = 100;
 
-/// Reads the fields of an operation; `None` if there is no such operation.
+/// Reads the fields of an operation and returns its work, or `None` if there is no such operation.
 pub(super) fn read(
     session: Arc<Session>,
     id: u64,
@@ -168,7 +168,7 @@ async fn wait_free(
 ) -> Result<Reply, Refusal> {
     let locker = session.stores.open(store).await?;
     if limit == Some(Duration::ZERO) {
-        // A wait of no time would leave the store no time either.
+        // Do not wait with a limit of zero, because the store would have no time to respond.
         return match locker.inspect(&lock).await?.state {
             State::Held(held) => Err(still_held(&lock, held)),
             State::Free | State::Lapsed(_) => Ok(Reply::Answer(Answer::done())),

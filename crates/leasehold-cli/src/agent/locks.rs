@@ -14,7 +14,7 @@ use super::session::{Reply, Session, Work};
 use super::waiting;
 use crate::mode::{Mode, WaitPolicy};
 
-/// An acquisition as the host wants it.
+/// An acquisition that the host requests.
 #[derive(Debug)]
 struct Wanted {
     store: Option<String>,
@@ -43,7 +43,7 @@ struct LockSettings {
     for_ticket: bool,
 }
 
-/// Reads the fields of an acquisition.
+/// Reads the fields of an acquisition and returns its work.
 pub(super) fn acquire(
     session: Arc<Session>,
     id: u64,
@@ -89,14 +89,14 @@ fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
 }
 
 fn policy(operation: &str, fields: &mut Fields) -> Result<WaitPolicy, Refusal> {
-    // What does not belong to the operation is left in the fields, and refused.
+    // Fields that do not belong to the operation are not taken here, so they are refused later.
     if operation == "try" || (operation == "once" && fields.flag("nowait")?) {
         return Ok(WaitPolicy::Try);
     }
     let limit = fields.milliseconds("wait_ms", 0, OncePer::LONGEST)?;
     Ok(match limit {
         None => WaitPolicy::Forever,
-        Some(Duration::ZERO) => WaitPolicy::Try, // A wait of no time would leave the store no time either.
+        Some(Duration::ZERO) => WaitPolicy::Try, // A limit of zero would leave the store no time to respond.
         Some(limit) => WaitPolicy::Within(limit),
     })
 }
@@ -170,7 +170,7 @@ async fn acquired(lock: Lock, kind: Kind, policy: WaitPolicy) -> leasehold::Resu
     }
 }
 
-/// Adds the host to the holder's processes. Otherwise a store that notices the death of this process would grant the
+/// Adds the host to the holder's processes. Otherwise a store that detects the death of this process would grant the
 /// lock to others while the host still works under it.
 pub(super) async fn with_host(session: &Session, locker: &Locker, guard: Guard) -> Result<Reply, Refusal> {
     if let Some(host) = session.host().filter(|_| locker.capabilities().sees_dead_processes) {

@@ -62,7 +62,7 @@ impl Answer {
         error
     }
 
-    /// The message, for the request `id`.
+    /// Returns the message for the request `id`.
     pub(super) fn to(self, id: u64) -> Value {
         let Self { event, mut fields } = self;
         fields.insert("id".into(), id.into());
@@ -70,7 +70,7 @@ impl Answer {
         Value::Object(fields)
     }
 
-    /// The message, for a line that belongs to no request.
+    /// Returns the message for a line that belongs to no request.
     pub(super) fn unassigned(self) -> Value {
         let Self { event, mut fields } = self;
         fields.insert("id".into(), Value::Null);
@@ -79,19 +79,19 @@ impl Answer {
     }
 }
 
-/// A deadline: when its span began, on both clocks, and the span.
+/// Returns the fields of a deadline: the start of its span, on both clocks, and the span.
 pub(super) fn deadline(deadline: Deadline) -> Value {
     let mut fields = moment(deadline.start());
     fields["span_us"] = micros(deadline.span()).into();
     fields
 }
 
-/// Both clocks.
+/// Returns the fields of a moment: its time on both clocks.
 pub(super) fn moment(moment: Moment) -> Value {
     json!({ "boot_us": micros(moment.since_boot()), "wall_us": moment.wall_us() })
 }
 
-/// `fields` and a deadline.
+/// Adds the fields of a deadline to `fields`.
 pub(super) fn with_deadline(mut fields: Value, until: Deadline) -> Value {
     if let (Value::Object(fields), Value::Object(until)) = (&mut fields, deadline(until)) {
         fields.extend(until);
@@ -107,7 +107,7 @@ pub(super) fn lost(hold: u64, loss: &Loss) -> Value {
     json!({ "hold": hold, "ev": "lost", "reason": loss.reason.as_str(), "message": loss.to_string() })
 }
 
-/// Who has the lock.
+/// Returns the fields that describe the holder of a lock.
 pub(super) fn held_by(held: &HolderInfo) -> Value {
     json!({
         "holder": held.holder,
@@ -122,7 +122,7 @@ pub(super) fn held_by(held: &HolderInfo) -> Value {
     })
 }
 
-/// A token as a string: no reader makes a floating-point number of it.
+/// Returns a token as a string, so that no reader converts it to a floating-point number.
 pub(super) fn digits(token: Option<Token>) -> Value {
     token.map(|token| token.to_string()).into()
 }

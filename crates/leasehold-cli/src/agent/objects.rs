@@ -1,4 +1,5 @@
-//! Operations on objects: `get`, `put`, `update`, and `answer`, by which the host gives an update its new content.
+//! Operations on objects: `get`, `put`, `update`, and `answer`, with which the host sends the new content for an
+//! update.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::session::{Reply, Session, Work};
 /// The largest content that fits into a line in base64, with room for the rest of the message.
 const MAX_CONTENT: usize = (MAX_LINE - 1_024) / 4 * 3;
 
-/// An object as the host names it.
+/// An object that the host names.
 struct Target {
     url: String,
     content_type: Option<String>,
@@ -40,7 +41,7 @@ impl Target {
     }
 }
 
-/// Reads the fields of an operation on an object.
+/// Reads the fields of an operation on an object and returns its work.
 pub(super) fn read(
     session: Arc<Session>,
     id: u64,

@@ -1,6 +1,6 @@
 //! The lines between host and agent: a thread that reads stdin, a thread that writes stdout, and bounded queues.
 //!
-//! Threads, because a pipe that is shared with other processes must not become non-blocking.
+//! These are threads, because a pipe that is shared with other processes must not become non-blocking.
 
 use std::io::{self, BufRead, Write as _};
 use std::thread;
@@ -8,20 +8,20 @@ use std::thread;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-/// The longest line, in bytes, in both directions.
+/// Maximum length of a line, in bytes, in both directions.
 pub(super) const MAX_LINE: usize = 1 << 20;
-/// How many requests wait for the session.
+/// Maximum number of requests that wait for the session.
 const UNREAD: usize = 2;
-/// How many messages wait for the host.
+/// Maximum number of messages that wait for the host.
 const UNSENT: usize = 256;
-/// How many bytes are written at once.
+/// How many bytes are collected before they are written.
 const BATCH: usize = 64 << 10;
 
-/// What the host sent.
+/// Input from the host.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
     Line(Vec<u8>),
-    /// A line with more than [`MAX_LINE`] bytes. Nothing more is read.
+    /// A line with more than [`MAX_LINE`] bytes. Nothing is read after it.
     TooLong,
 }
 
@@ -40,7 +40,8 @@ pub(super) fn read() -> io::Result<mpsc::Receiver<Input>> {
     Ok(receiver)
 }
 
-/// The next line without its end; `None` at the end of the file, and for what precedes it without the end of a line.
+/// Returns the next line without its end, or `None` at the end of the file. Ignores an incomplete line at the end of
+/// the file.
 pub(super) fn next_line(input: &mut impl BufRead) -> Option<Input> {
     let mut line = Vec::new();
     loop {
@@ -64,7 +65,7 @@ pub(super) fn next_line(input: &mut impl BufRead) -> Option<Input> {
     }
 }
 
-/// The queue to the host. Closed if the host reads no more.
+/// The queue to the host. It is closed if the host no longer reads.
 #[derive(Clone, Debug)]
 pub(super) struct Outbox(mpsc::Sender<Value>);
 
@@ -72,7 +73,7 @@ pub(super) struct Outbox(mpsc::Sender<Value>);
 pub(super) struct Place<'a>(Option<mpsc::Permit<'a, Value>>);
 
 impl Outbox {
-    /// Waits for a place in the queue. Decide what to send afterwards, so that it is the latest.
+    /// Waits for a place in the queue. Choose the message only afterwards, so that it contains the latest state.
     pub(super) async fn place(&self) -> Place<'_> {
         Place(self.0.reserve().await.ok())
     }
@@ -90,18 +91,18 @@ impl Place<'_> {
     }
 }
 
-/// A queue for `capacity` messages, which a test reads.
+/// Creates a queue for `capacity` messages that a test reads.
 #[cfg(any(test, fuzzing))]
 pub(super) fn queue(capacity: usize) -> (Outbox, mpsc::Receiver<Value>) {
     let (sender, messages) = mpsc::channel(capacity);
     (Outbox(sender), messages)
 }
 
-/// The thread that writes.
+/// A handle to the thread that writes.
 pub(super) struct Writer(oneshot::Receiver<()>);
 
 impl Writer {
-    /// Waits until all messages are written, or the host reads no more. Drop all outboxes first.
+    /// Waits until all messages are written, or the host no longer reads. Drop all outboxes first.
     pub(super) async fn finished(self) {
         let _ = self.0.await;
     }

@@ -1,4 +1,4 @@
-//! [`Refusal`]: why a request failed, as its host reads it.
+//! [`Refusal`]: why a request failed, as reported to the host.
 
 use leasehold::{Error, HolderInfo, Token};
 
@@ -20,12 +20,12 @@ impl Refusal {
         Failure::new(0, kind, message).into()
     }
 
-    /// The request itself is wrong.
+    /// Creates the refusal of a request that is itself wrong.
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::new("invalid", message)
     }
 
-    /// Too much at a time.
+    /// Creates the refusal of a request that exceeds a limit.
     pub(super) fn limit(message: impl Into<String>) -> Self {
         Self::new("limit", message)
     }
@@ -43,7 +43,7 @@ impl Refusal {
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
         let Failure { kind, message, help, .. } = failure;
-        // What is a wrong command line elsewhere is a wrong field here.
+        // An error that means a wrong command line elsewhere means a wrong field here.
         let kind = if kind == "usage" { "invalid".to_owned() } else { kind };
         Self { kind, message, help, held_by: None, refused_by: None, maybe_applied: false }
     }

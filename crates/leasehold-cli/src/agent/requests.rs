@@ -51,7 +51,7 @@ fn read(session: &Arc<Session>, id: u64, operation: &str, mut fields: Fields) ->
 }
 
 async fn release(released: oneshot::Receiver<leasehold::Result<Released>>) -> Result<Reply, Refusal> {
-    // There is no result if the agent ends before.
+    // There is no result if the agent ends first.
     let released = released.await.map_err(|_| Refusal::cancelled())??;
     Ok(Reply::Answer(Answer::released(released)))
 }

@@ -1,4 +1,4 @@
-//! [`Session`]: the requests that are pending and the locks that are held for one host.
+//! [`Session`]: the pending requests and the held locks of one host.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,12 +28,12 @@ const MAX_PENDING: usize = 16_384;
 const MAX_PENDING_BYTES: usize = 64 << 20;
 /// The largest number of held locks.
 const MAX_HOLDS: usize = 16_384;
-/// The largest number of operations at a time that have the content of an object.
+/// The largest number of concurrent operations that keep the content of an object in memory.
 const MAX_OBJECTS: usize = 16;
-/// How long releases may take after the end of the host.
+/// How long the releases may take after the end of the host.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the agent does after a line.
+/// What the agent must do after a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Continue,
@@ -55,14 +55,14 @@ pub(super) type Work = BoxFuture<'static, Result<Reply, Refusal>>;
 /// Reads the fields of a request, with its id and its operation, and returns its work.
 pub(super) type Begin = fn(&Arc<Session>, u64, &str, Fields) -> Work;
 
-/// The number of the protocol.
+/// The version of the protocol.
 const PROTOCOL: u64 = 1;
 
 /// The session with one host.
 pub(super) struct Session {
     pub(super) stores: Stores,
     pub(super) outbox: Outbox,
-    /// Operations with a content, of which few fit into memory.
+    /// Limits the operations that keep the content of an object in memory.
     objects: Semaphore,
     state: Mutex<State>,
 }
@@ -71,7 +71,7 @@ pub(super) struct Session {
 struct State {
     host: Option<Pid>,
     pending: HashMap<u64, Pending>,
-    /// The total length of the pending requests.
+    /// The total length of the pending requests, in bytes.
     bytes: usize,
     holds: HashMap<u64, mpsc::Sender<Ask>>,
     /// The releases that the host has requested. They outlive their requests.
@@ -84,7 +84,7 @@ struct State {
 struct Pending {
     bytes: usize,
     cancel: Option<oneshot::Sender<()>>,
-    /// Of an update: where the content from the host goes.
+    /// Takes the content that the host sends for an update.
     answer: Option<oneshot::Sender<Option<Vec<u8>>>>,
 }
 
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// Takes one line of the host.
+    /// Handles one line from the host.
     pub(super) async fn take(self: &Arc<Self>, line: &[u8], begin: Begin) -> Next {
         let (id, mut fields) = match Fields::parse(line) {
             Ok(parsed) => parsed,
@@ -133,7 +133,7 @@ impl Session {
         Next::Continue
     }
 
-    /// The first request.
+    /// Handles the first request.
     async fn greet(&self, id: u64, operation: &str, mut fields: Fields) -> Next {
         let mut read = || {
             if operation != "hello" {
@@ -180,7 +180,8 @@ impl Session {
         Next::Watch(pid)
     }
 
-    /// Reports a line that belongs to no request. The agent then ends: host and agent may not agree on what was asked.
+    /// Reports a line that belongs to no request. The agent then ends, because the host and the agent may disagree
+    /// about what was requested.
     pub(super) async fn refuse_line(&self, what: &str) -> Next {
         let refusal = Refusal::invalid(format!("the agent stops, because it read {what}"));
         self.outbox.send(Answer::error(&refusal).unassigned()).await;
@@ -195,7 +196,7 @@ impl Session {
     /// Sends the final response to a request.
     async fn answer(self: Arc<Self>, id: u64, outcome: Result<Reply, Refusal>) {
         let place = self.outbox.place().await;
-        // From here on the host can use the id again.
+        // From here on, the host can use the id again.
         self.state(|state| state.settle(id));
         let outcome = outcome.and_then(|reply| match reply {
             Reply::Answer(answer) => Ok(answer.to(id)),
@@ -204,8 +205,8 @@ impl Session {
         place.send(outcome.unwrap_or_else(|refusal| Answer::error(&refusal).to(id)));
     }
 
-    /// Starts the task of a hold, and returns the response to the request `id`. Send it before anything
-    /// else.
+    /// Starts the task of a hold, and returns the response to the request `id`. The caller must send it before any
+    /// other message.
     fn keep(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
         let known = guard.deadline()?;
         let (asks, inbox) = mpsc::channel(1);
@@ -230,7 +231,7 @@ impl Session {
         Ok(Answer::new("held", message::with_deadline(held, known)).to(id))
     }
 
-    /// Takes the guard of a hold; `None` if the hold is over.
+    /// Takes the guard of a hold. Returns `None` if the hold is over.
     pub(super) async fn take_guard(&self, hold: u64) -> Result<Option<Guard>, Refusal> {
         Ok(match self.take_hold(hold)? {
             Some(asks) => take(asks).await,
@@ -246,8 +247,8 @@ impl Session {
         asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))
     }
 
-    /// Starts to release a hold. The release continues if its request is cancelled or the host ends: a guard that is
-    /// dropped would be released without its cooldown.
+    /// Starts to release a hold. The release continues even if its request is cancelled or the host ends, because
+    /// dropping the guard would release the lock without its cooldown.
     pub(super) fn release(
         &self,
         hold: u64,
@@ -268,14 +269,14 @@ impl Session {
             let _ = reply.send(released);
         };
         self.state(|state| {
-            // Forget those that have ended.
+            // Forget the releases that have ended.
             while state.releases.try_join_next().is_some() {}
             state.releases.spawn(release);
         });
         Ok(released)
     }
 
-    /// Renews a hold at once; `None` if the hold is over.
+    /// Renews a hold at once. Returns `None` if the hold is over.
     pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
         let asks = self
             .state(|state| (1..=state.last_hold).contains(&hold).then(|| state.holds.get(&hold).cloned()));
@@ -299,20 +300,20 @@ impl Session {
         self.objects.acquire().await.ok()
     }
 
-    /// Expects one `answer` of the host to the update `id`.
+    /// Makes the update `id` expect one `answer` from the host.
     pub(super) fn expect_answer(&self, id: u64) -> oneshot::Receiver<Option<Vec<u8>>> {
         let (sender, answer) = oneshot::channel();
         self.state(|state| state.pending.get_mut(&id).map(|pending| pending.answer.replace(sender)));
         answer
     }
 
-    /// Passes an `answer` of the host to the update `id`. Returns false if it does not wait for one.
+    /// Passes an `answer` from the host to the update `id`. Returns false if the update does not expect one.
     pub(super) fn answer_update(&self, id: u64, content: Option<Vec<u8>>) -> bool {
         let expects = self.state(|state| state.pending.get_mut(&id)?.answer.take());
         expects.is_some_and(|answer| answer.send(content).is_ok())
     }
 
-    /// Refuses another lock if too many are held.
+    /// Returns an error if too many locks are held to acquire another one.
     pub(super) fn may_hold_more(&self) -> Result<(), Refusal> {
         match self.state(|state| state.holds.len()) < MAX_HOLDS {
             true => Ok(()),
@@ -320,7 +321,7 @@ impl Session {
         }
     }
 
-    /// The process id of the host.
+    /// Returns the process id of the host.
     pub(super) fn host(&self) -> Option<u32> {
         self.state(|state| state.host).and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
     }
@@ -333,7 +334,7 @@ impl Session {
             (std::mem::take(&mut state.pending), std::mem::take(&mut state.holds), requested)
         });
         let waits = !pending.is_empty();
-        // Cancels them.
+        // Dropping the requests cancels them.
         drop(pending);
         let releases = join_all(holds.into_values().map(async |asks| {
             if let Some(guard) = take(asks).await {
@@ -343,12 +344,12 @@ impl Session {
         let requested = async { while requested.join_next().await.is_some() {} };
         timeout(&SystemClock, END_TIMEOUT, join(releases, requested)).await;
         if waits {
-            // Time to leave the lines of waiters. Otherwise others wait for this process.
+            // Allow time to leave the lines of waiters. Otherwise other processes wait for this one.
             SystemClock.sleep(CANCEL_TIMEOUT).await;
         }
     }
 
-    /// Whether no request is pending, and none counts towards the limits.
+    /// Returns whether no request is pending and none counts towards the limits.
     #[cfg(any(test, fuzzing))]
     pub(super) fn is_idle(&self) -> bool {
         self.state(|state| state.pending.is_empty() && state.bytes == 0)
@@ -360,7 +361,7 @@ impl Session {
 }
 
 impl State {
-    /// Makes a request pending. `Err(None)`: a request with this id is pending.
+    /// Adds a pending request. Returns `Err(None)` if a request with this id is already pending.
     fn admit(&mut self, id: u64, bytes: usize) -> Result<(), Option<Refusal>> {
         if self.pending.contains_key(&id) {
             return Err(None);
@@ -398,7 +399,7 @@ mod tests {
 
     const RELEASE: &str = r#"{"id":2,"op":"release","hold":1,"cooldown_ms":3600000}"#;
 
-    /// A session that holds the lock `x`, and what it sends.
+    /// Returns a session that holds the lock `x`, and the messages that it sends.
     async fn holding() -> (Arc<Session>, mpsc::Receiver<Value>) {
         let settings = Settings::from_text(Path::new("/config.toml"), "store = \"mem:\"").unwrap();
         let (outbox, mut sent) = pipe::queue(16);

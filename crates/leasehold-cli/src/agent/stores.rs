@@ -1,4 +1,4 @@
-//! The stores that the host uses, opened once each.
+//! The stores that the host uses, each opened once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ impl Stores {
         Self { settings, opened: Mutex::default() }
     }
 
-    /// The store with this URL or alias; by default, the default store of the command.
+    /// Returns the store with this URL or alias, or by default the default store of the command.
     pub(super) async fn open(&self, given: Option<String>) -> Result<Locker, Refusal> {
         if given.as_ref().is_some_and(|given| given.len() > MAX_URL) {
             return Err(Refusal::invalid(format!("`store` is longer than {MAX_URL} bytes")));
@@ -39,7 +39,7 @@ impl Stores {
         let opened = cell.get_or_try_init(async || Locker::open(&url).await).await;
         if opened.is_err() {
             self.opened(|stores| {
-                // Only the failed attempt itself: another one may have succeeded since.
+                // Remove only the failed attempt, because a later one may have succeeded.
                 if stores.get(&url).is_some_and(|other| Arc::ptr_eq(other, &cell) && !cell.initialized()) {
                     stores.remove(&url);
                 }

@@ -13,7 +13,7 @@ use super::refusal::Refusal;
 use super::session::{Reply, Session, Work};
 use crate::report::ms;
 
-/// Reads the fields of an operation on a ticket.
+/// Reads the fields of an operation on a ticket and returns its work.
 pub(super) fn read(session: Arc<Session>, operation: &str, mut fields: Fields) -> Result<Work, Refusal> {
     if operation == "ticket" {
         let hold = fields.number("hold")?;

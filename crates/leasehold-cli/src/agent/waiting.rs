@@ -1,4 +1,4 @@
-//! Reports to the host about who has the lock that it waits for.
+//! Reports to the host about the holder of the lock that it waits for.
 
 use leasehold::HolderInfo;
 use serde_json::json;
@@ -14,8 +14,8 @@ pub(super) struct Reports {
     seen: watch::Receiver<Option<HolderInfo>>,
 }
 
-/// A function that takes what a waiting acquisition sees, and the reports about it for the request `id`. If the host
-/// does not read, only the latest is kept.
+/// Returns a callback for the holders that a waiting acquisition sees, and the reports about them for the request `id`.
+/// If the host does not read, only the latest holder is kept.
 pub(super) fn reports(id: u64, outbox: &Outbox) -> (impl Fn(&HolderInfo) + Send + Sync + use<>, Reports) {
     let (see, seen) = watch::channel(None);
     let see = move |held: &HolderInfo| drop(see.send(Some(held.clone())));
@@ -40,7 +40,8 @@ impl Reports {
     }
 }
 
-/// Completes when there is news and a place to send it. Never completes if there will be none.
+/// Completes when there is a new holder to report and a place in the queue. Never completes if there will be no more
+/// holders.
 async fn next<'a>(
     seen: &mut watch::Receiver<Option<HolderInfo>>,
     outbox: &'a Outbox,
@@ -48,7 +49,7 @@ async fn next<'a>(
     if seen.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
-    // If this future is dropped while it waits for a place, the news must not count as seen.
+    // If this future is dropped while it waits for a place, the holder must not count as seen.
     seen.mark_changed();
     outbox.place().await
 }

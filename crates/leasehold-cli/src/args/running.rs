@@ -79,7 +79,7 @@ pub(crate) struct RunArgs {
     pub(crate) command: CommandArgs,
 }
 
-/// The value of `--ticket` without a ticket: read it from the environment.
+/// The value of `--ticket` without a ticket, which means that it is read from the environment.
 pub(crate) const IN_VARIABLE: &str = "$LEASEHOLD_TICKET";
 
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 //! A cgroup for the command. The kernel keeps all descendants of the command in it, whatever their user, session or
 //! parent.
 //!
-//! Used only on request: moving a process into a cgroup takes the kernel ten milliseconds or more, three times as long
-//! as the rest of a run.
+//! Used only on request, because moving a process into a cgroup takes the kernel ten milliseconds or more, three times
+//! as long as the rest of a run.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ impl Cgroup {
         Ok(made)
     }
 
-    /// The cgroup at `folder`, which another process has created.
+    /// Returns the cgroup at `folder`, which another process has created.
     pub(super) fn made(folder: PathBuf) -> Self {
         Self(folder)
     }
@@ -43,13 +43,13 @@ impl Cgroup {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|error| at(&self.0, &error))
     }
 
-    /// Kills all processes in the cgroup, including those that are forked meanwhile.
+    /// Kills all processes in the cgroup, including those forked in the meantime.
     pub(super) fn kill(&self) {
         // Fails if all processes have ended and the cgroup was removed.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// Whether the cgroup certainly contains no running process.
+    /// Returns whether the cgroup certainly contains no running process.
     pub(super) fn is_empty(&self) -> bool {
         match fs::read_to_string(self.0.join("cgroup.events")) {
             Ok(events) => events.lines().any(|line| line == "populated 0"),
@@ -73,7 +73,7 @@ fn at(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// The folder of our own cgroup, according to `/proc/self/mountinfo` and `/proc/self/cgroup`.
+/// Returns the folder of our own cgroup, according to `/proc/self/mountinfo` and `/proc/self/cgroup`.
 fn folder(mounts: &str, groups: &str) -> Option<PathBuf> {
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {

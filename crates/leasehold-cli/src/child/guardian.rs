@@ -1,15 +1,15 @@
 //! `leasehold __guardian`: a process that kills the command when `leasehold run` cannot.
 //!
 //! `run` may be stopped (SIGSTOP, Ctrl-Z), starved or killed while its command, which has its own process group,
-//! continues. After every renewal, `run` sends the end of the lease to the guardian over a pipe. The guardian kills
-//! the command and its descendants at that time, or as soon as the pipe closes without a final message. It leads its
-//! own process group, so that whatever stops `run` does not stop it. (PDEATHSIG, see [`super::shim`], covers only the
-//! command itself.)
+//! continues. After every renewal, `run` sends the end of the lease to the guardian over a pipe. The guardian kills the
+//! command and its descendants at that time, or as soon as the pipe closes without a final message. It leads its own
+//! process group, so that a signal that stops the group of `run` does not stop it. (PDEATHSIG, see [`super::shim`],
+//! covers only the command itself.)
 //!
 //! When `run` has ended, only an environment variable identifies the descendants of the command.
 //!
-//! The guardian ends last: a store that watches processes grants the lock to others only once the guardian has ended
-//! too.
+//! The guardian ends last. A store that watches processes does not grant the lock to others before the guardian has
+//! ended.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -31,16 +31,16 @@ use crate::exit::FAILED;
 
 /// The final message.
 const DONE: &str = "done";
-/// Smaller changes of the deadline are inaccuracies of reading clocks, not renewals, and are not sent.
+/// Smaller changes of the deadline come from inaccurate clock readings, not from renewals, and are not sent.
 const NEWS: Duration = Duration::from_millis(20);
-/// The longest sleep: timers stop while the machine is suspended.
+/// Maximum sleep, because timers stop while the machine is suspended.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The guardian, as seen by `run`.
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
-    /// The latest end of the lease that was sent.
+    /// The end of the lease that was sent last.
     told: Option<Deadline>,
 }
 
@@ -63,13 +63,13 @@ impl Guardian {
 
     fn of(process: Child) -> io::Result<Self> {
         if let Some(pipe) = &process.stdin {
-            // A guardian that is stopped does not read. Once its pipe is full, it must not block this process too.
+            // A stopped guardian does not read. When its pipe is full, it must not block this process.
             fcntl_setfl(pipe, OFlags::NONBLOCK)?;
         }
         Ok(Self { process, told: None })
     }
 
-    /// `None` if the guardian has already ended.
+    /// Returns `None` if the guardian has already ended.
     pub(super) fn unless_ended(mut self) -> Option<Self> {
         matches!(self.process.try_wait(), Ok(None)).then_some(self)
     }
@@ -88,8 +88,8 @@ impl Guardian {
         self.tell(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
-    /// Tells the guardian that the lease ends when `remaining` has passed since `now`. If its pipe is full, the next call
-    /// tries again. Until then the guardian goes by the previous end, which is earlier unless the lock was lost.
+    /// Tells the guardian that the lease ends `remaining` after `now`. If its pipe is full, the next call tries again.
+    /// Until then, the guardian uses the previous end, which is earlier unless the lock was lost.
     pub(super) fn set_end(&mut self, now: Moment, remaining: Duration) {
         let known = self.told.map_or(Duration::ZERO, |end| end.remaining(now));
         if self.told.is_some() && remaining.abs_diff(known) < NEWS {
@@ -101,7 +101,7 @@ impl Guardian {
         }
     }
 
-    /// Whether the guardian should have killed the command by `now`.
+    /// Returns whether the guardian should have killed the command by `now`.
     pub(super) fn is_due(&self, now: Moment) -> bool {
         self.told.is_some_and(|end| end.passed(now))
     }
@@ -109,36 +109,36 @@ impl Guardian {
     /// Asks the guardian to exit, because the command has ended.
     pub(super) fn dismiss(mut self) -> Dismissed {
         self.tell(DONE);
-        // Does not wait for its end, so that the lock can be released now.
+        // Do not wait for its exit, so that the lock can be released now.
         Dismissed(self.process)
     }
 
-    /// Returns false if the pipe is full, because the guardian is stopped or starved. Then no part of the message was
-    /// sent: it is shorter than `PIPE_BUF`.
+    /// Sends `line`. Returns false if the pipe is full because the guardian is stopped or starved. In that case no part
+    /// of the message was sent, because it is shorter than `PIPE_BUF`.
     fn tell(&mut self, line: &str) -> bool {
         let Some(pipe) = &mut self.process.stdin else { return true };
-        // Another error means that the guardian was killed, which does not matter until a guardian is needed.
+        // Any other error means that the guardian was killed. That does not matter until a guardian is needed.
         let sent = pipe.write_all(format!("{line}\n").as_bytes());
         !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// A guardian that was asked to exit but may not have read that. If the lease has ended, it kills what this process
-/// started, and what it starts next.
+/// A guardian that was asked to exit but may not have read the request. If the lease has ended, it kills all processes
+/// that this process has started or starts next.
 #[derive(Debug)]
 pub(crate) struct Dismissed(Child);
 
 impl Dismissed {
     /// Ends the guardian even if it is stopped or starved.
     pub(crate) fn end(mut self) {
-        // Both fail only if it has ended and was already waited for.
+        // Both fail only if the guardian has ended and was already reaped.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Drop for Dismissed {
-    /// A stopped guardian would stay forever. Does not wait for its end.
+    /// Kills the guardian, because a stopped guardian would stay forever. Does not wait for its exit.
     fn drop(&mut self) {
         let _ = self.0.kill();
     }
@@ -157,8 +157,8 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
     let mut known_root = Known::now(root);
-    // `root` is our parent, or it has ended and its process id may belong to another process. No process has start
-    // time 0.
+    // If `root` is no longer our parent, it has ended and its process id may belong to another process. No process has
+    // start time 0.
     known_root.start = known_root.start.filter(|_| getppid() == Some(root)).or(Some(0));
     let mut ear = Ear::default();
     let mut tree = None::<Tree>;
@@ -185,7 +185,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     if let Some(mut tree) = tree {
         let leader = processes::find(tree.leader.pid).ok().flatten();
         tree.forget_replaced_leader(leader.as_slice());
-        // The lock may be granted to others once this process has ended; before that, only if the lease has.
+        // Do not give up before the lease ends: when this process exits, the lock may be granted to others.
         let given_up = Deadline::new(SystemClock.now(), BURIAL);
         let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));
         tree.kill_for_good(mark().as_deref(), cgroup.as_ref(), || {
@@ -205,7 +205,8 @@ fn leave_session(root: Pid) {
     let _ = left;
 }
 
-/// The mark in the environment of this process, of the command, and of all its descendants. No other process has it.
+/// Returns the mark in the environment of this process, of the command, and of all its descendants. No other process
+/// has it.
 fn mark() -> Option<Vec<u8>> {
     Some(format!("{RUN}={}", std::env::var(RUN).ok()?).into_bytes())
 }
@@ -235,7 +236,7 @@ impl Ear {
                 return news.map_or(Heard::End, Heard::News);
             }
             let stdin = io::stdin();
-            // `SLICE` is less than a second.
+            // `SLICE` is less than a second, so the seconds are zero.
             let limit = Timespec { tv_sec: 0, tv_nsec: limit.min(SLICE).subsec_nanos().into() };
             match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => return Heard::Nothing,
@@ -243,7 +244,7 @@ impl Ear {
                 Err(_) => return Heard::End,
             }
             let mut buffer = [0; 512];
-            // Unbuffered: poll(2) does not see bytes in a buffer.
+            // Read without a buffer, because poll(2) does not see buffered bytes.
             match rustix::io::read(&stdin, &mut buffer) {
                 Ok(0) => return Heard::End,
                 Ok(length) => self.unread.extend_from_slice(&buffer[..length]),
@@ -277,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    /// As if the guardian was stopped: nothing reads its pipe.
+    /// Simulates a stopped guardian: nothing reads its pipe.
     #[test]
     fn a_full_pipe_blocks_nothing_and_its_end_is_sent_again() {
         let (mut reader, writer) = io::pipe().unwrap();

@@ -8,7 +8,7 @@ use rustix::process::Pid;
 
 use super::GUARDIAN;
 
-/// A process, identified by its id and its start time: the system reuses process ids.
+/// A process, identified by its id and its start time, because the system reuses process ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) pid: Pid,
@@ -18,17 +18,17 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// A process that cannot end unnoticed: this process or a child.
+    /// Identifies a process that cannot end unnoticed: this process or a child.
     pub(crate) fn of_ours(pid: Pid) -> Self {
         Self { pid, start: None }
     }
 
-    /// The process that has the id `pid` now.
+    /// Identifies the process that has the id `pid` now.
     pub(super) fn now(pid: Pid) -> Self {
         Self { pid, start: find(pid).ok().flatten().map(|process| process.start) }
     }
 
-    /// Whether `seen` is another process with the same id.
+    /// Returns whether `seen` is another process with the same id.
     pub(super) fn is_replaced_by(&self, seen: &Process) -> bool {
         seen.pid == self.pid && self.start.is_some_and(|start| start != seen.start)
     }
@@ -46,20 +46,21 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Whether it is the process `other`, and not a later one with the same id.
+    /// Returns whether this is the process `other`, and not a later one with the same id.
     pub(super) fn is(&self, other: &Self) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
     }
 
-    /// Whether it is the guardian of a run within this one. It ends by itself, after everything that it must kill. Its
-    /// name is not sufficient, since every program can choose its arguments.
+    /// Returns whether this is the guardian of a run within this one. Such a guardian exits by itself after it has
+    /// killed its targets. The argument is not sufficient evidence, because every program can choose its arguments.
     pub(super) fn is_guardian(&self) -> bool {
         let line = fs::read(self.file("cmdline"));
         line.is_ok_and(|line| line.split(|byte| *byte == 0).nth(1) == Some(GUARDIAN.as_bytes()))
             && self.runs_our_program()
     }
 
-    /// Compares the names: the program file may be replaced while an older build runs.
+    /// Returns whether the process runs our program. Compares only the file names, because the program file may be
+    /// replaced while an older build runs.
     fn runs_our_program(&self) -> bool {
         let program = |link: &str| {
             let path = fs::read_link(link).ok()?;
@@ -69,7 +70,7 @@ impl Process {
         its.is_some() && its == program("/proc/self/exe")
     }
 
-    /// Whether its environment contains `mark`, which has the form `KEY=value`.
+    /// Returns whether its environment contains `mark`, which has the form `KEY=value`.
     pub(super) fn is_marked(&self, mark: &[u8]) -> bool {
         let environment = fs::read(self.file("environ"));
         environment.is_ok_and(|text| text.split(|byte| *byte == 0).any(|entry| entry == mark))
@@ -80,12 +81,12 @@ impl Process {
     }
 }
 
-/// All processes; none if there is no `/proc`. If this fails, some may be missing.
+/// Returns all processes, or none if there is no `/proc`. Fails if a process could not be read.
 pub(super) fn all() -> io::Result<Vec<Process>> {
     all_in(Path::new("/proc"))
 }
 
-/// The process `pid`, if it exists.
+/// Returns the process `pid`, if it exists.
 pub(super) fn find(pid: Pid) -> io::Result<Option<Process>> {
     process(Path::new("/proc"), pid.as_raw_nonzero().get())
 }
@@ -108,11 +109,11 @@ fn all_in(folder: &Path) -> io::Result<Vec<Process>> {
 fn process(folder: &Path, pid: i32) -> io::Result<Option<Process>> {
     let stat = match fs::read(folder.join(pid.to_string()).join("stat")) {
         Ok(stat) => stat,
-        // It has ended; or it belongs to another user, and the mount option `hidepid` hides it.
+        // The process has ended, or it belongs to another user and the mount option `hidepid` hides it.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
             return Ok(None);
         }
-        // It ended while it was being read.
+        // The process ended while its status was being read.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
             return Ok(None);
         }

@@ -1,11 +1,12 @@
 //! `leasehold __child PID CMD...`: the process that later executes the command.
 //!
 //! A command must not outlive `leasehold run`, which renews its lock and stops it. Linux kills the command together
-//! with `run` if the process requests that itself, after the fork. Running code after the fork needs `unsafe`. This
-//! needs none: `run` starts itself again, and that process makes the request and then executes the command.
+//! with `run` if the process of the command requests that itself, after the fork. Running code between fork and exec
+//! needs `unsafe`. To avoid it, `run` starts its own program again. That process makes the request and then executes
+//! the command.
 //!
-//! That takes about a millisecond, so the process is started before the lock is acquired. It waits on a socket in
-//! place of stdin. One message contains the command's stdin and the changes to the environment.
+//! Starting the process takes about a millisecond, so it is started before the lock is acquired. It waits on a socket
+//! that takes the place of stdin. One message contains the command's stdin and the changes to the environment.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -27,7 +28,7 @@ use crate::exit::FAILED;
 /// The internal subcommand.
 pub(super) const VERB: &str = "__child";
 
-/// Used in place of the process id by a command that may outlive `run`.
+/// Replaces the process id of the parent if the command may outlive `run`.
 const OUTLIVES: &str = "-";
 
 /// The maximum size of the changes to the environment: Linux's default limit for a message on a socket.
@@ -41,9 +42,10 @@ pub(super) struct Shim {
 }
 
 impl Shim {
-    /// Starts the process for `command`. With `dies_with_us`, the kernel ties its life to the *thread* that starts it.
+    /// Starts the process for `command`. With `dies_with_us`, the kernel kills it when the *thread* that started it
+    /// ends.
     pub(super) fn start(command: &[OsString], dies_with_us: bool) -> io::Result<Self> {
-        // Preserves message boundaries, and each side sees when the other closes.
+        // This type preserves message boundaries, and each side sees when the other closes.
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let mut process = tokio::process::Command::new(OURSELVES);
@@ -93,7 +95,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let mut command = Command::new(program);
     let error = match told(command.args(rest)) {
         Ok(true) => command.exec(),
-        // `run` closed the socket: the command is not needed.
+        // `run` closed the socket, because the command is not needed.
         Ok(false) => return ExitCode::from(FAILED),
         Err(error) => error,
     };
@@ -104,13 +106,14 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Requests to be killed with the parent. Returns false if that failed or the parent has already ended.
 fn dies_with(parent: &OsString) -> bool {
-    // In this order, either the kernel or the second line notices if the parent dies in between.
+    // In this order, the end of the parent is always noticed. The check of its id notices an end before the request,
+    // and the kernel notices a later one.
     let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
     asked && now.as_deref() == parent.to_str()
 }
 
-/// Waits for the message of [`Shim::go`] and applies it to `command`. Returns false if there will be no message.
+/// Waits for the message from [`Shim::go`] and applies it to `command`. Returns false if there will be no message.
 fn told(command: &mut Command) -> io::Result<bool> {
     let mut text = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -15,9 +15,9 @@ use super::processes::{self, Known, Process};
 /// fork bomb.
 const MOST_ROUNDS: usize = 1_000;
 
-/// How long to wait for killed processes before the next look: at first this long,
+/// The first pause between two looks at killed processes. It doubles after each look.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-/// at most this long.
+/// The maximum pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The processes of a command.
@@ -30,7 +30,7 @@ pub(crate) struct Tree {
     pub(crate) root: Known,
     /// The command itself.
     pub(crate) leader: Known,
-    /// Whether the end of the command has been reaped. After that, its process id may belong to another process.
+    /// Whether the command has been reaped. After that, its process id may belong to another process.
     pub(crate) leader_ended: bool,
     /// Whether the command leads its own process group.
     pub(crate) own_group: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Tree {
 impl Tree {
     /// Sends `signal` to the command alone.
     pub(crate) fn signal_leader(&self, signal: Signal) {
-        // Fails if the command runs as another user (sudo), which cannot be helped.
+        // Fails if the command runs as another user (sudo). There is no remedy.
         if !self.leader_ended {
             let _ = kill_process(self.leader.pid, signal);
         }
@@ -60,9 +60,9 @@ impl Tree {
         self.signal_leader(signal);
     }
 
-    /// Whether the command's group still contains processes after the command itself has ended.
+    /// Returns whether the command's group still contains processes after the command itself has ended.
     pub(crate) fn group_is_left(&self) -> bool {
-        // The common case, which is decided without listing all processes of the machine.
+        // Decide the common case without listing all processes of the machine.
         let nothing = if self.own_group { !self.group_exists() } else { self.is_childless() };
         if nothing {
             return false;
@@ -71,7 +71,7 @@ impl Tree {
         if self.own_group {
             return self.group_exists();
         }
-        // A process that cannot be listed is not known to have ended.
+        // If the list is not available, no process is known to have ended.
         self.members_of_shared_group().map_or(true, |members| !members.is_empty())
     }
 
@@ -102,8 +102,8 @@ impl Tree {
         self.reap_orphans();
     }
 
-    /// Marks the command and its group as ended if another process in `all` has its id. The system does not reuse the
-    /// id of a group that contains a process.
+    /// Marks the command and its group as ended if another process in `all` has its id. The group is then empty,
+    /// because the system does not reuse the id of a group that contains a process.
     pub(super) fn forget_replaced_leader(&mut self, all: &[Process]) {
         if all.iter().any(|process| self.leader.is_replaced_by(process)) {
             (self.leader_ended, self.own_group) = (true, false);
@@ -111,8 +111,8 @@ impl Tree {
     }
 
     /// Kills the processes of the command, those with `mark` (of the form `KEY=value`) in their environment, and those
-    /// in `cgroup`. Waits until all that it has found have ended, or until `given_up` returns true: a process may hang
-    /// in the kernel.
+    /// in `cgroup`. Waits until all processes found have ended, or until `given_up` returns true, because a process may
+    /// hang in the kernel.
     ///
     /// Once the root has ended, the descendants of the command have other parents. On a terminal, where the command
     /// has no separate group, only the mark distinguishes them from the user's other programs.
@@ -129,7 +129,8 @@ impl Tree {
         self.kill_until_ended(mark, cgroup, given_up, processes::all, kill);
     }
 
-    /// The rounds of [`kill_for_good`](Self::kill_for_good): `kill` ends processes that `list` returns.
+    /// Runs the rounds of [`kill_for_good`](Self::kill_for_good): `list` returns the processes, and `kill` kills one of
+    /// them.
     fn kill_until_ended(
         &self,
         mark: Option<&[u8]>,
@@ -143,7 +144,7 @@ impl Tree {
         let mut empty_looks = 0;
         let mut first_look = true;
         let mut pause = SHORTEST_PAUSE;
-        // A dying process has no environment any more, and possibly another parent, so it is recognised by having been
+        // A dying process has no environment any more and may have another parent, so it is recognised only if it was
         // found before.
         let mut found: Vec<Process> = Vec::new();
         loop {
@@ -151,9 +152,9 @@ impl Tree {
                 cgroup.kill();
             }
             let mut ended = false;
-            // A process that cannot be listed is not known to have ended.
+            // If the list is not available, no process is known to have ended.
             if let Ok(all) = list() {
-                // One look may miss a process that was forked meanwhile.
+                // One look may miss a process that was forked during it.
                 let is_there = all.iter().any(|process| Some(process.group) == group);
                 empty_looks = if is_there { 0 } else { empty_looks + 1 };
                 group = group.filter(|_| empty_looks < 2);
@@ -167,7 +168,7 @@ impl Tree {
                 };
                 let alive = all.iter().filter(|p| !p.ended && p.pid != getpid() && belongs(p));
                 found = alive.copied().collect();
-                // Only processes that this look has found: the id of another may have been reused.
+                // Kill only processes that this look has found, because the id of any other may have been reused.
                 for process in found.iter().filter(|process| !process.is_guardian()) {
                     kill(process.pid);
                 }
@@ -188,7 +189,7 @@ impl Tree {
         if self.root.pid != getpid() {
             return;
         }
-        // A process that is missing from the list is reaped by the next call.
+        // The next call reaps a process that is missing from the list.
         for process in processes::all().unwrap_or_default() {
             let ours = process.ended && process.parent == self.root.pid.as_raw_nonzero().get();
             if ours && process.pid != self.leader.pid && Some(process.pid) != self.spare {
@@ -197,15 +198,17 @@ impl Tree {
         }
     }
 
-    /// Whether the spare process is our only child. Then, as the subreaper, we have no other descendants. Certain if
-    /// true: the kernel's lists may leave out a child behind one that is ending, but never the first.
+    /// Returns whether the spare process is our only child. If so, we have no other descendants, because this process
+    /// is the subreaper. The result is certain if true: the kernel's lists may omit a child that follows an ending one,
+    /// but never the first child.
     fn is_childless(&self) -> bool {
         let Some(spare) = self.spare else { return false };
         let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
         let mut children = String::new();
         for thread in threads {
             let list = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("children")));
-            // A thread that has ended has passed its children to another. Some kernels have no such lists.
+            // The list cannot be read if the thread has ended, which passed its children to another thread. Some
+            // kernels have no such lists.
             let Ok(list) = list else { return false };
             children += &list;
         }
@@ -235,7 +238,7 @@ impl Tree {
     }
 }
 
-/// Sleeps without a runtime, since the guardian has none.
+/// Sleeps without an async runtime, because the guardian has none.
 fn sleep(pause: Duration) {
     let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() }));
 }
@@ -253,7 +256,7 @@ mod tests {
     const LEADER: i32 = i32::MAX - 1;
     const OURS: i32 = i32::MAX - 2;
 
-    /// The tree of a run whose processes started at 1 and 2.
+    /// Returns the tree of a run whose root and leader started at times 1 and 2.
     fn tree() -> Tree {
         Tree {
             root: Known { pid: pid(ROOT), start: Some(1) },
@@ -268,7 +271,7 @@ mod tests {
         Process { pid: pid(number), parent, group, start, ended: false }
     }
 
-    /// The processes that are killed in each look, if the looks return `looks`; `None` stands for an error.
+    /// Returns the processes that are killed in each look if the looks return `looks`. `None` stands for an error.
     fn killed(tree: &Tree, looks: &[Option<Vec<Process>>]) -> Vec<Vec<i32>> {
         let (killed, mut left) = (std::cell::RefCell::new(Vec::new()), looks.iter());
         let list = || {
@@ -286,7 +289,7 @@ mod tests {
     #[test]
     fn a_command_that_has_ended_is_not_signalled_again() {
         let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        // As if the system had reused the process id for `other`.
+        // Simulates a system that has reused the process id for `other`.
         let leader = Known::of_ours(pid(i32::try_from(other.id()).unwrap()));
         let tree = Tree { leader, leader_ended: true, own_group: false, ..tree() };
         tree.signal_leader(Signal::KILL);

@@ -48,7 +48,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
         print_all(&format!("{ticket}\n"))
     };
     if printed.is_err() {
-        // The ticket is lost: release the lock, or all waiters would wait for the end of its lease.
+        // The ticket is lost, so release the lock. Otherwise all waiters would wait until its lease ends.
         if let Err(error) = locker.release(&ticket).await {
             context
                 .output

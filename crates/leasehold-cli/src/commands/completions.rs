@@ -25,7 +25,8 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// For a file `_leasehold` in `fpath`: zsh calls the whole file at the first completion, not the function that it defines.
+/// For a file `_leasehold` in `fpath`: at the first completion, zsh runs the whole file but does not call the function
+/// that the file defines.
 const ZSH_AUTOLOAD: &str = r#"
 if [ "$funcstack[1]" = _leasehold ]; then
     _clap_dynamic_completer_leasehold "$@"

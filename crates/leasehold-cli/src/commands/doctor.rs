@@ -1,4 +1,4 @@
-//! `leasehold doctor`: is this store safe?
+//! `leasehold doctor`: checks whether the store is safe.
 
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ struct Candidate<'a> {
     request: Request,
     value: Option<String>,
     on_exit: OnExit,
-    /// Whether to lead only once.
+    /// Whether to lead for only one term.
     once: bool,
 }
 
@@ -54,7 +54,7 @@ impl Candidate<'_> {
     /// Runs one term after another.
     async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
         let mut session = job.open().await?;
-        // Fail now if the store is unreachable, instead of retrying forever: the user should know.
+        // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
         let election = session.locker.election(self.request.name.as_str());
         session.signals.unless(async { Ok(election.leader().await?) }).await?;
         let mut pause = MIN_PAUSE;
@@ -84,7 +84,7 @@ impl Candidate<'_> {
             if session.clock.now().longest_since(elected) >= STABLE_AFTER {
                 pause = MIN_PAUSE;
             }
-            // After a loss, campaign at once: another candidate leads already, or the store is down.
+            // After a loss, campaign without a delay, because another candidate already leads or the store is down.
             if !job.was_lost() {
                 self.back_off(&format!("the command ended with exit code {code}"), pause, &mut session)
                     .await?;
@@ -116,7 +116,7 @@ fn value(context: &Context, flag: Option<String>) -> Result<Option<String>, Fail
     Ok(value)
 }
 
-/// Prints the current leader (`once`), and each change until stdout is closed.
+/// Prints the current leader, and each change until stdout is closed. With `once`, prints only the current leader.
 async fn observe(context: &Context, name: &str, once: bool) -> Result<u8, Failure> {
     let locker = context::open(&context.store()?).await?;
     let mut changes = locker.election(name).observe();

@@ -43,7 +43,7 @@ pub(super) fn help(args: &HelpArgs) -> Result<u8, Failure> {
     Err(failure.with_help(format!("topics: {}; for the subcommands: leasehold --help", topics.join(", "))))
 }
 
-/// Adds the most similar subcommand to `failure`, as the argument parser suggests it.
+/// Adds to `failure` the similar subcommands that the argument parser suggests.
 pub(super) fn suggested(wanted: &str, failure: Failure) -> Failure {
     let error = Cli::try_parse_from(["leasehold", wanted]).err();
     match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedSubcommand)) {

@@ -29,7 +29,7 @@ pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
     if !locks.is_empty() {
         print(&human::table(&locks))?;
     } else if !context.output.json && !context.output.quiet {
-        // Explains the empty output. On stderr, because programs read stdout.
+        // Explain the empty output on stderr, because programs read stdout.
         let _ = writeln!(std::io::stderr(), "no locks");
     }
     Ok(0)

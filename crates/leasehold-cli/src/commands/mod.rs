@@ -90,19 +90,19 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
     }
 }
 
-/// For subcommands that run a command: one worker thread renews the lease, even if the main thread is busy or blocked
-/// by a terminal.
+/// Creates the runtime for subcommands that run a command. One worker thread renews the lease, even if the main thread
+/// is busy or blocked by a terminal.
 fn run_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-/// For the server: its requests use all processors.
+/// Creates the runtime for the server, whose requests use all processors.
 #[cfg(feature = "serve")]
 fn serve_runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().enable_all().build()
 }
 
-/// For the others: starts fastest.
+/// Creates the runtime for the other subcommands. It starts fastest.
 fn small_runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }

@@ -29,7 +29,7 @@ pub(super) async fn put(context: &Context, args: PutArgs) -> Result<u8, Failure>
         false if context.output.quiet => return Ok(0),
         false => format!("wrote {shown} with token {token}"),
     };
-    // The object is written. An error here would suggest to retry.
+    // The object has been written. An error here would suggest a retry.
     if let Err(failure) = print(&format!("{line}\n")) {
         context.output.warning(&failure.message);
     }

@@ -15,7 +15,7 @@ use crate::otlp::Traces;
 use crate::output::print;
 use crate::signals::Signals;
 
-/// The shortest secret, in bytes.
+/// Minimum length of a secret, in bytes.
 const SECRET: usize = 32;
 
 pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
@@ -54,7 +54,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
         Ui::Ro => Dashboard::ReadOnly,
         Ui::Rw => Dashboard::ReadWrite,
     };
-    // First, so that a signal during the start ends the server as one later does.
+    // Handle signals first, so that a signal during startup ends the server in the same way as a later one.
     let mut signals = Signals::ending().map_err(|error| {
         Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
     })?;
@@ -85,7 +85,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     Ok(0)
 }
 
-/// 128 random bits as text.
+/// Returns 128 random bits as text.
 fn random_text() -> String {
     Id::random(&Random::from_os()).to_string()
 }

@@ -11,7 +11,7 @@ use crate::config::Store;
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure};
 
-/// The variable with the ticket, if the command line has none.
+/// The variable that holds the ticket if the command line has none.
 const VARIABLE: &str = "LEASEHOLD_TICKET";
 /// Maximum size of a ticket, in bytes.
 const MAX_BYTES: u64 = 64 * 1024;
@@ -27,13 +27,14 @@ pub(super) async fn open(context: &Context, args: TicketArgs) -> Result<(Ticket,
 pub(super) fn read(context: &Context, given: Option<OsString>) -> Result<(Ticket, Store), Failure> {
     let ticket: Ticket = text(given)?.parse().map_err(Failure::bad_argument)?;
     match context.explicit_store()? {
-        // The store may have another URL here than where the lock was acquired.
+        // The store may have a different URL here than where the lock was acquired.
         Some(store) => Ok((ticket.without_store(), store)),
         None => configured(context, &ticket).map(|store| (ticket, store)),
     }
 }
 
-/// The configured store or alias of `ticket`. Never opens the URL in the ticket: its author may not be trusted.
+/// Returns the configured store or alias that matches `ticket`. Never opens the URL in the ticket, because its author
+/// may not be trusted.
 fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let store = context.store()?;
     StoreUrl::parse(&store.url)?;

@@ -41,7 +41,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<u8, Fa
         true => Failure { code: LOST, ..failure },
         false => failure,
     })?;
-    // The object is written. An error here would suggest to retry.
+    // The object has been written. An error here would suggest a retry.
     if let Err(failure) = report(context, &shown, &updated) {
         context.output.warning(&failure.message);
     }

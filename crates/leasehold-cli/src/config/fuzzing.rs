@@ -1,4 +1,4 @@
-//! Properties of `config.toml` with any content.
+//! Properties that hold for any content of `config.toml`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -14,7 +14,7 @@ use crate::exit::{FAILED, Failure};
 /// A password. Corpus files contain `$SECRET` in its place.
 const SECRET: &str = "hunter2-9f3k";
 
-/// Input that cannot be parsed is an error that shows no password. The stores of a valid file also show none.
+/// Checks that the error for invalid input shows no password, and that the stores of a valid file show none either.
 pub(crate) fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data).replace("$SECRET", SECRET);
     match Settings::from_text(Path::new("/config.toml"), &text) {
@@ -45,7 +45,7 @@ fn assert_clean(text: &str, failure: &Failure) {
 
 fn assert_hidden(text: &str, shown: &str) {
     assert!(!shown.contains(char::is_control), "{shown:?}");
-    // Checks only inputs where the secret is the password in a URL that is a value. Keys are shown.
+    // Check only inputs in which the secret is the password of a URL, and the URL is a value. Keys are shown.
     let is_value = text.lines().all(|line| line.find(SECRET) > line.find('='));
     let is_login = text.lines().all(|line| !line.contains(SECRET) || line.contains(&format!(":{SECRET}@")));
     assert!(!is_value || !is_login || !shown.contains(SECRET), "{shown:?}");

@@ -16,15 +16,15 @@ use crate::mode::CANCEL_TIMEOUT;
 pub(crate) enum Completion {
     /// Release it.
     Release,
-    /// Renew it: the ticket keeps holding it.
+    /// Renew it, so that the ticket keeps it held.
     KeepHeld,
-    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, only with
-    /// `count_failures`.
+    /// Release it with a cooldown until `period` has passed since the grant. After a failed command, the cooldown
+    /// applies only with `count_failures`.
     Cooldown { period: Duration, count_failures: bool },
 }
 
 impl Completion {
-    /// The cooldown after a command that ended like this.
+    /// Returns the cooldown after a command that ended as in `ended`.
     pub(super) fn cooldown(self, ended: &Result<Option<Ended>, Failure>) -> Option<Duration> {
         match (self, ended) {
             (Self::Cooldown { period, count_failures }, Ok(Some(ended))) => {
@@ -37,7 +37,7 @@ impl Completion {
 }
 
 impl Job {
-    /// Releases or renews the lock, as `completion` says. Stores a loss that only the store knows of in `loss`. Returns
+    /// Releases or renews the lock, as `completion` says. Stores in `loss` a loss that only the store knew of. Returns
     /// the error if a cooldown could not be recorded.
     pub(super) async fn end_lease(
         &mut self,
@@ -84,8 +84,8 @@ impl Job {
         unrecorded
     }
 
-    /// The exit code if the run could not be recorded in the store. The command may run again in its period, so its
-    /// success must not look like the only run.
+    /// Returns the exit code if the run could not be recorded in the store. It is never 0, because the command may run
+    /// again in its period.
     pub(super) fn unrecorded(&mut self, context: &Context, error: &Error, code: u8) -> u8 {
         const AGAIN: &str = "the command may run again within its period";
         let result = if code == 0 { "succeeded" } else { "failed" };
@@ -124,8 +124,8 @@ impl Job {
         }
         let message = loss.as_ref().map_or_else(
             || {
-                // The same words as for a lease that has ended: which of the two comes first is a matter of
-                // milliseconds.
+                // Use the same words as for a lease that has ended, because milliseconds decide which of the two comes
+                // first.
                 let token = report.token.map(|token| format!(" (token {token})")).unwrap_or_default();
                 format!("lock `{}`{token} was lost: its lease was not renewed in time", report.lock)
             },
@@ -147,8 +147,8 @@ impl Job {
     }
 }
 
-/// Stops the renewals and renews the ticket once, so that its next user has a full ttl. Reports a loss, as a release
-/// does.
+/// Stops the renewals and renews the ticket once, so that its next user has a full ttl. Reports a loss in the same way
+/// as a release.
 async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Released> {
     let renewed = async { locker.renew(&guard.into_ticket().await?).await };
     match renewed.await {
@@ -158,7 +158,7 @@ async fn renew_ticket(guard: Guard, locker: &Locker) -> leasehold::Result<Releas
     }
 }
 
-/// Waits for the end of the lease to be recorded. Gives up at a signal, and after `left`, when the lease has ended
+/// Waits until the end of the lease is recorded. Gives up at a signal, or after `left`, when the lease has ended
 /// anyway.
 async fn within_lease(
     ended: impl Future<Output = leasehold::Result<Released>>,

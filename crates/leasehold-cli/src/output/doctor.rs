@@ -1,4 +1,4 @@
-//! The doctor's report, for people and for programs.
+//! The report of the doctor, for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Maximum length of a text from the store.
 const MAX_CHARS: usize = 400;
 
-/// `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
+/// Returns `{"type":"report","store","safe","kind","findings":[{"check","verdict","seen","help"}],"round_trips",...}`
 pub(crate) fn json(store: &str, report: &Report) -> Value {
     let mut document = json!({ "type": "report", "store": store, "safe": report.is_safe() });
     if let (Value::Object(document), Value::Object(report)) = (&mut document, json!(report)) {
@@ -18,7 +18,7 @@ pub(crate) fn json(store: &str, report: &Report) -> Value {
     document
 }
 
-/// A line per finding with its fix below, and a summary.
+/// Returns a line per finding with its fix below, and a summary.
 pub(crate) fn human(store: &str, report: &Report, colors: bool) -> String {
     let width = report.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = format!("{store}{}\n", report.kind.map_or_else(String::new, |kind| format!(" ({kind})")));

@@ -9,7 +9,7 @@ use leasehold::{AlreadyRan, Election, Holder, HolderInfo, Leader, LockName, Stat
 
 use crate::exit::Failure;
 
-/// `error: ...` and its `  help: ...` lines.
+/// Returns `error: ...` and its `  help: ...` lines.
 pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     let (red, cyan, plain) =
         if colors { ("\u{1b}[1;31m", "\u{1b}[1;36m", "\u{1b}[0m") } else { ("", "", "") };
@@ -20,8 +20,8 @@ pub(crate) fn error(failure: &Failure, colors: bool) -> String {
     text
 }
 
-/// `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third in
-/// line, behind bob@ci-8 pid 77`
+/// Returns `for deploy/prod: alice@ci-7 pid 4121 "make deploy", held 3m12s, lease <= 18s, token 1763654400000041; third
+/// in line, behind bob@ci-8 pid 77`.
 pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     let mut text = format!("for {name}: {}", holder(held));
     let (age, left) = if held.reserved { ("free for", "reserved for <=") } else { ("held", "lease <=") };
@@ -44,7 +44,7 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     text
 }
 
-/// `first`, `second`, `third`, `4th`.
+/// Returns `first`, `second`, `third`, `4th`.
 fn ordinal(place: usize) -> String {
     match (place, place % 100, place % 10) {
         (1, ..) => "first".to_owned(),
@@ -58,7 +58,7 @@ fn ordinal(place: usize) -> String {
     }
 }
 
-/// `for deploy/prod: no response from the store for 3s, giving up in 12s`
+/// Returns `for deploy/prod: no response from the store for 3s, giving up in 12s`
 pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
     let text = format!("for {name}: no response from the store for {}", span(passed));
     match left {
@@ -67,7 +67,7 @@ pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String
     }
 }
 
-/// `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
+/// Returns `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
 pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     let mut text = format!("{name} already ran");
     if let Some(ago) = ran.ago {
@@ -82,14 +82,14 @@ pub(crate) fn already_ran(name: &LockName, ran: &AlreadyRan) -> String {
     text
 }
 
-/// The holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
+/// Describes the holder without the token: `alice@ci-7 pid 4121 "make deploy"`.
 pub(crate) fn holder(held: &HolderInfo) -> String {
     let mut held = held.clone();
     held.token = None;
     held.to_string()
 }
 
-/// `alice@ci-7 (pid 4121)`.
+/// Returns `alice@ci-7 (pid 4121)`.
 pub(crate) fn short_holder(held: &HolderInfo) -> String {
     match &held.holder {
         None => holder(held),
@@ -98,13 +98,13 @@ pub(crate) fn short_holder(held: &HolderInfo) -> String {
     }
 }
 
-/// `alice@ci-7`.
+/// Returns `alice@ci-7`.
 fn without_process(holder: &Holder) -> String {
     let text = Holder { note: None, ..holder.clone() }.to_string();
     text.strip_suffix(&format!(" pid {}", holder.pid)).unwrap_or(&text).to_owned()
 }
 
-/// A table of locks.
+/// Returns a table of locks.
 pub(crate) fn table(locks: &[Status]) -> String {
     let mut rows = vec![["LOCK", "STATE", "HELD", "LEASE", "TOKEN", "HOLDER"].map(str::to_owned)];
     for status in locks {
@@ -123,7 +123,7 @@ pub(crate) fn table(locks: &[Status]) -> String {
     aligned(&rows)
 }
 
-/// All details of one lock.
+/// Returns all details of one lock.
 pub(crate) fn lock(status: &Status) -> String {
     let mut rows = vec![["lock", status.name.as_str()].map(str::to_owned)];
     let mut row = |key: &str, value: String| rows.push([key.to_owned(), value]);
@@ -151,7 +151,7 @@ pub(crate) fn lock(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// The leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
+/// Describes the leader: `alice@ci-7 pid 4121 "./serve", term 7, value http://10.0.0.7:8080`.
 pub(crate) fn leader(leader: Option<&Leader>) -> String {
     let Some(leader) = leader else { return "no leader".to_owned() };
     match &leader.value {
@@ -160,7 +160,7 @@ pub(crate) fn leader(leader: Option<&Leader>) -> String {
     }
 }
 
-/// The most recent ended grants, newest first.
+/// Returns a table of the most recent ended grants, newest first.
 pub(crate) fn history(status: &Status) -> String {
     let mut rows = vec![["TOKEN", "END", "FROM", "UNTIL", "HOLDER"].map(str::to_owned)];
     for past in &status.history {
@@ -182,7 +182,7 @@ pub(crate) fn history(status: &Status) -> String {
     aligned(&rows)
 }
 
-/// The state as one word.
+/// Returns the state as one word.
 pub(crate) fn state(state: &State) -> &'static str {
     match state {
         State::Free => "free",
@@ -203,7 +203,7 @@ pub(crate) fn token_of(status: &Status) -> Option<Token> {
     status.token.or_else(|| holder_of(&status.state)?.token)
 }
 
-/// `3m12s`: the two largest units; below one second in milliseconds.
+/// Formats a duration in its two largest units, such as `3m12s`, or in milliseconds below one second.
 pub(crate) fn span(duration: Duration) -> String {
     if duration < Duration::from_secs(1) {
         return format!("{}ms", duration.as_millis());
@@ -216,19 +216,19 @@ pub(crate) fn span(duration: Duration) -> String {
     shown.fold(String::new(), |text, (unit, count)| format!("{text}{count}{unit}"))
 }
 
-/// The same for an upper bound, rounded up to whole seconds.
+/// Formats an upper bound like [`span`], rounded up to whole seconds.
 pub(crate) fn span_up(duration: Duration) -> String {
     span(Duration::from_secs(duration.as_millis().div_ceil(1_000) as u64))
 }
 
-/// A time on the store's clock; `-` if unknown.
+/// Formats a time on the store's clock, or `-` if it is unknown.
 pub(crate) fn time(us: Option<u64>) -> String {
     let seconds = us.and_then(|us| i64::try_from(us / 1_000_000).ok());
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-/// `text` quoted as one word for a POSIX shell.
+/// Quotes `text` as one word for a POSIX shell.
 pub(crate) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@,+=%".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.starts_with('-') {

@@ -1,5 +1,5 @@
-//! JSON for programs: one document, or one per line, each with a `type`. Names are stable, and names of durations end
-//! in their unit.
+//! JSON for programs: one document, or one per line, each with a `type`. Field names are stable, and those of durations
+//! end in the unit.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use super::human;
 use crate::exit::Failure;
 use crate::report::{EarlierRun, ms};
 
-/// `{"type":"error","kind","message","help"}`
+/// Returns `{"type":"error","kind","message","help"}`
 pub(crate) fn error(failure: &Failure) -> Value {
     json!({ "type": "error", "kind": failure.kind, "message": failure.message, "help": failure.help })
 }
 
-/// `{"type":"waiting","lock",...}`
+/// Returns `{"type":"waiting","lock",...}`
 pub(crate) fn waiting(name: &LockName, held: &HolderInfo) -> Value {
     let mut object = object("waiting", name);
     add_holder(&mut object, held);
     Value::Object(object)
 }
 
-/// `{"type":"unanswered","lock","for_ms","trying_for_ms"}`
+/// Returns `{"type":"unanswered","lock","for_ms","trying_for_ms"}`
 pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> Value {
     let mut object = object("unanswered", name);
     object.insert("for_ms".into(), ms(passed).into());
@@ -31,7 +31,7 @@ pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> V
     Value::Object(object)
 }
 
-/// `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
+/// Returns `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`
 pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
     let mut object = object("already_ran", name);
     if let Value::Object(ran) = json!(ran) {
@@ -40,7 +40,7 @@ pub(crate) fn already_ran(name: &LockName, ran: &EarlierRun) -> Value {
     Value::Object(object)
 }
 
-/// `{"type":"lock","lock","state",...,"waiters":[{"holder","waited_ms"}]}`
+/// Returns `{"type":"lock","lock","state",...,"waiters":[{"holder","waited_ms"}]}`
 pub(crate) fn lock(status: &Status) -> Value {
     let mut object = object("lock", &status.name);
     object.insert("state".into(), human::state(&status.state).into());
@@ -55,7 +55,7 @@ pub(crate) fn lock(status: &Status) -> Value {
     Value::Object(object)
 }
 
-/// `{"type":"leader","lock","term","value","holder"}`, or `{"type":"no_leader","lock"}`
+/// Returns `{"type":"leader","lock","term","value","holder"}`, or `{"type":"no_leader","lock"}`
 pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     match leader {
         None => json!({ "type": "no_leader", "lock": election }),
@@ -65,7 +65,8 @@ pub(crate) fn leader(election: &str, leader: Option<&Leader>) -> Value {
     }
 }
 
-/// `{"type":"grant","lock","token","end","from_us","until_us","holder","evicted":{"by","reason"}}` for each ended grant.
+/// Returns `{"type":"grant","lock","token","end","from_us","until_us","holder","evicted":{"by","reason"}}` for each
+/// ended grant.
 pub(crate) fn history(status: &Status) -> Vec<Value> {
     let grant = |past: &leasehold::lease::PastGrant| {
         let mut object = object("grant", &status.name);
@@ -82,7 +83,7 @@ pub(crate) fn history(status: &Status) -> Vec<Value> {
     status.history.iter().map(grant).collect()
 }
 
-/// An object of `kind` about lock `name`.
+/// Returns an object of `kind` about lock `name`.
 pub(crate) fn object(kind: &str, name: &LockName) -> Map<String, Value> {
     Map::from_iter([("type".to_owned(), kind.into()), ("lock".to_owned(), name.as_str().into())])
 }

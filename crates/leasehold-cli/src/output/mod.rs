@@ -20,12 +20,12 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Whether to use colors on stderr.
+    /// Returns whether to use colors on stderr.
     pub(crate) fn colors(&self) -> bool {
         self.colors_on(&io::stderr())
     }
 
-    /// Whether to use colors on stdout.
+    /// Returns whether to use colors on stdout.
     pub(crate) fn colors_on_stdout(&self) -> bool {
         self.colors_on(&io::stdout())
     }
@@ -41,7 +41,7 @@ impl Output {
         }
     }
 
-    /// Whether stderr can show a spinner.
+    /// Returns whether stderr can show a spinner.
     pub(crate) fn animates(&self) -> bool {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         !self.json && !dumb && io::stderr().is_terminal()

@@ -10,15 +10,15 @@ use leasehold::clock::{Clock as _, SystemClock};
 use super::{Report, check, replace};
 use crate::exit::Failure;
 
-/// What the file has, for error messages.
+/// The content of the file, as error messages name it.
 const WHAT: &str = "metrics";
 const SUCCESS: &str = "leasehold_last_success_timestamp_seconds";
 
-/// Where the metrics go.
+/// The file to which the metrics are written.
 #[derive(Debug)]
 pub(crate) struct MetricsFile {
     file: PathBuf,
-    /// The lock as it was named on the command line. The name of a permit differs from run to run.
+    /// The lock as named on the command line. The name of a permit differs from run to run.
     lock: LockName,
 }
 
@@ -85,7 +85,7 @@ impl MetricsFile {
     }
 }
 
-/// Milliseconds in seconds.
+/// Formats milliseconds as seconds.
 fn seconds(ms: u64) -> String {
     format!("{}.{:03}", ms / 1_000, ms % 1_000)
 }

@@ -1,4 +1,5 @@
-//! `leasehold agent`: the protocol, its limits, and the ends of host and agent. Python's tests cover it too.
+//! `leasehold agent`: the protocol, its limits, and the end of the host or the agent. The tests of the Python client
+//! cover it too.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -24,7 +25,7 @@ impl Agent {
         Self { stdin: process.stdin.take(), stdout, process, last: 0 }
     }
 
-    /// One whose host is this process.
+    /// Starts an agent whose host is this process.
     fn greeted(sandbox: &Sandbox) -> Self {
         let mut agent = Self::start(sandbox);
         let hello = agent.ask(json!({ "op": "hello", "protocol": 1, "pid": std::process::id() }));
@@ -35,14 +36,14 @@ impl Agent {
     fn write(&mut self, line: &[u8]) {
         let stdin = self.stdin.as_mut().unwrap();
         match stdin.write_all(line).and_then(|()| stdin.write_all(b"\n")) {
-            // An agent that ends at a line does not read all of it, so a write may fail. Tests read its messages and
-            // its end.
+            // An agent that ends because of a line does not read all of it, so a write may fail. Tests read its
+            // messages and its exit code.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             written => written.unwrap(),
         }
     }
 
-    /// Sends a request, and returns its id.
+    /// Sends a request and returns its id.
     fn send(&mut self, mut request: Value) -> u64 {
         self.last += 1;
         request["id"] = self.last.into();
@@ -50,7 +51,7 @@ impl Agent {
         self.last
     }
 
-    /// The next message; null at the end of the file.
+    /// Returns the next message, or null at the end of the file.
     fn read(&mut self) -> Value {
         let mut line = String::new();
         match self.stdout.read_line(&mut line).unwrap() {
@@ -59,7 +60,7 @@ impl Agent {
         }
     }
 
-    /// Waits for a message of this request, or about this hold.
+    /// Waits for a message whose field `key` is `number`: the id of a request or the number of a hold.
     fn await_for(&mut self, key: &str, number: u64) -> Value {
         loop {
             let message = self.read();
@@ -301,7 +302,7 @@ fn the_end_of_the_host_ends_the_agent() {
     agent.ask(json!({ "op": "hello", "protocol": 1, "pid": host.0.id() }));
     agent.hold("x");
     host.0.kill().unwrap();
-    // Not reaped yet. Stdin stays open.
+    // The host has not been reaped yet, and stdin is still open.
     assert_eq!(agent.process.wait().unwrap().code(), Some(0));
     drop(host);
     sandbox.run("run -n x -- true").expect(0);
@@ -317,7 +318,7 @@ fn a_killed_agents_lock_is_not_granted_while_its_host_lives() {
     assert_eq!(held["ev"], "held", "{held}");
     agent.process.kill().unwrap();
     agent.process.wait().unwrap();
-    // The host may still be in a step that it checked before.
+    // The host may still be in a step that it began after a check of the lock.
     sandbox.run("run -n x -- true").expect(123);
     drop(host);
     sandbox.run("run --wait 1m x -- true").expect(0);
@@ -328,12 +329,12 @@ fn a_host_that_does_not_read_keeps_its_locks() {
     let sandbox = Sandbox::new();
     let mut agent = Agent::greeted(&sandbox);
     agent.hold("x");
-    // More responses than the pipe and the queues hold.
+    // Cause more responses than the pipe and the queues can hold.
     for _ in 0..2_000 {
         agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
     }
     let release = agent.send(json!({ "op": "release", "hold": 1 }));
-    // Nothing was read, and the release was carried out.
+    // The release is carried out although nothing has been read.
     wait_until("the lock is free", || sandbox.run("run -n x -- true").code == 0);
     assert_eq!(agent.await_for("id", release)["was_held"], true);
     assert_eq!(agent.end(), 0);
@@ -350,7 +351,7 @@ fn the_end_of_a_host_is_noticed_while_output_is_unread() {
         agent.send(json!({ "op": "status", "lock": "x", "store": "mem:" }));
     }
     host.0.kill().unwrap();
-    // This process has both pipes open, as a child of the host may.
+    // This process has both pipes open, as a child of the host may have.
     assert_eq!(agent.process.wait().unwrap().code(), Some(0));
     drop(host);
     sandbox.run("run -n x -- true").expect(0);

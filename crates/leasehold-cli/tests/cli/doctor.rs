@@ -63,7 +63,7 @@ fn fault_34_the_doctor_names_the_unwritable_file_or_folder() {
     let open =
         |path: &std::path::Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     open(&sandbox.path(""), 0o755);
-    // Copied to a folder where the user `nobody` can run it.
+    // Copy the program to a folder where the user `nobody` can run it.
     let program = sandbox.path("leasehold");
     fs::copy(assert_cmd::cargo::cargo_bin!("leasehold"), &program).unwrap();
     open(&program, 0o755);

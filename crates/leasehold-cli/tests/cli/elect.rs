@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::support::{Holder, Outcome, Sandbox, is_alive, send, wait_until};
 
-/// A script that prints its name and its term, and ends on SIGTERM.
+/// Returns a script that prints its name and its term, and ends on SIGTERM.
 fn member(name: &str) -> String {
     format!(
         "trap 'echo {name} ends; exit 7' TERM; echo {name} $LEASEHOLD_TOKEN; while :; do sleep 0.01; done"
     )
 }
 
-/// A candidate that waits.
+/// Starts a candidate that waits.
 fn waiting(sandbox: &Sandbox, words: &str, script: &str) -> Waiting {
     let mut command = sandbox.scripted(words, script);
     let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -24,7 +24,7 @@ fn waiting(sandbox: &Sandbox, words: &str, script: &str) -> Waiting {
 struct Waiting(std::process::Child);
 
 impl Waiting {
-    /// Waits until it leads: its command has printed the first line.
+    /// Waits until the candidate leads, which means that its command has printed the first line.
     fn leads(mut self) -> Holder {
         let stdout = std::io::BufReader::new(self.0.stdout.take().unwrap());
         let mut holder = Holder { process: self.0, stdout, first: String::new() };
@@ -33,7 +33,7 @@ impl Waiting {
     }
 }
 
-/// An `elect --observe` process.
+/// Starts an `elect --observe` process.
 fn observer(sandbox: &Sandbox, words: &str) -> Holder {
     Holder::start(sandbox.leasehold(words.split_whitespace()))
 }
@@ -45,7 +45,7 @@ fn json(line: &str) -> Value {
 #[test]
 fn a_leader_that_gets_sigterm_hands_over_at_once() {
     let sandbox = Sandbox::new();
-    // The ttl is an hour: only a leader that resigns can be replaced in time.
+    // The ttl is an hour, so only a leader that resigns can be replaced in time.
     let first = sandbox.hold("elect x --ttl 1h --value http://one --report one.json", &member("one"));
     let second = waiting(&sandbox, "elect x --ttl 1h --value http://two", &member("two"));
     let mut observer = observer(&sandbox, "elect x --observe --json");
@@ -60,7 +60,7 @@ fn a_leader_that_gets_sigterm_hands_over_at_once() {
     assert_eq!(json(&sandbox.run("ls --json").expect(0).stdout)["holder"]["value"], "http://one");
 
     first.signal(Signal::TERM);
-    // The command receives the signal, and its exit code becomes that of the candidate.
+    // The command receives the signal, and the candidate exits with the exit code of the command.
     let ended = first.end().expect(7);
     assert_eq!(ended.stdout, "one ends\n");
     let report = json(&sandbox.read("one.json"));
@@ -89,7 +89,7 @@ fn a_killed_leader_is_replaced() {
     let sandbox = Sandbox::new();
     let first = sandbox.hold("elect x --ttl 1h", &member("one"));
     let second = waiting(&sandbox, "elect x --ttl 1h", &member("two"));
-    // Kill its guardian too, which would only kill the command.
+    // Kill the guardian too. It would only kill the command.
     send(first.guardian(), Signal::KILL);
     first.signal(Signal::KILL);
     assert!(second.leads().first.starts_with("two "));
@@ -131,7 +131,7 @@ fn without_the_store_the_command_dies_before_another_leads() {
     leader.signal(Signal::KILL);
 }
 
-/// The guardian finds its targets by descent, so it would kill the next command.
+/// The guardian finds its targets by descent, so a guardian of the previous term would kill the next command.
 #[test]
 fn a_starved_guardian_has_ended_before_the_next_term() {
     let sandbox = Sandbox::new();
@@ -182,12 +182,12 @@ fn with_on_exit_exit_it_ends_with_the_command() {
     sandbox.run_script("elect x --on-exit exit --ttl 1h", &script).expect(8);
 }
 
-/// A wait limit in the settings is for the other subcommands. A candidate has none.
+/// A wait limit in the settings applies to the other subcommands, but not to a candidate.
 #[test]
 fn a_candidate_survives_store_outages_despite_a_wait_limit() {
     let sandbox = Sandbox::new();
     let leader = sandbox.hold("elect x --ttl 1h", &member("one"));
-    // Reads succeed, and writes fail.
+    // Reads succeed, but writes fail.
     let store = sandbox.cut_off();
     let mut command = sandbox.scripted("elect x --ttl 1h", "true");
     let mut candidate =
@@ -296,7 +296,7 @@ fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
     assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "no leader\n");
     let ended = sandbox.run_script("elect x --once", "echo led; exit 3").expect(3);
     assert_eq!(ended.stdout, "led\n");
-    // Without --once, a candidate campaigns again after a loss, with any --on-exit.
+    // Without --once, a candidate campaigns again after a loss, whatever --on-exit says.
     let holder = sandbox.hold("elect x --once --ttl 1s", "echo $LEASEHOLD_TOKEN; exec sleep 1000");
     let seen = json(&sandbox.run("elect x --observe --once --json").expect(0).stdout);
     assert_eq!(seen["term"].to_string(), holder.first);

@@ -63,7 +63,7 @@ fn every_subcommand_has_help() {
 
 /// Compares the help of each subcommand and topic with `tests/help`, so that reviewers see every change.
 #[test]
-#[cfg(feature = "all-stores")] // Otherwise `help stores` differs.
+#[cfg(feature = "all-stores")] // With fewer stores, `help stores` differs.
 fn every_help_text_is_the_one_that_was_reviewed() {
     const UPDATE: &str = "UPDATE_HELP";
     let sandbox = Sandbox::new();
@@ -89,7 +89,7 @@ fn every_help_text_is_the_one_that_was_reviewed() {
     );
 }
 
-/// The lines that differ between two texts.
+/// Returns the lines that differ between two texts.
 #[cfg(feature = "all-stores")]
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());

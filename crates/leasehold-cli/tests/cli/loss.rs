@@ -14,15 +14,15 @@ const STUBBORN: &str = "trap '' TERM HUP INT; exec 0</dev/null
     while ! [ -s second ] || ! [ -s third ]; do sleep 0.01; done
     echo $$; while :; do sleep 0.01; done";
 
-/// The message for a lease that was not renewed, whether the command ended just before or after its end.
+/// The message for a lease that was not renewed, whether the command ended just before or just after the lease.
 const NOT_RENEWED: &str = "was lost: its lease was not renewed in time";
 
 fn processes(sandbox: &Sandbox, holder: &Holder) -> [String; 3] {
     [holder.first.clone(), sandbox.read("second").trim().to_owned(), sandbox.read("third").trim().to_owned()]
 }
 
-/// Starts a second `run`, which waits. When it has the lock, it writes the processes of `pids` that are alive to the
-/// file `taken`.
+/// Starts a second `run`, which waits for the lock. When it holds the lock, it writes to the file `taken` which
+/// processes of `pids` are alive.
 fn successor(sandbox: &Sandbox, pids: &[String]) -> Holder {
     let check = format!(
         "for p in {}; do case $(cut -d' ' -f3 /proc/$p/stat 2>/dev/null) in ''|Z|X) ;; *) printf \"$p \";; esac; done > all
@@ -56,7 +56,7 @@ fn an_eviction_kills_all_processes_at_once_and_exits_122() {
 #[test]
 fn a_loss_found_by_the_release_exits_122() {
     let sandbox = Sandbox::new();
-    // The command ends before the next renewal can find the eviction.
+    // The command ends before the next renewal can detect the eviction.
     let script = format!("{} break x --token $LEASEHOLD_TOKEN", env!("CARGO_BIN_EXE_leasehold"));
     sandbox.run_script("run x --ttl 30s --report out.json", &script).expect(122);
     let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
@@ -87,7 +87,7 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
     let store = sandbox.cut_off();
     let mut successor = successor(&sandbox, &processes);
     wait_until("the command is killed", || !processes.iter().any(|pid| is_alive(pid)));
-    // The local clock alone has ended it: the store did not respond.
+    // The command was killed by the local clock alone, because the store did not respond.
     drop(store);
     assert_eq!(wait_for_file(&sandbox.path("taken")), "alive: \n");
     holder.end().expect(122);
@@ -97,8 +97,8 @@ fn without_the_store_all_processes_die_before_the_next_grant() {
 #[test]
 fn a_stopped_run_leaves_no_process_at_the_next_grant() {
     let sandbox = Sandbox::new();
-    // The command has its own process group, so stopping leasehold does not stop it. With a longer ttl, the guardian
-    // has more time to get a processor.
+    // The command has its own process group, so stopping leasehold does not stop it. A longer ttl gives the guardian
+    // more time to be scheduled.
     let holder = sandbox.hold("run x --ttl 10s", STUBBORN);
     let processes = processes(&sandbox, &holder);
     holder.signal(Signal::STOP);
@@ -151,8 +151,8 @@ fn a_hanging_release_ends_with_the_lease() {
     let mut holder = Holder::start(command);
     let _store = sandbox.cut_off();
     drop(holder.process.stdin.take());
-    // The store has a timeout of ten seconds, with another message. The library and the command both stop at the end of
-    // the lease: either may be first.
+    // The timeout of the store is ten seconds and has another message. The library and the command both give up at the
+    // end of the lease, and either may be first.
     let ended = holder.end().expect(0);
     let messages = ["no response to the release within", "the store did not respond before the lease ended"];
     let messages = messages
@@ -163,7 +163,7 @@ fn a_hanging_release_ends_with_the_lease() {
 #[test]
 fn an_unnoticed_loss_is_reported_when_the_command_ends() {
     let sandbox = Sandbox::new();
-    // With --on-lost none, leasehold does not stop the command. Its success must still not be reported.
+    // With --on-lost none, leasehold does not stop the command. Even so, its success must not be reported.
     let mut command = sandbox.scripted("run x --ttl 1s --on-lost none", "echo $LEASEHOLD_TOKEN; cat");
     command.stdin(Stdio::piped());
     let mut holder = Holder::start(command);

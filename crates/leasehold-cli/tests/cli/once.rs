@@ -47,7 +47,7 @@ fn a_failure_may_be_tried_again_unless_failures_count() {
     let sandbox = Sandbox::new();
     sandbox.run_script("once x --per 1h", "exit 3").expect(3);
     sandbox.run_script("once x --per 1h", "kill -KILL $$").expect(137);
-    // A process that waits for a run that fails runs the command next.
+    // A process that waits for a run runs the command next if that run fails.
     let failing = sandbox.hold("once x --per 1h", "echo held; until test -e go; do sleep 0.01; done; exit 4");
     let mut waiting = sandbox.scripted("once x --per 1h --report out.json", "echo mine");
     let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -112,7 +112,7 @@ fn it_runs_again_when_its_period_is_over() {
     wait_until("it runs again", || sandbox.run("once x --per 1s -- echo ran").expect(0).stdout == "ran\n");
     let took = env.now().longest_since(start);
     assert!(took >= std::time::Duration::from_millis(995), "{took:?}");
-    // A run that takes longer than its period: the waiting process runs next, not at the same time.
+    // If a run takes longer than its period, the waiting process runs after it, not at the same time.
     let first = sandbox.hold("once y --per 50ms", "echo $$; sleep 0.3");
     let pid = first.first.clone();
     let next =

@@ -34,7 +34,7 @@ fn a_command_ended_by_a_signal_exits_128_plus_the_signal() {
     let sandbox = Sandbox::new();
     let holder = sandbox.hold("run x", "echo ready; sleep 1000");
     holder.signal(Signal::TERM);
-    // The whole group received the signal: sh and sleep.
+    // The whole group receives the signal: sh and sleep.
     holder.end().expect(143);
     sandbox.run("run -n x -- true").expect(0);
 }
@@ -74,7 +74,7 @@ fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
 #[test]
 fn no_descriptor_of_ours_reaches_the_command() {
     let sandbox = Sandbox::new();
-    // The test may have inherited descriptors: compare with a command that leasehold did not start.
+    // The test may have inherited descriptors, so compare with a command that leasehold did not start.
     let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort; true";
     let plain = std::process::Command::new("sh").args(["-c", list]).stdin(Stdio::null()).output().unwrap();
     let plain = Outcome::of(plain).stdout;
@@ -165,7 +165,8 @@ fn a_guardian_killed_before_the_command_starts_is_replaced() {
 #[test]
 fn being_stopped_by_a_terminal_stops_the_command_too() {
     let sandbox = Sandbox::new();
-    // The script starts no process: a shell that is stopped between vfork(2) and exec is never reported as stopped.
+    // The script starts no process, because a shell that is stopped between vfork(2) and exec is never reported as
+    // stopped.
     let holder = sandbox.hold("run x", "trap 'exit 5' USR1; echo $$; while :; do :; done");
     let child: i32 = holder.first.parse().unwrap();
     holder.signal(Signal::TSTP);
@@ -209,7 +210,7 @@ fn a_long_wait_keeps_no_prepared_process() {
     let first = sandbox.hold("run x", "echo ready; sleep 1000");
     let mut second = sandbox.scripted("run x", "echo ran");
     let mut second = second.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // At this time it has prepared a process, in case the lock is free soon.
+    // By now it has prepared a process, in case the lock becomes free soon.
     let mut waiting = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stderr.as_mut().unwrap()), &mut waiting)
         .unwrap();
@@ -234,7 +235,7 @@ fn with_on_lost_none_nothing_is_killed() {
     crate::support::send(child.parse().unwrap(), Signal::KILL);
 }
 
-/// The processes in the row of `x`: the lock ends when all of them have ended.
+/// Returns the processes in the row of `x`. The lock ends when all of them have ended.
 fn processes_of_x(sandbox: &Sandbox) -> Vec<i64> {
     let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
     let text: String =
@@ -255,7 +256,7 @@ fn the_lock_of_a_killed_run_ends_with_its_last_process() {
     let daemon = sandbox.read("daemon").trim().to_owned();
     let all = [holder.pid(), guardian, child.parse().unwrap()].map(i64::from);
     assert_eq!(processes_of_x(&sandbox), all);
-    // A stopped guardian is like a starved one: the descendants of the command outlive leasehold.
+    // A stopped guardian acts like a starved one, so the descendants of the command outlive leasehold.
     crate::support::send(guardian, Signal::STOP);
     wait_until("the guardian is stopped", || is_stopped(guardian));
     holder.signal(Signal::KILL);
@@ -280,11 +281,11 @@ fn the_lock_of_a_killed_run_ends_with_its_command() {
     sandbox.run("run x -- true").expect(0);
 }
 
-/// Where the machine permits no cgroup, checks the error.
+/// If the machine permits no cgroup, this test checks the error.
 #[test]
 fn nothing_in_a_cgroup_outlives_its_command() {
     let sandbox = Sandbox::new();
-    // The daemon has no link to its command: another group, an empty environment, and no parent.
+    // Nothing links the daemon to its command: it has another group, an empty environment, and another parent.
     let daemon = "setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' > /dev/null 2>&1 &
         while ! [ -s daemon ]; do sleep 0.01; done";
     let first = Outcome::of(sandbox.scripted("run x --cgroup", daemon).output().unwrap());

@@ -150,7 +150,7 @@ fn the_report_has_details_that_the_exit_code_lacks() {
     let names: Vec<_> =
         std::fs::read_dir(sandbox.path("")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().contains(".new")), "{names:?}");
-    // Fails before the command runs.
+    // It fails before the command runs.
     let bad = sandbox.run_script("run x --report no/such/folder/out.json", "echo ran").expect(125);
     assert_eq!(bad.stdout, "");
 }
@@ -184,7 +184,7 @@ fn metrics_of_the_last_run_are_in_a_file() {
     let _holder = sandbox.hold("run x/y", "echo held; exec sleep 100");
     let held = run("run --try x/y", "exit 0", 123);
     assert!(held.contains("outcome=\"held\"} 1\n") && !held.contains("hold_duration"), "{held}");
-    // Fails before the command runs.
+    // It fails before the command runs.
     let bad = sandbox.run_script("run z --metrics-file no/such/folder/job.prom", "echo ran").expect(125);
     assert!(
         bad.stdout.is_empty() && bad.stderr.contains("cannot write the metrics no/such/folder"),
@@ -211,7 +211,7 @@ fn json_errors_are_documents_on_stderr() {
 fn a_report_does_not_replace_a_pipe_or_a_device() {
     use std::os::unix::fs::FileTypeExt as _;
     let sandbox = Sandbox::new();
-    // A link like /dev/stdout. Not /dev/stdout itself: a defect could destroy it for the whole machine.
+    // Use a link like /dev/stdout. With /dev/stdout itself, a defect could destroy it for the whole machine.
     std::os::unix::fs::symlink("/proc/self/fd/1", sandbox.path("stdout")).unwrap();
     let into_stdout = sandbox.run("run x --report stdout -- true").expect(0);
     assert!(into_stdout.stdout.contains("\"outcome\": \"exited\""), "{into_stdout:?}");
@@ -219,7 +219,7 @@ fn a_report_does_not_replace_a_pipe_or_a_device() {
     let pipe = sandbox.path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // A pipe without a reader: a warning, and no wait.
+    // A pipe without a reader leads to a warning, without a wait.
     let unread = sandbox.run("run x --report pipe -- true").expect(0);
     assert!(unread.stderr.contains("warning: cannot write the report pipe"), "{unread:?}");
     assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());

@@ -1,4 +1,4 @@
-//! Tests on a terminal, with script(1) from util-linux: the command is in our process group and reads the terminal.
+//! Tests on a terminal, with script(1) from util-linux. The command is in our process group and reads the terminal.
 #![cfg(target_os = "linux")]
 
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::support::{Holder, Sandbox, is_alive, send, wait_until};
 
-/// Runs `line` in a shell on a new terminal. What is typed is its stdin.
+/// Runs `line` in a shell on a new terminal. The stdin of the returned process is the keyboard of the terminal.
 fn on_terminal(sandbox: &Sandbox, line: &str) -> Holder {
     let ours = sandbox.leasehold([""; 0]);
     let mut command = Command::new("script");

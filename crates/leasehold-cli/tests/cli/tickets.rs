@@ -18,7 +18,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
     assert_eq!(acquired.stderr, "");
     let ticket = acquired.stdout.trim();
     assert!(ticket.starts_with("lh1_") && !ticket.contains(char::is_whitespace), "{ticket}");
-    // No process keeps running, and the lock is held.
+    // No process is left running, but the lock is held.
     sandbox.run("run -n deploy/prod -- true").expect(123);
     assert!(sandbox.run(&format!("renew {ticket}")).expect(0).stdout.starts_with("renewed deploy/prod"));
     let output = sandbox.leasehold(["renew"]).env("LEASEHOLD_TICKET", ticket).output().unwrap();
@@ -61,7 +61,7 @@ fn a_ticket_of_another_store_needs_that_store_by_name() {
     assert!(!sandbox.path("a.db").exists() && !sandbox.path("state").exists());
 }
 
-/// A ticket from an attacker who wants leasehold to open `store`.
+/// Returns a ticket from an attacker who wants leasehold to open `store`.
 fn forged(store: &str) -> String {
     let json = serde_json::json!({
         "lock": "x", "grant": "00112233445566778899aabbccddeeff", "token": 7, "ttl_ms": 30_000, "store": store,
@@ -106,7 +106,7 @@ fn a_forged_ticket_opens_creates_and_sends_nothing() {
                     command.env(name, value);
                 }
                 if store.starts_with("gs://bucket?proxy") && configured == "gs://bucket" {
-                    // The same store: leasehold reads the configured URL, and fails before it sends a request.
+                    // This is the same store. leasehold reads the configured URL and fails before it sends a request.
                     command.env("STORAGE_EMULATOR_HOST", "user@host");
                     let outcome = Outcome::of(command.output().unwrap()).expect(125);
                     let why =
@@ -170,7 +170,7 @@ fn a_ticket_for_a_relative_path_is_good_in_every_folder() {
         command.env("LEASEHOLD_STORE", store).current_dir(sandbox.path("other"));
         Outcome::of(command.output().unwrap())
     };
-    // The same relative URL means another file there.
+    // In that folder, the same relative URL names another file.
     elsewhere("sqlite:locks.db").expect(2);
     elsewhere(&format!("sqlite:{}", sandbox.path("locks.db").display())).expect(0);
     assert!(!sandbox.path("other/locks.db").exists());
@@ -206,7 +206,7 @@ fn ticket(sandbox: &Sandbox, words: &str) -> String {
 #[test]
 fn a_script_runs_each_step_by_its_ticket_and_releases_it() {
     let sandbox = Sandbox::new();
-    // Between the steps, no other process gets the lock.
+    // No other process gets the lock between the steps.
     let script = r#"set -eu
         leasehold() { "$LEASEHOLD" "$@"; }
         others() { leasehold run -n steps -- true && exit 99 || [ $? -eq 123 ]; }
@@ -283,7 +283,7 @@ fn a_loss_kills_a_run_by_ticket_and_exits_122() {
     wait_until("the command is killed", || !is_alive(&pid));
     drop(store);
     running.end().expect(122);
-    // A release during the run is found by the renewal after the command.
+    // The renewal after the command detects a release during the run.
     let script = format!("{} release {{}}", env!("CARGO_BIN_EXE_leasehold"));
     let ticket = self::ticket(&sandbox, "y --ttl 1h");
     sandbox.run_script(&format!("run --ticket={ticket}"), &script.replace("{}", &ticket)).expect(122);
@@ -299,7 +299,7 @@ fn a_release_ends_all_concurrent_runs_by_one_ticket() {
         Holder::start(sandbox.scripted(&words, &script))
     };
     let (one, two) = (start("one"), start("two"));
-    // Both runs renew: neither loses the lock within three leases.
+    // Both runs renew, so neither loses the lock within three leases.
     let began = SystemClock.now();
     wait_until("three leases are over", || SystemClock.now().longest_since(began).as_secs() >= 3);
     assert!(is_alive(&one.first) && is_alive(&two.first));

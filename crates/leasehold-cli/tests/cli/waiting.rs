@@ -150,7 +150,7 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    // With a shorter limit, leasehold inspects the lock again, and the message differs.
+    // With a shorter limit, leasehold would inspect the lock again, and the message would differ.
     let late = sandbox.run("run -w 2100ms x -- true").expect(125);
     assert!(late.stderr.contains("within 2.1s; the holder of lock `x` is unknown"), "{late:?}");
 }

@@ -10,7 +10,7 @@ pub(crate) struct Block {
     pub(crate) text: String,
 }
 
-/// The blocks of a guide. Indented code and indented fences are errors, because they would not be run.
+/// Returns the blocks of a guide. Indented code and indented fences are errors, because they would not be run.
 pub(crate) fn blocks(guide: &str) -> Result<Vec<Block>, String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut open = false;

@@ -1,4 +1,4 @@
-//! What the readers of the guides have, and its substitutes in the tests. Nothing else in a guide is changed.
+//! Substitutes for things that readers of the guides have and the tests lack. The tests change nothing else in a guide.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -40,7 +40,7 @@ const SUBSTITUTES: &[(&str, Maker)] = &[
     ("127.0.0.1:7441", address),
 ];
 
-/// From Debian's package, which is not installed, because that would start a service.
+/// nginx from Debian's package. The package is not installed, because that would start a service.
 const NGINX: Program = Program::tool("LEASEHOLD_TEST_NGINX");
 
 type Maker = fn() -> Substitute;
@@ -58,19 +58,19 @@ const INHERITED: &[&str] = &[
     "TMPDIR",
 ];
 
-/// A substitute for what readers have.
+/// A substitute for something that readers have.
 #[derive(Default)]
 struct Substitute {
     /// The text that replaces the word.
     text: Option<String>,
     variables: Vec<(&'static str, String)>,
-    /// Shell commands that create it.
+    /// Shell commands that create the substitute.
     setup: String,
-    /// The name and the shell script of a program.
+    /// The name and the shell script of a program that it adds.
     program: Option<(&'static str, String)>,
 }
 
-/// A new bucket on an S3 server and on the GCS server. The clients find the servers by these variables.
+/// Creates a bucket on an S3 server and on the GCS server. The clients find the servers by these variables.
 fn bucket_on(s3: Server) -> Substitute {
     let name = unique("bucket");
     let (s3, gcs) = (s3.address(), Server::FAKE_GCS.address());
@@ -92,12 +92,12 @@ fn bucket() -> Substitute {
     bucket_on(Server::MINIO)
 }
 
-/// With conditional deletes, which MinIO does not have.
+/// Creates a bucket on a server with conditional deletes, which MinIO does not have.
 fn deleting_bucket() -> Substitute {
     bucket_on(Server::MOTO)
 }
 
-/// An address to listen on: other tests may run on this machine.
+/// Returns a free address to listen on, because other tests may run on this machine.
 fn address() -> Substitute {
     let free = format!("127.0.0.1:{}", free_port().unwrap());
     Substitute { text: Some(free), ..Substitute::default() }
@@ -108,12 +108,12 @@ fn dynamodb() -> Substitute {
     Substitute { variables: vec![("AWS_ENDPOINT_URL_DYNAMODB", endpoint)], ..Substitute::default() }
 }
 
-/// A new name for a table, which the guide creates.
+/// Returns a new name for a table. The guide creates the table.
 fn table() -> Substitute {
     Substitute { text: Some(unique("table")), ..Substitute::default() }
 }
 
-/// A new prefix of keys in etcd.
+/// Returns a new prefix of keys in etcd.
 fn prefix() -> Substitute {
     Substitute { text: Some(unique("my-app") + "/"), ..Substitute::default() }
 }
@@ -126,7 +126,7 @@ fn google() -> Substitute {
     Substitute { text: Some(format!("http://{}", Server::FAKE_GCS.address())), ..Substitute::default() }
 }
 
-/// A new PostgreSQL database.
+/// Creates a PostgreSQL database.
 fn database() -> Substitute {
     let (server, name) = (Server::POSTGRESQL.url(), unique("guide").replace('-', "_"));
     let database = server.replace("/postgres", &format!("/{name}"));
@@ -142,12 +142,12 @@ fn redis() -> Substitute {
     Substitute { variables: vec![("REDIS_URL", url)], ..Substitute::default() }
 }
 
-/// A new key in Redis.
+/// Returns a new key in Redis.
 fn key() -> Substitute {
     Substitute { text: Some(unique("my-report")), ..Substitute::default() }
 }
 
-/// A program with AWS's lock client, which runs a command under the lock `nightly`.
+/// Returns a program that uses AWS's lock client to run a command under the lock `nightly`.
 fn old_java_worker() -> Substitute {
     old_worker("old-java-worker", Program::DYNAMODB_JAVA)
 }
@@ -175,12 +175,12 @@ exit $status
     Substitute { program: Some((name, script)), ..Substitute::default() }
 }
 
-/// Prints an access token. The emulators do not check it.
+/// Returns a program that prints an access token. The emulators do not check it.
 fn gcloud() -> Substitute {
     Substitute { program: Some(("gcloud", "#!/bin/sh\necho token\n".to_owned())), ..Substitute::default() }
 }
 
-/// The folder of the client for Python, whose package readers have installed.
+/// Returns the folder of the Python client. Readers have installed its package.
 fn python_client() -> String {
     root().join("clients/python/src").display().to_string()
 }
@@ -198,7 +198,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// The environment for `guide` in `folder`.
+    /// Creates the environment for `guide` in `folder`.
     pub(crate) fn for_guide(guide: &str, folder: &Path) -> Self {
         let mentioned = SUBSTITUTES.iter().filter(|(word, _)| guide.contains(word));
         let substitutes = mentioned.map(|(word, substitute)| (*word, substitute())).collect();
@@ -216,7 +216,7 @@ impl Environment {
             }
         }
         if let Ok(packages) = env::var(Program::GUIDE_NODE.variable()) {
-            // Node finds packages only in a folder of this name beside a program.
+            // Node finds packages only in a folder of this name next to the program.
             symlink(packages, self.programs.with_file_name("node_modules")).unwrap();
         }
         for (name, script) in self.substitutes.values().filter_map(|substitute| substitute.program.as_ref()) {
@@ -226,7 +226,7 @@ impl Environment {
         }
     }
 
-    /// The guide with the substitutes.
+    /// Returns the guide with the substitutes.
     pub(crate) fn adapted(&self, guide: &str) -> String {
         let guide = guide.replace("/usr/local/bin", &self.programs.display().to_string());
         let texts =
@@ -238,13 +238,13 @@ impl Environment {
         self.substitutes.values().map(|substitute| substitute.setup.as_str()).collect()
     }
 
-    /// The environment variables of the commands.
+    /// Returns the environment variables of the commands.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
         let ours = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)));
         let given = self.substitutes.values().flat_map(|substitute| &substitute.variables);
-        // The name in version 1 of the AWS command.
+        // Version 1 of the AWS command uses this name.
         let region = env::var("AWS_REGION").map(|region| ("AWS_DEFAULT_REGION".to_owned(), region));
-        // Compilers may be elsewhere than Debian's programs.
+        // Compilers may be in other folders than Debian's programs.
         let others = env::var("PATH").unwrap_or_default();
         let python = env::var(Program::GUIDE_PYTHON.variable()).unwrap_or_default();
         let python = Path::new(&python).parent().unwrap_or(Path::new("")).display();

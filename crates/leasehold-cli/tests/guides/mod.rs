@@ -11,8 +11,8 @@
 //! | `python FILE`, `js FILE` | written to the file |
 //! | `rust` | run as a documentation test of the library (`crates/leasehold/src/guides.rs`) |
 //!
-//! Any other block is an error. `environment.rs` has the substitutes for what readers have and the test machine
-//! lacks.
+//! Any other block is an error. `environment.rs` contains the substitutes for things that readers have and the test
+//! machine lacks.
 
 mod document;
 mod environment;
@@ -80,7 +80,7 @@ fn tested() -> impl Iterator<Item = &'static str> {
     FILES.iter().chain(TESTED_ELSEWHERE).copied()
 }
 
-/// The session in `docs/serve.md`, which has blocks of other kinds after it.
+/// Runs the session in `docs/serve.md`. The document has blocks of other kinds after the session.
 #[test]
 #[cfg(feature = "serve")]
 fn serve() {

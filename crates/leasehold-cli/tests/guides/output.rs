@@ -1,9 +1,9 @@
-//! Compares the output of a command with its guide.
+//! Compares the output of a command with the guide.
 
-/// Matches any text, also several lines.
+/// Matches any text, even several lines.
 const ANYTHING: &str = "...";
 
-/// Whether `printed` matches `expected`, without space at the ends.
+/// Returns whether `printed` matches `expected`, ignoring space at both ends.
 pub(crate) fn matches(expected: &str, printed: &str) -> bool {
     let (expected, printed) = (expected.trim(), printed.trim());
     let Some((first, others)) = expected.split_once(ANYTHING) else {

@@ -7,10 +7,11 @@ use super::runner::GuideRun;
 
 pub(crate) const FILE: &str = "fencing.md";
 
-/// The largest possible token. The tokens of the race are below it, and above all tokens from stores.
+/// The largest possible token. The tokens of the race are lower, but higher than all tokens from stores.
 const LARGEST: u64 = (1 << 53) - 1;
 
-/// The recipes: a command that saves with a token, and one that prints the content and the token, a line each.
+/// The recipes. Each has a command that saves with a token, and one that prints the content and the token on separate
+/// lines.
 const RECIPES: &[(&str, &str)] = &[
     (
         "./save-postgresql",
@@ -115,7 +116,7 @@ impl Recipe<'_> {
         code
     }
 
-    /// The stored content and its token.
+    /// Returns the stored content and its token.
     fn shown(&self) -> (String, u64) {
         let (code, printed) = self.run.command(self.show);
         let (content, token) =
@@ -124,5 +125,5 @@ impl Recipe<'_> {
     }
 }
 
-/// Number of writers: one less than a prime, to mix their order.
+/// Number of writers. It is one less than a prime, to mix their order.
 const WRITERS: u64 = 10;

@@ -53,7 +53,7 @@ impl GuideRun {
     }
 
     fn shell(&self) -> Command {
-        // timeout(1) makes a new process group, and kills all of it at the end.
+        // timeout(1) creates a process group and kills all of it at the end.
         let mut command = Command::new("timeout");
         command
             .args(["--kill-after=5", SECONDS, "bash"])

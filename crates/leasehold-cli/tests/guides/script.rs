@@ -1,4 +1,4 @@
-//! Makes one shell script from a guide.
+//! Creates one shell script from a guide.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ pub(crate) const PROGRESS: &str = "progress";
 /// The content of the progress file after all blocks.
 pub(crate) const DONE: &str = "done";
 
-/// The beginning of the script. It ends background jobs, also after a failure.
+/// The beginning of the script. It ends background jobs, even after a failure.
 const HEAD: &str = r#"set -euo pipefail
 end_jobs() { local jobs; jobs=$(jobs -p); [[ -z $jobs ]] || kill $jobs 2>/dev/null || true; }
 trap end_jobs EXIT
@@ -24,7 +24,7 @@ trap end_jobs EXIT
 const FOOT: &str = r#"if [[ -n $(jobs -pr) ]]; then echo 'the guide leaves this running:'; jobs -r; exit 1; fi
 "#;
 
-/// The script for `blocks`, after `setup`.
+/// Returns the script for `blocks`, which runs after `setup`.
 pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
     let mut script = HEAD.to_owned() + setup;
     let mut has_command = false;
@@ -52,7 +52,7 @@ pub(crate) fn of(blocks: &[Block], setup: &str) -> Result<String, String> {
     Ok(script)
 }
 
-/// Writes the file that a block like `python worker.py` contains.
+/// Returns a command that writes the file of a block like `python worker.py`.
 fn program(kind: &str, text: &str) -> Option<String> {
     let (language, file) = kind.split_once(' ')?;
     let suffix = match language {
@@ -74,7 +74,7 @@ fn output_of_the_one_before(blocks: &[Block], number: usize) -> Result<String, S
     }
 }
 
-/// Runs the entries as cron does: with `sh` and an almost empty environment.
+/// Returns a script that runs the entries as cron does: with `sh` and an almost empty environment.
 fn crontab(text: &str) -> Result<String, String> {
     let mut settings = vec!["PATH=/usr/bin:/bin".to_owned()];
     let mut commands = String::new();
@@ -97,7 +97,7 @@ fn crontab(text: &str) -> Result<String, String> {
     }
 }
 
-/// The command after the five time fields, or after a word like `@daily`.
+/// Returns the command after the five time fields, or after a word like `@daily`.
 fn command_of(line: &str) -> Option<&str> {
     let mut rest = line;
     let fields = if line.starts_with('@') { 1 } else { 5 };
@@ -113,13 +113,13 @@ fn command_of(line: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty())
 }
 
-/// Variables that both systems set for each step.
+/// Variables that the systems set for each step.
 const WORKFLOW_HEAD: &str = r#"export GITHUB_ENV="$GUIDE_OUTPUT/github-env" GITHUB_RUN_ID=4711 CI_PIPELINE_ID=4711
 : >"$GITHUB_ENV"
 "#;
 
-/// Runs each step in a new shell, as both systems do. Settings that a step writes to `$GITHUB_ENV` are set for later
-/// steps.
+/// Returns a script that runs each step in a new shell, as both systems do. Settings that a step writes to
+/// `$GITHUB_ENV` are set for later steps.
 fn steps(workflow: workflow::Workflow) -> String {
     let mut commands = WORKFLOW_HEAD.to_owned();
     let variables: Vec<String> =

@@ -39,9 +39,9 @@ pub(crate) fn read(text: &str) -> Result<Workflow, String> {
     Ok(workflow)
 }
 
-/// A line: `key: value`, or a value without a key; either may be an item of a list.
+/// A line: `key: value`, or a value without a key. Either may be a list item.
 struct Entry<'a> {
-    /// The column where it begins, after the `- ` of an item.
+    /// The column where the entry begins, after the `- ` of a list item.
     indent: usize,
     key: &'a str,
     value: &'a str,
@@ -75,7 +75,7 @@ fn variables(lines: &[&str]) -> Result<Vec<(String, String)>, String> {
     entries.map(|Entry { key, value, .. }| Ok((key.to_owned(), plain(value)?.to_owned()))).collect()
 }
 
-/// The items of a list of commands.
+/// Returns the commands of a list.
 fn script(lines: &[&str]) -> Result<String, String> {
     let indent = lines.first().map_or(0, |line| indent_of(line));
     let mut commands = String::new();
@@ -92,7 +92,7 @@ fn script(lines: &[&str]) -> Result<String, String> {
     }
 }
 
-/// One command, or those of a `|` block.
+/// Returns one command, or the commands of a `|` block.
 fn scalar(value: &str, below: &[&str]) -> Result<String, String> {
     if value != "|" {
         return match below.iter().all(|line| line.trim().is_empty()) {
@@ -104,7 +104,7 @@ fn scalar(value: &str, below: &[&str]) -> Result<String, String> {
     Ok(below.iter().map(|line| format!("{}\n", line.get(shift..).unwrap_or_default())).collect())
 }
 
-/// A plain or quoted scalar.
+/// Returns the value of a plain or quoted scalar.
 fn plain(value: &str) -> Result<&str, String> {
     let quoted = value
         .strip_prefix('"')

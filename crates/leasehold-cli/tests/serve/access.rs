@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Answer, Server, bearer, key_of};
 use crate::support::Sandbox;
 
-/// The SHA-256 of `token`, by another program.
+/// Returns the SHA-256 of `token`, computed by another program.
 fn digest(token: &str) -> String {
     let mut program = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     program.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
@@ -17,7 +17,7 @@ fn digest(token: &str) -> String {
     String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().to_owned()
 }
 
-/// A server with an access file: the tokens of principals, and rules with a principal, a prefix and rights.
+/// Starts a server with an access file: the tokens of principals, and rules with a principal, a prefix and rights.
 pub(super) fn with_access(
     sandbox: &Sandbox,
     tokens: &[(&str, &str)],
@@ -35,7 +35,7 @@ pub(super) fn with_access(
     Server::start(sandbox, &format!("--access {} {arguments}", file.display()))
 }
 
-/// A server with the tokens `token-of-ci` and `token-of-ops`.
+/// Starts a server with the tokens `token-of-ci` and `token-of-ops`.
 pub(super) fn guarded(sandbox: &Sandbox, arguments: &str) -> Server {
     let tokens = [("ci", "token-of-ci"), ("ops", "token-of-ops")];
     let rules: [(&str, &str, &[&str]); 2] =
@@ -70,7 +70,7 @@ fn each_principal_has_its_own_rights() {
         |token: &str| with(token, "GET /v1/locks").expect(200).body["locks"].as_array().unwrap().len();
     assert_eq!((listed(&ci), listed(&ops)), (1, 2));
 
-    // A ticket alone is not enough: its user needs the right too.
+    // A ticket alone is not enough. Its user also needs the right to acquire.
     let ticket = json!({ "ticket": held.ticket() });
     server.post("/v1/holds/renew", &[("Authorization", &ops)], &ticket).problem(403, "forbidden");
     server.post("/v1/holds/release", &[], &ticket).problem(401, "unauthorized");

@@ -1,4 +1,4 @@
-//! Wrong requests: each gets a clear problem, and changes nothing.
+//! Wrong requests: each one gets a clear problem and changes nothing.
 
 use serde_json::{Value, json};
 
@@ -66,10 +66,10 @@ fn wrong_bodies_are_refused() {
         post(path, &[], "{\"lock\":\"x\"}").problem(415, "invalid");
         let most = if path.ends_with("renew") { 64 * 1024 } else { 16 * 1024 };
         post(path, &[JSON], &format!("{{\"ticket\":\"{}\"}}", "x".repeat(most))).problem(413, "invalid");
-        // Nested deeper than any parser should follow.
+        // A body that is nested deeper than any parser should follow.
         post(path, &[JSON], &"[".repeat(10_000)).problem(400, "invalid");
     }
-    // A body that was announced and never comes does not stop others.
+    // A body that was announced but never arrives does not block other requests.
     let slow = server.send("POST /v1/holds", &[JSON, ("Content-Length", "100")], "");
     server.acquire("x", "b").expect(201);
     drop(slow);
@@ -88,7 +88,7 @@ fn wrong_keys_are_refused() {
     assert_eq!(server.state("x")["state"], "free");
 }
 
-/// The ticket with one of its fields changed.
+/// Returns the ticket with one of its fields changed.
 fn forged(ticket: &str, field: &str, value: Value) -> String {
     use base64::Engine as _;
     let engine = base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -1,4 +1,4 @@
-//! Acquisitions by a claim of the client: the command itself as a client of a server.
+//! Acquisitions with a claim chosen by the client. The client is the command itself.
 
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn a_claim_means_the_same_to_servers_with_different_secrets() {
     assert_eq!((&spent.body["reason"], &spent.body["token"]), (&json!("ended"), &held.body["token"]));
 }
 
-/// Its connection stays open, as behind a proxy that does not report that the client is gone.
+/// The connection of the waiting request stays open, as behind a proxy that does not report that the client is gone.
 #[test]
 fn a_withdrawal_ends_the_request_that_waits() {
     let sandbox = Sandbox::new();
@@ -63,7 +63,7 @@ fn a_waiter_that_asks_again_has_its_place() {
     let second = ask(&"f".repeat(32), "60s");
     let refused = Answer::read(first).problem(423, "held");
     assert_eq!(refused.body["held"]["token"], held.body["token"], "{refused:?}");
-    // The command asks without waiting before it waits again.
+    // The command sends a request that does not wait before it waits again.
     Answer::read(ask(CLAIM, "0s")).problem(423, "held");
     let first = ask(CLAIM, "60s");
     server.release(&held.ticket()).expect(200);
@@ -117,7 +117,7 @@ fn the_command_takes_locks_of_a_server() {
         crate::support::Outcome::of(command.env("LEASEHOLD_HTTP_TOKEN", token).output().unwrap())
     };
     let ci = "token-of-ci";
-    // Held through the server, and seen by both ways to the store.
+    // The lock is acquired through the server, and is seen both through the server and directly in the store.
     let ticket = with(ci, "acquire ci/x --ttl 10m").expect(0).stdout;
     let ticket = ticket.trim();
     for refused in [with(ci, "run --try ci/x -- true"), sandbox.run("run --try ci/x -- true")] {
@@ -126,7 +126,7 @@ fn the_command_takes_locks_of_a_server() {
     assert!(with(ci, "ls").expect(0).stdout.contains("ci/x"));
     with(ci, &format!("release {ticket}")).expect(0);
     with(ci, "run ci/x -- true").expect(0);
-    // Secrets are in no message.
+    // No message contains a secret.
     let wrong = with("hunter2", "run ci/x -- true").expect(125);
     assert!(wrong.stderr.contains("401") && !wrong.stderr.contains("hunter2"), "{wrong:?}");
     let forbidden = with(ci, "run prod -- true").expect(125);

@@ -1,5 +1,5 @@
-//! The dashboard's pages, without a browser: what they contain, and who may change something. `tests/ui` of
-//! leasehold-serve has the tests in a browser.
+//! The pages of the dashboard, without a browser: what they contain, and who may change something. The tests in a
+//! browser are in `tests/ui` of leasehold-serve.
 
 mod examine;
 mod reserve;
@@ -28,13 +28,13 @@ impl Page {
         self.head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")))
     }
 
-    /// The cookie that it sets, as the browser sends it back.
+    /// Returns the cookie that the page sets, as the browser sends it back.
     fn cookie(&self) -> String {
         self.header("set-cookie").unwrap().split(';').next().unwrap().to_owned()
     }
 }
 
-/// Asks for a page as a browser does, with a `cookie` and a form, if there are any.
+/// Requests a page as a browser does, with a `cookie` and a form, if there are any.
 fn ask(server: &Server, line: &str, cookie: &str, form: &str) -> Page {
     let origin = format!("http://{}", server.address);
     ask_from(server, line, &[("Origin", &origin), ("Cookie", cookie)], form)
@@ -46,7 +46,7 @@ fn ask_from(server: &Server, line: &str, headers: &[(&str, &str)], form: &str) -
     server.send(line, &headers, form).read_to_string(&mut text).unwrap();
     let (head, text) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    // Of names alone: values are compared as they are.
+    // Only names are converted to lowercase. Values are compared as they are.
     let head = head.lines().map(|line| match line.split_once(": ") {
         Some((name, value)) => format!("{}: {value}\n", name.to_ascii_lowercase()),
         None => format!("{line}\n"),
@@ -68,8 +68,8 @@ fn session(server: &Server, token: &str) -> String {
     ask(server, "POST /ui/sign-in", "", &format!("token={token}")).expect(303).cookie()
 }
 
-/// Expects that `form` is refused without a session. A token in a header does not count as a session: pages of other
-/// sites could not send it, but neither do browsers.
+/// Expects that `form` is refused without a session. A token in a header does not count as a session. Pages of other
+/// sites could not send it, but browsers do not send it either.
 #[track_caller]
 fn refused_without_session(server: &Server, line: &str, form: &str) {
     ask(server, line, "", form).expect(403);
@@ -264,7 +264,7 @@ fn the_session_is_a_cookie_that_scripts_cannot_read() {
         assert!(cookie.contains(attribute), "{cookie}");
     }
     assert_eq!(signed_in.header("location"), Some("/ui/"), "not to another site");
-    // It counts for the pages alone: the API requires a token.
+    // The session is valid only for the pages, because the API requires a token.
     let headers = [("Cookie", &*signed_in.cookie()), ("If-Match", "\"1\"")];
     let body = serde_json::json!({ "lock": "deploy", "reason": "x" });
     assert_eq!(server.post("/v1/evict", &headers, &body).status, 403);

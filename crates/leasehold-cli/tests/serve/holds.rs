@@ -1,4 +1,4 @@
-//! Acquiring, renewing, checking and releasing by HTTP.
+//! Acquiring, renewing, checking and releasing over HTTP.
 
 use std::net::Shutdown;
 
@@ -46,7 +46,7 @@ fn a_hold_is_renewed_checked_and_released() {
     let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);
     let renewed = server.renew(&held.ticket()).expect(200).body;
     assert_eq!((&renewed["token"], &renewed["lock"]), (&held.body["token"], &held.body["lock"]));
-    // Less than the ttl, by the safety distance of the holder.
+    // The safety margin of the holder makes this less than the ttl.
     assert!((500_000..600_000).contains(&renewed["valid_ms"].as_u64().unwrap()), "{renewed}");
     let check = |ticket: &str| server.post("/v1/holds/check", &[], &json!({ "ticket": ticket }));
     check(&held.ticket()).expect(200);
@@ -59,7 +59,7 @@ fn a_hold_is_renewed_checked_and_released() {
     assert_eq!(results["results"][2]["lock"], "y");
 
     server.release(&held.ticket()).expect(200);
-    // Its response may have been lost, so it may come again.
+    // The response may have been lost, so the client may send the release again.
     server.release(&held.ticket()).expect(200);
     assert_eq!(check(&held.ticket()).problem(410, "lost").body["reason"], "ended");
     assert_eq!(server.renew(&held.ticket()).problem(410, "lost").body["reason"], "ended");
@@ -73,7 +73,7 @@ fn a_repeated_request_has_the_same_hold_and_its_key_is_spent() {
     let again = server.acquire("x", "a").expect(201);
     assert_eq!(first.body["token"], again.body["token"]);
     server.acquire("x", "b").problem(423, "held");
-    // The same key means another hold for another lock.
+    // For another lock, the same key gives another hold.
     let other = server.acquire("y", "a").expect(201);
     assert_ne!(first.body["token"], other.body["token"]);
     server.release(&again.ticket()).expect(200);
@@ -125,7 +125,7 @@ fn a_client_that_goes_away_stops_waiting() {
     waiting.shutdown(Shutdown::Both).unwrap();
     drop(waiting);
     wait_until("its place is given up", || server.waiters("x") == 0);
-    // Its connection ended, which released no hold of others.
+    // The end of the connection released no hold of others.
     server.renew(&held.ticket()).expect(200);
 }
 

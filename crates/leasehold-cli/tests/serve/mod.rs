@@ -1,4 +1,5 @@
-//! Tests of `leasehold serve`: real servers on free ports, and requests as bytes, so that no library corrects them.
+//! Tests of `leasehold serve` with real servers on free ports. Requests are sent as bytes, so that no library corrects
+//! them.
 
 mod access;
 mod bad_input;
@@ -32,7 +33,7 @@ struct Server {
     process: Child,
     stdout: BufReader<ChildStdout>,
     address: String,
-    /// The token that evicts, without an access file.
+    /// The token that may evict if there is no access file.
     operator: String,
     /// The address of `/metrics`, if it is served.
     metrics: String,
@@ -47,7 +48,7 @@ struct Answer {
 }
 
 impl Server {
-    /// Starts a server on the sandbox's store, with further `arguments`.
+    /// Starts a server on the sandbox's store with additional `arguments`.
     fn start(sandbox: &Sandbox, arguments: &str) -> Self {
         Self::start_in(sandbox, arguments, std::iter::empty())
     }
@@ -93,7 +94,7 @@ impl Server {
         i32::try_from(self.process.id()).unwrap()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the server has ended.
     fn end(mut self) -> Outcome {
         let (mut stdout, mut stderr) = (String::new(), String::new());
         self.stdout.read_to_string(&mut stdout).unwrap();
@@ -102,7 +103,7 @@ impl Server {
         Outcome { code, stdout, stderr }
     }
 
-    /// Sends a request, and leaves the connection open.
+    /// Sends a request and leaves the connection open.
     fn send(&self, line: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let mut head = format!("{line} HTTP/1.1\r\nConnection: close\r\n");
@@ -133,7 +134,7 @@ impl Server {
         self.ask(&format!("POST {path}"), &headers, &body.to_string())
     }
 
-    /// Asks for `lock` with `key`, and does not wait.
+    /// Requests `lock` with `key`, without waiting.
     fn acquire(&self, lock: &str, key: &str) -> Answer {
         self.acquire_with(key, &json!({ "lock": lock }))
     }
@@ -154,7 +155,7 @@ impl Server {
         self.get(&format!("/v1/locks/{lock}")).expect(200).body
     }
 
-    /// How many wait for `lock`.
+    /// Returns how many requests wait for `lock`.
     fn waiters(&self, lock: &str) -> usize {
         self.state(lock)["waiters"].as_array().unwrap().len()
     }
@@ -212,12 +213,12 @@ impl Answer {
     }
 }
 
-/// A key of the right length.
+/// Returns a key of the required length.
 fn key_of(short: &str) -> String {
     format!("the-key-of-this-test-{short}")
 }
 
-/// The header with a bearer token.
+/// Returns the value of the `Authorization` header for a bearer token.
 fn bearer(token: &str) -> String {
     format!("Bearer {token}")
 }

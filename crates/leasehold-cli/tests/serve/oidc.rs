@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Server, bearer, key_of};
 use crate::support::Sandbox;
 
-/// An issuer on this machine. Its key, and the signatures, are made by openssl.
+/// An issuer on this machine. openssl creates its key and its signatures.
 struct Issuer<'a> {
     sandbox: &'a Sandbox,
     url: String,
@@ -54,7 +54,7 @@ impl<'a> Issuer<'a> {
         Self { sandbox, url }
     }
 
-    /// A token of a job of `repository` that expires in `seconds`.
+    /// Returns the token of a job of `repository` that expires in `seconds`.
     fn token(&self, repository: &str, seconds: i64) -> String {
         let now = i64::try_from(SystemClock.now().wall_us() / 1_000_000).unwrap();
         let claims = json!({
@@ -74,7 +74,7 @@ impl<'a> Issuer<'a> {
         format!("{signed}.{}", BASE64.encode(openssl.wait_with_output().unwrap().stdout))
     }
 
-    /// A server that takes its tokens.
+    /// Starts a server that accepts the tokens of this issuer.
     fn server(&self, arguments: &str) -> Server {
         let text = format!(
             r#"
@@ -118,7 +118,7 @@ fn a_job_with_a_token_of_an_issuer_takes_its_locks() {
     let rules = json!([{ "prefix": "ci/my-org/app/", "allow": ["read", "acquire"] }]);
     assert_eq!(ask("GET /v1/store")["rules"], rules);
 
-    // A ticket needs a token that is valid.
+    // The use of a ticket requires a valid token.
     let ticket = json!({ "ticket": held.ticket() });
     let renew = |token: &str| server.post("/v1/holds/renew", &[("Authorization", &bearer(token))], &ticket);
     let expired = issuer.token("my-org/app", -60);
@@ -144,7 +144,7 @@ fn a_job_with_a_token_of_an_issuer_takes_its_locks() {
 fn an_issuer_that_is_down_does_not_prevent_the_start() {
     let sandbox = Sandbox::new();
     let mut issuer = Issuer::start(&sandbox);
-    // Nothing listens there.
+    // Nothing listens at this address.
     issuer.url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     let server = issuer.server("");
     server.get("/readyz").expect(204);

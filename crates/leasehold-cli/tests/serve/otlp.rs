@@ -1,4 +1,4 @@
-//! Traces, as a collector gets them.
+//! Traces, as a collector receives them.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -14,7 +14,7 @@ use crate::support::{Outcome, Sandbox};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// A collector on this machine, and the bodies that it has got.
+/// A collector on this machine, and the bodies that it has received.
 struct Collector {
     url: String,
     bodies: Receiver<Vec<u8>>,
@@ -29,7 +29,7 @@ struct Span {
     name: String,
     kind: u64,
     attributes: HashMap<String, String>,
-    /// The ids of the spans that it is linked with.
+    /// The ids of the spans to which it is linked.
     links: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ const SERVER: u64 = 2;
 const CLIENT: u64 = 3;
 
 impl Collector {
-    /// `responds`: otherwise, it reads and never responds.
+    /// Starts a collector. Without `responds`, it reads requests but never responds.
     fn start(responds: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -70,20 +70,20 @@ impl Collector {
         Self { url, bodies }
     }
 
-    /// A server that exports to it, at its end if not before.
+    /// Starts a server that exports its spans to this collector, at the latest when it ends.
     fn server(&self, sandbox: &Sandbox, environment: &[(&str, &str)]) -> Server {
         let endpoint =
             [("OTEL_EXPORTER_OTLP_ENDPOINT", self.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "600000")];
         Server::start_in(sandbox, "", endpoint.iter().chain(environment).copied())
     }
 
-    /// All that it has got.
+    /// Returns all spans received so far.
     fn spans(&self) -> Vec<Span> {
         self.bodies.try_iter().flat_map(|body| spans(&body)).collect()
     }
 }
 
-/// The fields of a message of Protocol Buffers: number, and bytes or the number as text.
+/// Parses a Protocol Buffers message. Returns for each field its number and its value: bytes, or a number as text.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let mut value = 0;
@@ -119,7 +119,7 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     fields
 }
 
-/// The parts `number` of all `messages`.
+/// Returns the fields `number` of all `messages`.
 fn parts(messages: &[Vec<u8>], number: u64) -> Vec<Vec<u8>> {
     let all = messages.iter().flat_map(|message| fields(message));
     all.filter(|(of, _)| *of == number).map(|(_, part)| part).collect()
@@ -133,7 +133,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Key and value.
+/// Returns the key and the value of an attribute.
 fn attribute(bytes: &[u8]) -> (String, String) {
     let bytes = [bytes.to_vec()];
     let value =
@@ -141,7 +141,7 @@ fn attribute(bytes: &[u8]) -> (String, String) {
     (text(parts(&bytes, 1).remove(0)), value)
 }
 
-/// The spans of an `ExportTraceServiceRequest`.
+/// Returns the spans of an `ExportTraceServiceRequest`.
 fn spans(body: &[u8]) -> Vec<Span> {
     let of_scopes = parts(&parts(&[body.to_vec()], 1), 2);
     let spans = parts(&of_scopes, 2).into_iter().map(|bytes| {
@@ -214,7 +214,7 @@ fn an_acquisition_is_below_the_span_of_its_client() {
     let request = below(&acquire.id);
     assert_eq!((request.name.as_str(), request.kind), ("leasehold.request", CLIENT));
 
-    // The others have traces of their own.
+    // The other requests have separate traces.
     let roots: Vec<_> = spans.iter().filter(|span| span.parent.is_empty()).collect();
     let mut names: Vec<_> = roots.iter().map(|span| span.name.as_str()).collect();
     names.sort_unstable();
@@ -227,7 +227,7 @@ fn an_acquisition_is_below_the_span_of_its_client() {
 fn a_hold_is_linked_with_its_acquisition() {
     let (sandbox, collector) = (Sandbox::new(), Collector::start(true));
     let server = collector.server(&sandbox, &[("OTEL_SERVICE_NAME", "locks")]);
-    // A permit has a guard, until it becomes the ticket.
+    // A permit has a guard until it is turned into a ticket.
     let request = json!({ "lock": "x", "permits": 2 });
     server.post("/v1/holds", &[("Idempotency-Key", &key_of("x"))], &request).expect(201);
     ended(server);
@@ -278,7 +278,7 @@ fn a_silent_collector_delays_nothing() {
     let server = collector.server(&sandbox, &environment);
     server.get("/v1/locks").expect(200);
     collector.bodies.recv().unwrap();
-    // The exporter waits now.
+    // The exporter now waits for a response.
     let ticket = acquire(&server, "x", &[], "0s");
     server.release(&ticket).expect(200);
     ended(server);
@@ -306,7 +306,7 @@ fn a_collector_that_cannot_be_reached_is_reported() {
 fn settings_that_cannot_be_used_are_refused() {
     let sandbox = Sandbox::new();
     let refused = |variables: &[(&str, &str)]| {
-        // If it did not refuse them, it would end here.
+        // If the server accepted the variables, it would fail at this option.
         let mut command = sandbox.leasehold(["serve", "--access", "nowhere"]);
         Outcome::of(command.envs(variables.iter().copied()).output().unwrap())
     };

@@ -73,6 +73,6 @@ fn metrics_count_outcomes_and_name_no_lock() {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(!text.contains("a-lock-with-a-name"), "{text}");
-    // Only on its own listener.
+    // The metrics are only on their own listener.
     server.get("/metrics").problem(404, "not-found");
 }

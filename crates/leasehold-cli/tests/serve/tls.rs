@@ -18,12 +18,12 @@ fn openssl(sandbox: &Sandbox, words: &str) {
 
 const KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30";
 
-/// Makes the authority `NAME.crt`, `NAME.key`.
+/// Creates the authority `NAME.crt`, `NAME.key`.
 fn make_authority(sandbox: &Sandbox, name: &str) {
     openssl(sandbox, &format!("req -x509 {KEY} -subj /CN={name} -keyout {name}.key -out {name}.crt"));
 }
 
-/// Makes `NAME.crt` with the alternative name `names`, and `NAME.key`, signed by `authority`.
+/// Creates `NAME.key`, and `NAME.crt` with the alternative name `names`, signed by `authority`.
 fn make_certificate(sandbox: &Sandbox, authority: &str, name: &str, names: &str) {
     openssl(
         sandbox,
@@ -34,7 +34,7 @@ fn make_certificate(sandbox: &Sandbox, authority: &str, name: &str, names: &str)
     );
 }
 
-/// Asks the server for `path` by curl, which trusts `authority`. Prints the body and then the status.
+/// Requests `path` from the server with curl, which trusts `authority`. Prints the body and then the status.
 fn curl(sandbox: &Sandbox, server: &Server, authority: &str, more: &str, path: &str) -> Outcome {
     let url = format!("https://{}{path}", server.address);
     let line = format!("-sS --max-time 60 --cacert {authority}.crt -w \n%{{http_code}} {more}");
@@ -52,7 +52,7 @@ fn a_server_with_a_certificate_speaks_https_alone() {
     let server = Server::start(&sandbox, FILES);
     let got = curl(&sandbox, &server, "ca", "", "/v1/locks").expect(0);
     assert!(got.stdout.ends_with("\n200"), "{got:?}");
-    // A browser's page: its origin is https too.
+    // A page in a browser also has an https origin.
     let own = format!("-H Origin:https://{}", server.address);
     assert!(curl(&sandbox, &server, "ca", &own, "/v1/locks").stdout.ends_with("\n200"));
     let plain = format!("-H Origin:http://{}", server.address);
@@ -86,7 +86,7 @@ fn new_connections_use_a_new_certificate() {
     let server = Server::start(&sandbox, FILES);
     let trusts = |authority: &str| curl(&sandbox, &server, authority, "", "/healthz").code == 0;
     assert!(trusts("ca") && !trusts("next"));
-    // Half of the change: the key does not match the certificate, so the previous pair stays in use.
+    // Only half of the pair has changed. The key does not match the certificate, so the previous pair stays in use.
     install("crt", "next");
     assert!(trusts("ca") && !trusts("next"));
     install("key", "next");
@@ -142,7 +142,7 @@ fn a_client_certificate_takes_the_place_of_a_token() {
     assert_eq!(shown["held"]["holder"]["name"], "ci", "the holder is the principal");
 }
 
-/// A resumed session would not verify the certificate again.
+/// A session must not be resumed, because the server would not verify the certificate again.
 #[test]
 fn a_session_of_a_client_certificate_is_not_resumed() {
     let sandbox = Sandbox::new();
@@ -204,7 +204,7 @@ fn wrong_tls_files_are_refused_at_the_start() {
             "{words}: {refused:?}"
         );
     }
-    // With both, it may listen beyond this machine.
+    // With TLS and an access file, the server may listen beyond this machine.
     let server =
         Server::start(&sandbox, "--listen 0.0.0.0:0 --access access.toml --tls-cert ca.crt --tls-key ca.key");
     assert!(server.address.starts_with("0.0.0.0:"), "{}", server.address);

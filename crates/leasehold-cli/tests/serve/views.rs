@@ -1,4 +1,4 @@
-//! Looking: lists, one lock, changes, events, the fence check, probes.
+//! Reading: lists, one lock, changes, events, the fence check, probes.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -92,7 +92,7 @@ fn viewers_see_what_other_processes_do() {
     let mut stream = BufReader::new(server.send("GET /v1/events", &[], ""));
     let mut status = String::new();
     stream.read_line(&mut status).unwrap();
-    // However long the first read takes: the lock changes again and again until it was seen.
+    // The first read may take any time, so the lock changes again and again until a change was seen.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Checks against pages of other sites in a browser on a machine that can reach the server.
+//! Checks against pages of other sites, in a browser on a machine that can reach the server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,22 +13,22 @@ use crate::problem::Problem;
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     own: Own,
-    /// Whether the server has TLS. If not, a proxy may have it.
+    /// Whether the server uses TLS. If not, a proxy in front of it may use TLS.
     has_tls: bool,
 }
 
-/// What names this server.
+/// The names that mean this server.
 #[derive(Clone, Debug)]
 enum Own {
     Names(Vec<String>),
-    /// Any name: callers need a token, which another site does not have.
+    /// Any name, because callers need a token, which another site does not have.
     Any,
-    /// Any address: the name of another site is none.
+    /// Any IP address, because the name of another site is not an address.
     Addresses,
 }
 
 impl Hosts {
-    /// The names of a server that listens on `address`, and `others`.
+    /// Returns the names of a server that listens on `address`, and `others`.
     pub(crate) fn of(address: SocketAddr, others: &[String], needs_token: bool, has_tls: bool) -> Self {
         let mut names: Vec<String> = others.iter().map(|name| name.to_ascii_lowercase()).collect();
         if address.ip().is_loopback() {
@@ -136,7 +136,7 @@ mod tests {
                 .is_ok()
         };
         assert!(check(&[], "10.0.0.1:7420") && check(&[], "10.0.0.1") && check(&[], "[fd00::1]:7420"));
-        // Its owner may have it resolve to this server (DNS rebinding).
+        // The owner of such a name may make it resolve to this server (DNS rebinding).
         assert!(!check(&[], "evil.example:7420") && !check(&[], "10.0.0.1.evil.example") && !check(&[], ""));
         assert!(check(&["locks.example".to_owned()], "locks.example:7420"));
     }

@@ -9,7 +9,7 @@ use super::oidc::{IssuerEntry, Issuers};
 use super::seal::from_hex;
 use super::{Access, Right, Rule};
 
-/// Why an access file cannot be used.
+/// The reason why an access file cannot be used.
 #[derive(Debug)]
 pub struct InvalidAccess(String);
 
@@ -53,7 +53,7 @@ struct CertificateEntry {
 struct RuleEntry {
     /// A rule is either for a principal,
     principal: Option<String>,
-    /// or for those tokens of an issuer that have these claims.
+    /// or for the tokens of an issuer that have these claims.
     issuer: Option<String>,
     claims: Option<BTreeMap<String, String>>,
     #[serde(default)]
@@ -62,7 +62,7 @@ struct RuleEntry {
 }
 
 pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
-    // `message` alone: the whole error quotes the line, which may hold a digest.
+    // Use only `message`, because the whole error quotes the line, which may contain a digest.
     let file: File = toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(start).filter(|byte| *byte == b'\n').count();

@@ -1,6 +1,7 @@
 //! JSON Web Tokens of OpenID Connect issuers.
 //!
-//! A token's times are compared with this server's wall clock. That is authentication alone: no lock depends on it.
+//! The times of a token are compared with this server's wall clock. Only authentication depends on that clock, not a
+//! lock.
 
 mod keys;
 mod source;
@@ -27,11 +28,12 @@ use self::template::{Condition, Template};
 use super::{Caller, Right, unauthorized};
 use crate::problem::Problem;
 
-/// The longest token, in bytes.
+/// Maximum length of a token, in bytes.
 const MOST_TOKEN: usize = 8 * 1024;
-/// By how much the clocks of the issuer and of this server may differ.
+/// How much the clocks of the issuer and of this server may differ.
 const LEEWAY: Duration = Duration::from_secs(10);
-/// The latest expiry of a token, in seconds since the Unix epoch: in about 30,000 years. Later ones count as this.
+/// The latest expiry of a token, in seconds since the Unix epoch: in about 30,000 years. Later expiries are reduced to
+/// this value.
 const MOST_TIME_S: f64 = 1e12;
 
 /// An entry [[issuer]] of the access file.
@@ -57,7 +59,7 @@ pub(super) struct Issuers(Vec<Issuer>);
 
 #[derive(Clone, Debug)]
 struct Issuer {
-    /// In the access file, and at the beginning of its principals.
+    /// The name in the access file. Its principals begin with it.
     name: String,
     url: String,
     audience: String,
@@ -66,7 +68,7 @@ struct Issuer {
     keys: Arc<Keys>,
 }
 
-/// Rights of the tokens that meet all conditions.
+/// The rights of tokens that meet all conditions.
 #[derive(Clone, Debug)]
 struct IssuerRule {
     conditions: Vec<Condition>,
@@ -75,10 +77,13 @@ struct IssuerRule {
 }
 
 impl Issuers {
+    /// Creates the issuers of an access file.
+    ///
     /// # Errors
-    /// Names what is wrong in an entry.
+    /// An entry is invalid. The error says why.
     pub(super) fn new(entries: Vec<IssuerEntry>) -> Result<Self, String> {
-        // Otherwise the features of all crates in the program select it, and two selected ones cause a panic.
+        // Select the provider here. Otherwise the features of all crates in the program select it, and two selected
+        // providers cause a panic.
         let _ = jsonwebtoken::crypto::aws_lc::DEFAULT_PROVIDER.install_default();
         let mut issuers: Vec<Issuer> = Vec::new();
         for entry in entries {
@@ -96,7 +101,7 @@ impl Issuers {
     /// Adds a rule for the tokens of the issuer with the name `issuer`.
     ///
     /// # Errors
-    /// Names what is wrong in the rule.
+    /// The rule is invalid. The error says why.
     pub(super) fn add_rule(
         &mut self,
         issuer: &str,
@@ -107,7 +112,7 @@ impl Issuers {
         let Some(of) = self.0.iter_mut().find(|of| of.name == issuer) else {
             return Err(format!("a rule names the issuer `{issuer}`, which is not in the file"));
         };
-        // Anyone can get a token of some issuers, such as GitHub's.
+        // With some issuers, such as GitHub, anyone can get a token.
         let claims = claims.ok_or_else(|| {
             format!("a rule of the issuer `{issuer}` has no `claims`: name those that a token must have; `claims = {{}}` means every token of the issuer")
         })?;
@@ -121,13 +126,13 @@ impl Issuers {
         self.0.is_empty()
     }
 
-    /// Whether `principal` could be that of a token of an issuer.
+    /// Returns whether `principal` could be the principal of an issuer's token.
     pub(super) fn has_principal(&self, principal: &str) -> bool {
         let name = principal.split_once(':').map(|(name, _)| name);
         self.0.iter().any(|issuer| Some(&*issuer.name) == name)
     }
 
-    /// Fetches the keys of all issuers at intervals, each issuer's in a separate task. Runs until it is dropped.
+    /// Fetches the keys of all issuers at intervals, with a separate task for each issuer. Runs until it is dropped.
     pub(super) async fn keep_keys(&self, env: &Env) {
         let mut tasks = JoinSet::new();
         for issuer in &self.0 {
@@ -137,7 +142,7 @@ impl Issuers {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// The caller with this `token`; `None` if it is not from one of the issuers.
+    /// Returns the caller with this `token`, or `None` if there are no issuers or it is not a JWT.
     pub(super) async fn caller(&self, token: &str, env: &Env) -> Option<Result<Caller, Problem>> {
         if self.is_empty() || token.bytes().filter(|byte| *byte == b'.').count() != 2 {
             return None;
@@ -155,7 +160,7 @@ impl Issuers {
         if header.crit.is_some() {
             return Err(refused("has an extension (`crit`) that is not supported"));
         }
-        // Not verified yet: used only to choose the key.
+        // These claims are not verified yet. They are used only to choose the key.
         let claims = jsonwebtoken::dangerous::insecure_decode_claims::<Value>(token)
             .map_err(|_| refused("has claims that cannot be read"))?;
         let url = claims.get("iss").and_then(Value::as_str);
@@ -186,14 +191,14 @@ impl Issuer {
         Ok(Self { url, audience, principal, rules: Vec::new(), keys: Arc::new(Keys::new(source)), name })
     }
 
-    /// Verifies the token, and returns its claims and until when it is valid, in microseconds on the wall clock.
+    /// Verifies the token. Returns its claims and the time until which it is valid, in microseconds on the wall clock.
     fn verified(&self, token: &str, key: &Key, now: Moment) -> Result<(Value, u64), Problem> {
         let mut validation = Validation::new(Algorithm::EdDSA);
         validation.algorithms.clone_from(&key.algorithms);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
         validation.set_issuer(&[&self.url]);
         validation.set_audience(&[&self.audience]);
-        // By our clock, below.
+        // The times are checked below, on the clock of `env`.
         (validation.validate_exp, validation.validate_nbf) = (false, false);
         let verified = jsonwebtoken::decode::<Value>(token, &key.decoding, &validation);
         let claims = verified.map_err(|error| invalid(&error))?.claims;
@@ -213,7 +218,7 @@ impl Issuer {
         }
     }
 
-    /// The caller whose token has these verified claims and is valid until `valid_until_us`.
+    /// Returns the caller whose token has these verified claims and is valid until `valid_until_us`.
     fn caller(&self, claims: &Value, valid_until_us: u64) -> Result<Caller, Problem> {
         let principal = self
             .principal
@@ -229,7 +234,7 @@ impl Issuer {
         }
         let principal = format!("{}:{principal}", self.name);
         if rights.is_empty() {
-            // Some issuers have many users who have no rights here.
+            // Some issuers have many users without any rights here.
             let detail = format!("no rule of the access file matches the token of `{principal}`");
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
                 .with_help("ask the operator of the server for a rule"));
@@ -259,7 +264,7 @@ fn refused(flaw: &str) -> Problem {
     unauthorized(&format!("the token {flaw}")).with_help("get a new token from its issuer")
 }
 
-/// The message of `error`, without anything from the token.
+/// Returns the problem for `error`, without any content of the token.
 fn invalid(error: &jsonwebtoken::errors::Error) -> Problem {
     use jsonwebtoken::errors::ErrorKind;
     refused(&match error.kind() {

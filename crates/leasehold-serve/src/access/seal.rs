@@ -1,21 +1,21 @@
-//! Seals: texts that only a server with the same secret can have written.
+//! Seals: texts that only a server with the same secret can have created.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// The seal over `parts`, as 64 hexadecimal digits. Kinds of seals differ in the number of
-/// their parts, so that no seal counts elsewhere.
+/// Returns the seal over `parts`, as 64 hexadecimal digits. Each kind of seal has a different number of parts, so that
+/// a seal of one kind is not valid as another kind.
 pub(crate) fn seal(secret: &[u8], parts: &[&[u8]]) -> Option<String> {
     let bytes = mac(secret, parts)?.finalize().into_bytes();
     Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Whether `seal` is the one over `parts`. Compares in constant time.
+/// Returns whether `seal` is the seal over `parts`. Compares in constant time.
 pub(crate) fn is_seal(secret: &[u8], parts: &[&[u8]], seal: &str) -> bool {
     from_hex(seal).zip(mac(secret, parts)).is_some_and(|(bytes, mac)| mac.verify_slice(&bytes).is_ok())
 }
 
-/// The bytes that 64 hexadecimal digits stand for.
+/// Decodes 64 hexadecimal digits.
 pub(super) fn from_hex(hex: &str) -> Option<[u8; 32]> {
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -28,7 +28,7 @@ pub(super) fn from_hex(hex: &str) -> Option<[u8; 32]> {
 fn mac(secret: &[u8], parts: &[&[u8]]) -> Option<Hmac<Sha256>> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).ok()?;
     for part in parts {
-        // With its length, so that no two lists of parts look the same.
+        // Include the length, so that no two lists of parts give the same input.
         mac.update(&(part.len() as u64).to_le_bytes());
         mac.update(part);
     }

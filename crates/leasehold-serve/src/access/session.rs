@@ -1,7 +1,8 @@
-//! Sessions of the dashboard: a cookie in place of the token.
+//! Sessions of the dashboard: a cookie replaces the token.
 //!
-//! The cookie has neither the token nor anything from which to compute it: only its expiry, and a seal over that and
-//! the token's digest. Any server with the same secret accepts it. It ends when its token is withdrawn.
+//! The cookie contains neither the token nor anything from which it can be computed. It contains only its expiry, and a
+//! seal over the expiry and the digest of the token. Any server with the same secret accepts it. A session ends when
+//! its token is withdrawn.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ pub(crate) const LASTS: Duration = Duration::from_secs(12 * 60 * 60);
 const COOKIE: &str = "leasehold-session";
 
 impl Access {
-    /// The cookie `NAME=VALUE` for a caller with this `token`; `None` if the token is unknown.
+    /// Returns the cookie `NAME=VALUE` for a caller with this `token`, or `None` if the token is unknown.
     pub(crate) fn open_session(&self, token: &str, secret: &[u8], now_us: u64) -> Option<String> {
         let digest = digest(token);
         self.tokens.get(&digest)?;
@@ -24,12 +25,13 @@ impl Access {
         Some(format!("{COOKIE}={expires}.{seal}"))
     }
 
-    /// The cookie that ends a session in the browser.
+    /// Returns the cookie that ends a session in the browser.
     pub(crate) fn no_session() -> String {
         format!("{COOKIE}=")
     }
 
-    /// The caller of a request from a browser: of its session, else of its client `certificate`, else without a token.
+    /// Returns the caller of a request from a browser: the caller of its session, else of its client `certificate`,
+    /// else a caller without a token.
     pub(crate) fn browser(
         &self,
         headers: &HeaderMap,
@@ -53,12 +55,13 @@ impl Access {
     }
 }
 
-/// The parts that the seal of a session covers.
+/// Returns the parts that the seal of a session covers.
 fn parts<'a>(digest: &'a Digest, expires: &'a [u8]) -> [&'a [u8]; 3] {
     [b"leasehold session", digest, expires]
 }
 
-/// The values of the cookies `wanted`. Pages of other servers on this host can add some.
+/// Returns the values of the cookies named `wanted`. There may be several, because other servers on this host can add
+/// cookies.
 pub(crate) fn cookies<'a>(headers: &'a HeaderMap, wanted: &'static str) -> impl Iterator<Item = &'a str> {
     let cookies = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
     cookies.flat_map(|value| value.split(';')).filter_map(move |cookie| {

@@ -1,4 +1,4 @@
-//! In place of `oidc`, in a build without that feature: refuses an access file with an [[issuer]].
+//! Replaces `oidc` in a build without that feature. Refuses an access file with an [[issuer]].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -12,7 +12,7 @@ use crate::problem::Problem;
 /// An entry [[issuer]] of the access file.
 pub(super) type IssuerEntry = IgnoredAny;
 
-/// The issuers of an access file: none.
+/// The issuers of an access file, of which there are none.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Issuers(Option<Infallible>);
 

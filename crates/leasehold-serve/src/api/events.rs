@@ -33,7 +33,7 @@ pub(crate) struct EventsQuery {
     looks: bool,
 }
 
-/// How many streams may be open.
+/// How many streams may be open at the same time.
 const MOST_VIEWERS: usize = 200;
 
 /// Sends what happens to locks, as server-sent events.
@@ -82,19 +82,19 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// The next event; `None` when the server stops, or the caller's token has expired.
+    /// Returns the next event, or `None` when the server stops or the caller's token has expired.
     async fn next(&mut self) -> Option<Event> {
         let Some(valid) = self.arrival.caller.valid_for(self.app.now()) else {
             return self.following().await;
         };
         let app = self.app.clone();
         let event = timeout(&*app.locker.store().env().clock, valid, self.following()).await??;
-        // The timer can be late.
+        // Check again, because the timer can be late.
         let has_expired = self.arrival.caller.valid_for(app.now()).is_some_and(|valid| valid.is_zero());
         (!has_expired).then_some(event)
     }
 
-    /// The next event, also after the token has expired; `None` when the server stops.
+    /// Returns the next event, even after the token has expired, or `None` when the server stops.
     async fn following(&mut self) -> Option<Event> {
         if std::mem::take(&mut self.reset) {
             return Some(Event::default().event("reset").data("{}"));
@@ -112,7 +112,7 @@ impl Streaming {
                 },
             };
             let event: &FeedEvent = &numbered.event;
-            // Without a number: not kept, so that no viewer can have missed it.
+            // An event without a number is not kept, so no viewer can have missed it.
             let is_look = numbered.number == 0;
             if is_look && !self.looks {
                 continue;
@@ -166,7 +166,7 @@ mod tests {
             self.app.feed.publish(FeedEvent::new("acquired", &LockName::new("a").unwrap()));
         }
 
-        /// A stream for a caller whose token remains valid for `valid`.
+        /// Returns the stream for a caller whose token remains valid for `valid`.
         async fn stream(&self, valid: Option<Duration>, seen: Option<u64>) -> Body {
             let at = self.app.now();
             let mut caller = Access::local("t")

@@ -14,7 +14,7 @@ use crate::feed::FeedEvent;
 use crate::problem::Problem;
 use crate::view::LockDetail;
 
-/// The longest reason.
+/// Maximum length of a reason.
 const MAX_REASON: usize = 200;
 
 #[derive(Deserialize, ToSchema)]
@@ -70,11 +70,11 @@ pub(crate) async fn evict(
 /// The outcome of an eviction.
 pub(crate) enum Outcome {
     Evicted,
-    /// The lock is not held with that token. How it looks now.
+    /// The lock is not held with that token. Contains its current state.
     Changed(Box<LockDetail>),
 }
 
-/// Ends the grant of `name` with this `token`, if the caller may and it is the current one.
+/// Ends the grant of `name` with this `token`, if the caller may do so and the grant is the current one.
 pub(crate) async fn end_grant(
     app: &App,
     arrival: &Arrival,

@@ -36,7 +36,7 @@ pub(crate) async fn fence(
     let Some(token) = held else {
         return Err(Problem::changed(format!("lock `{name}` is not held"), None));
     };
-    // A process may pass a lock on among its tasks, which use the tokens between the previous grant and this one.
+    // A process may hand a lock from task to task. The tasks use the tokens between the previous grant and this one.
     let is_current = match status.history.first() {
         Some(previous) => asked > previous.token && asked <= token,
         None => asked == token,

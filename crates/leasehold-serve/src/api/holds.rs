@@ -27,16 +27,16 @@ use crate::trace;
 use crate::view::ms;
 use crate::waits::{Outcome, Waiter};
 
-/// The longest time that a request may wait for a lock.
+/// Maximum time that a request may wait for a lock.
 const MOST_WAIT: Duration = Duration::from_secs(60);
-/// For how long an acquisition keeps its place after a request that waited for it, until the next one.
+/// How long an acquisition keeps its place after a request has waited for it, if no other request follows.
 const PLACE_KEPT: Duration = Duration::from_secs(15);
 /// How many tickets one request may renew, and how long its body may be.
 const MOST_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
-/// The longest cooldown.
+/// Maximum cooldown.
 const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-/// The longest note.
+/// Maximum length of a note.
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -69,7 +69,7 @@ pub(crate) async fn acquire(
     Ok((StatusCode::CREATED, Json(hold)).into_response())
 }
 
-/// Acquires a lock as `request` says, with this idempotency `key`.
+/// Acquires a lock according to `request`, with this idempotency `key`.
 pub(crate) async fn acquire_one(
     app: &App,
     arrival: &Arrival,
@@ -89,7 +89,7 @@ async fn granted(
 ) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
     arrival.must(Right::Acquire, &name)?;
-    // Beside a claim it is not used, but a wrong one is an error.
+    // The key is not used if there is a claim, but an invalid key is an error.
     let key = key.map(idempotency_key).transpose()?;
     let claim = request.claim.as_deref().map(claim_id).transpose()?;
     let wait =
@@ -104,8 +104,8 @@ async fn granted(
         (None, None) => {
             return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(KEY_HELP));
         }
-        // These consist of several locks, or the store does not record whether a key is spent. A repeated request is a
-        // new acquisition, and the first one lapses.
+        // The mode consists of several locks, or the store does not record whether a key is spent. A repeated request
+        // is then a new acquisition, and the first one lapses.
         (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
         (None, Some(key)) => Some(app.claim_id(&arrival.caller, &name, key, ttl)?),
     };
@@ -129,7 +129,7 @@ async fn granted(
             }
         }
     };
-    // If the client goes away, this future is dropped, which gives up the place among the waiters.
+    // If the client disconnects, this future is dropped, which gives up the place among the waiters.
     let held = tokio::select! {
         biased;
         held = held => held?,
@@ -154,7 +154,7 @@ fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
     Ok(Ttl::new(ttl).map_err(leasehold::Error::from)?.get())
 }
 
-/// The lock, with the settings of `request` other than its ttl.
+/// Returns the lock, with all settings of `request` except the ttl.
 fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
     let mut lock = app.locker.lock(name.as_str()).for_ticket();
     if let Some(holder) = &request.holder {
@@ -190,11 +190,11 @@ fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest)
 }
 
 fn claim_id(text: &str) -> Result<Id, Problem> {
-    // The text is a secret.
+    // Do not repeat the text, because it is a secret.
     text.parse().map_err(|_| Problem::invalid("`claim` is not 32 lower-case hexadecimal digits"))
 }
 
-/// Acquires the lock as `request` says: under `id`, if there is one.
+/// Acquires the lock according to `request`, under `id` if there is one.
 async fn hold(lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
     if let Some(id) = id {
         return repeatable(&lock, id, wait).await;
@@ -212,8 +212,9 @@ async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
     Ok((held.ticket().clone(), held.deadline()))
 }
 
-/// Waits for an acquisition for `wait`. With `keeps_place`, it continues for a while afterwards: a client with a claim
-/// asks again, or withdraws the claim. A client that does neither could be granted a lock that it never uses.
+/// Waits up to `wait` for an acquisition. With `keeps_place`, the acquisition continues for a while afterwards, because
+/// a client with a claim repeats its request or withdraws the claim. Without a claim, a client does neither, and could
+/// be granted a lock that it never uses.
 async fn waited(
     app: &App,
     name: &LockName,
@@ -236,7 +237,7 @@ async fn waited(
             if keeps_place {
                 let env = app.locker.store().env().clone();
                 tokio::spawn(async move {
-                    // The next request has the place instead.
+                    // The next request takes over the place.
                     tokio::select! {
                         () = env.sleep(PLACE_KEPT) => {}
                         () = waiter.another_joined() => {}
@@ -249,7 +250,7 @@ async fn waited(
     }
 }
 
-/// The store has not reported yet whether the lock is held.
+/// Returns the problem for a store that has not reported yet whether the lock is held.
 fn unknown(name: &LockName, wait: Duration) -> Problem {
     let detail = format!("lock `{name}`: no response from the store within {wait:?}");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(Duration::from_secs(1))
@@ -312,7 +313,7 @@ pub(crate) async fn renew_one(app: &App, arrival: &Arrival, text: &str) -> Resul
     outcome.map(|(renewed, _)| renewed)
 }
 
-/// Also returns which share of the ttl was left when the store had responded.
+/// Renews a hold. Also returns which fraction of the ttl was left when the store responded.
 async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f64), Problem> {
     let ticket = ticket(arrival, text)?;
     let held = match app.locker.renew(&ticket).await {
@@ -399,7 +400,7 @@ pub(crate) async fn withdraw(
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
 
-/// Whether an earlier request, whose response was lost, released the hold.
+/// Returns whether an earlier request, whose response was lost, released the hold.
 async fn was_released(app: &App, ticket: &Ticket) -> Result<bool, Problem> {
     let status = app.locker.inspect(ticket.name()).await?;
     Ok(status.history.iter().any(|past| past.token == ticket.token() && past.end == End::Released))
@@ -434,7 +435,7 @@ pub(crate) async fn check(
     }
 }
 
-/// The ticket in a request, if its caller may use it.
+/// Parses the ticket in a request. Fails if its caller may not use it.
 fn ticket(arrival: &Arrival, text: &str) -> Result<Ticket, Problem> {
     let ticket: Ticket = text.parse::<Ticket>()?;
     arrival.must(Right::Acquire, ticket.name())?;
@@ -493,7 +494,7 @@ mod tests {
 
     const TTL: Duration = Duration::from_secs(30);
 
-    /// A machine on which a second passes between two readings of the clock, once a lock was granted.
+    /// A clock on which, once a lock was granted, a second passes between two readings.
     #[derive(Debug, Default)]
     struct SlowMachine {
         clock: TestClock,

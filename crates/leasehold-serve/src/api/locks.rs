@@ -1,4 +1,4 @@
-//! Looking at locks.
+//! Reading locks.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::body::{Parameters, PathName, duration};
 use crate::problem::Problem;
 use crate::view::{LockDetail, LockView, StateView};
 
-/// How many locks are read at a time.
+/// How many locks are read concurrently.
 const AT_ONCE: usize = 8;
-/// How many locks one response has: by default, and at most.
+/// How many locks one response contains: by default, and at most.
 const PAGE: usize = 100;
 const MOST: usize = 1_000;
-/// The longest wait for a change.
+/// Maximum wait for a change.
 const MOST_WAIT: Duration = Duration::from_secs(60);
-/// How often a request that waits for a change looks.
+/// The interval at which a request that waits for a change reads the lock.
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize, IntoParams)]

@@ -1,4 +1,4 @@
-//! What the server's store can do, and what the caller may do.
+//! The capabilities of the server's store, and the rights of the caller.
 
 use axum::Json;
 use axum::extract::State;

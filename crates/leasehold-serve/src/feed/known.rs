@@ -1,4 +1,4 @@
-//! What the server has seen of the locks that viewers look at, and which lock it looks at next.
+//! The latest looks at the locks that viewers watch, and the choice of the next request to the store.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -9,28 +9,28 @@ use leasehold::clock::Moment;
 
 use crate::view::LockDetail;
 
-/// How often the names are listed.
+/// The interval between two listings of the names.
 const LIST: Duration = Duration::from_secs(15);
-/// How many locks of a prefix are watched at most.
+/// Maximum number of watched locks per prefix.
 pub(crate) const MOST_LOCKS: usize = 500;
-/// How many locks are watched in all: at five requests a second, one round takes minutes.
+/// Maximum number of watched locks in total. At five requests per second, one round takes minutes.
 const MOST_WATCHED: usize = 10 * MOST_LOCKS;
-/// A lock is not looked at again before this has passed, unless this server changed it.
+/// A lock is not looked at again before this time has passed, unless this server has changed it.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// After this, what was seen of a lock is stale.
+/// After this time, a look at a lock is stale.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// How a lock looked at a moment.
+/// The state of a lock at a moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Look {
     pub(crate) detail: LockDetail,
     pub(crate) at: Moment,
 }
 
-/// The locks that viewers look at. Empty while there are no viewers.
+/// The locks that viewers watch. Empty while there are no viewers.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// The prefixes that viewers look at, and how many viewers each has.
+    /// The prefixes that viewers watch, and the number of viewers of each.
     interests: HashMap<String, usize>,
     /// The prefixes whose names are listed.
     listed: BTreeMap<String, Listing>,
@@ -43,12 +43,13 @@ pub(super) struct Known {
     trouble: Option<String>,
 }
 
-/// A lock that viewers look at.
+/// A lock that viewers watch.
 #[derive(Debug, Default)]
 struct Watched {
-    /// `None` if it is not seen yet.
+    /// `None` if the lock has not been seen yet.
     look: Option<Look>,
-    /// Since when viewers are to get the next look as a change: this server has changed the lock, or its name is new.
+    /// If set, viewers get the next look after this moment as a change, because this server has changed the lock or its
+    /// name is new.
     due: Option<Moment>,
 }
 
@@ -56,11 +57,11 @@ struct Watched {
 #[derive(Clone, Copy, Debug)]
 struct Listing {
     at: Moment,
-    /// The time until the next one.
+    /// The time until the next listing.
     pause: Duration,
-    /// Whether it has all names, and not the first [`MOST_LOCKS`] alone.
+    /// Whether it contains all names, not only the first [`MOST_LOCKS`].
     is_complete: bool,
-    /// Whether these locks are watched. If not, there are too many others.
+    /// Whether these locks are watched. If not, there are too many other locks.
     is_watched: bool,
 }
 
@@ -74,12 +75,12 @@ pub(super) enum Step {
 }
 
 impl Known {
-    /// A viewer of the names that begin with `prefix` has come.
+    /// Adds a viewer of the names that begin with `prefix`.
     pub(super) fn join(&mut self, prefix: &str) {
         *self.interests.entry(prefix.to_owned()).or_default() += 1;
     }
 
-    /// A viewer of the names that begin with `prefix` has left.
+    /// Removes a viewer of the names that begin with `prefix`.
     pub(super) fn leave(&mut self, prefix: &str) {
         let Some(viewers) = self.interests.get_mut(prefix) else { return };
         *viewers -= 1;
@@ -89,7 +90,7 @@ impl Known {
         self.interests.remove(prefix);
         let interests = &self.interests;
         if let Some(listing) = self.listed.remove(prefix).filter(Listing::has_all) {
-            // The longer prefixes were listed with it.
+            // The longer prefixes were listed together with it.
             for other in interests.keys().filter(|other| other.starts_with(prefix)) {
                 self.listed.entry(other.clone()).or_insert(listing);
             }
@@ -98,12 +99,12 @@ impl Known {
         self.locks.retain(|name, _| !name.as_str().starts_with(prefix) || is_wanted(name.as_str()));
     }
 
-    /// Forgets what was seen.
+    /// Forgets all locks and listings.
     pub(super) fn clear(&mut self) {
         *self = Self { interests: std::mem::take(&mut self.interests), ..Self::default() };
     }
 
-    /// This server has changed the lock `name`.
+    /// Records that this server has changed the lock `name`.
     pub(super) fn changed(&mut self, name: LockName, now: Moment) {
         let is_wanted = self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
         let has_room = self.locks.len() < MOST_WATCHED || self.locks.contains_key(&name);
@@ -113,7 +114,7 @@ impl Known {
     }
 
     /// Records a listing that began at `began`: the `names` that begin with `prefix`, all of them if it `is_complete`.
-    /// Returns those that are gone since an earlier listing.
+    /// Returns the names that are gone since an earlier listing.
     pub(super) fn list(
         &mut self,
         prefix: &str,
@@ -143,7 +144,7 @@ impl Known {
         let is_watched = self.locks.len() + new.len() <= MOST_WATCHED;
         if is_watched {
             for name in new {
-                // It was not there at the listing before.
+                // The name was missing in the previous listing.
                 let due = self.is_listed(&name).then_some(began);
                 self.locks.insert(name, Watched { look: None, due });
             }
@@ -152,22 +153,22 @@ impl Known {
         gone
     }
 
-    /// The names that begin with `prefix` could not be listed.
+    /// Records that the names that begin with `prefix` could not be listed.
     pub(super) fn not_listed(&mut self, prefix: &str, now: Moment) {
         let none = Listing { at: now, pause: SHORTEST, is_complete: false, is_watched: false };
         let listing = self.listed.entry(prefix.to_owned()).or_insert(none);
         (listing.at, listing.pause) = (now, SHORTEST);
     }
 
-    /// Whether an earlier listing would have had the name.
+    /// Returns whether an earlier listing would have contained the name.
     fn is_listed(&self, name: &LockName) -> bool {
         self.listed
             .iter()
             .any(|(prefix, listing)| listing.has_all() && name.as_str().starts_with(prefix.as_str()))
     }
 
-    /// Records how the lock `name` looked. Returns whether it has changed; `None` if the lock is not watched, or if a later
-    /// state is known.
+    /// Records a look at the lock `name`. Returns whether the lock has changed, or `None` if it is not watched or a
+    /// later state is known.
     pub(super) fn record(&mut self, name: &LockName, look: Look) -> Option<bool> {
         let watched = self.locks.get_mut(name)?;
         let is_old = |at: Moment| is_later(at, look.at);
@@ -181,12 +182,12 @@ impl Known {
         Some(has_changed)
     }
 
-    /// Records whether the store responded. Returns whether it did before.
+    /// Records whether the store responded. Returns whether it responded to the previous request.
     pub(super) fn note(&mut self, trouble: Option<String>) -> bool {
         std::mem::replace(&mut self.trouble, trouble).is_none()
     }
 
-    /// Whether the names that begin with `prefix` are listed and watched.
+    /// Returns whether the names that begin with `prefix` are listed and watched.
     fn covers(&self, prefix: &str) -> bool {
         let is_listed = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
         let covers =
@@ -194,7 +195,8 @@ impl Known {
         self.trouble.is_none() && (is_listed || self.listed.iter().any(covers))
     }
 
-    /// The locks whose names begin with `prefix`; `None` if they are not watched. A lock without a look was not seen yet.
+    /// Returns the locks whose names begin with `prefix`, or `None` if they are not watched. A lock without a look has
+    /// not been seen yet.
     pub(super) fn under(&self, prefix: &str) -> Option<Vec<(LockName, Option<Look>)>> {
         if !self.covers(prefix) {
             return None;
@@ -203,7 +205,7 @@ impl Known {
         Some(under.map(|(name, watched)| (name.clone(), watched.look.clone())).collect())
     }
 
-    /// The lock `name`, if it was seen.
+    /// Returns the look at the lock `name`, if it has been seen.
     pub(super) fn one(&self, name: &LockName) -> Option<Look> {
         if self.trouble.is_some() {
             return None;
@@ -211,7 +213,7 @@ impl Known {
         self.locks.get(name)?.look.clone()
     }
 
-    /// The next request to the store. The three kinds take turns, so that none of them keeps the others waiting.
+    /// Returns the next request to the store. The three kinds take turns, so that none of them blocks the others.
     pub(super) fn next(&mut self, now: Moment) -> Option<Step> {
         (0..3).find_map(|_| {
             self.turn = (self.turn + 1) % 3;
@@ -223,8 +225,8 @@ impl Known {
         })
     }
 
-    /// The prefix whose listing is missing, or the oldest one that is too old. Prefixes that are listed with another one are
-    /// not listed.
+    /// Returns a prefix whose listing is missing, or the one with the oldest overdue listing. Prefixes that another
+    /// listing includes are not listed separately.
     fn unlisted(&self, now: Moment) -> Option<String> {
         let covers = |other: &String, prefix: &str| {
             other != prefix
@@ -240,7 +242,7 @@ impl Known {
         own.max().map(|(_, prefix)| prefix.clone())
     }
 
-    /// A lock whose next look is a change. They take turns.
+    /// Returns a lock whose next look is a change. Such locks take turns.
     fn due(&mut self) -> Option<LockName> {
         let due = |range: (Bound<&LockName>, Bound<&LockName>)| {
             self.locks.range::<LockName, _>(range).find(|(_, watched)| watched.due.is_some())
@@ -252,7 +254,7 @@ impl Known {
         Some(name)
     }
 
-    /// A lock that was not seen yet, or the most outdated one.
+    /// Returns a lock that has not been seen yet, or else the most outdated one.
     fn outdated(&self, now: Moment) -> Option<LockName> {
         let known = || self.locks.iter().filter(|(_, watched)| watched.due.is_none());
         if let Some((name, _)) = known().find(|(_, watched)| watched.look.is_none()) {
@@ -269,18 +271,18 @@ impl Known {
 }
 
 impl Listing {
-    /// Whether all locks whose names begin with the prefix are known and watched.
+    /// Returns whether all locks whose names begin with the prefix are known and watched.
     fn has_all(&self) -> bool {
         self.is_complete && self.is_watched
     }
 }
 
-/// Whether `one` is later than `other` by both clocks.
+/// Returns whether `one` is later than `other` on both clocks.
 fn is_later(one: Moment, other: Moment) -> bool {
     !one.shortest_since(other).is_zero()
 }
 
-/// A lease that ends soon is renewed soon, or the lock is free soon.
+/// Returns when a look becomes stale. A lease that ends soon is renewed soon, or the lock becomes free soon.
 fn stale_after(detail: &LockDetail) -> Duration {
     let lapses = detail.lock.held.as_ref().and_then(|held| held.lapses_within_ms);
     let half = lapses.map_or(LONGEST, |ms| Duration::from_millis(ms) / 2);
@@ -320,7 +322,8 @@ mod tests {
         Some(Step::List(prefix.to_owned()))
     }
 
-    /// A viewer of `prefix`, which has these locks: their names, when their leases end, and when they were seen.
+    /// Returns the state with a viewer of `prefix`, which has these locks: their names, when their leases end, and when
+    /// they were seen.
     fn viewed(prefix: &str, locks: &[(&str, u64, u64)]) -> Known {
         let mut known = Known::default();
         known.join(prefix);
@@ -433,7 +436,7 @@ mod tests {
         );
         assert_eq!(known.list("a/", names(&["a/2", "a/3"]), true, at(15)), names(&["a/1"]));
         assert_eq!(known.record(&name("a/3"), look("a/3", 1, at(16))), Some(true));
-        // A lock that was seen while the names were listed is there.
+        // A lock that was seen during the listing is not gone.
         known.changed(name("a/4"), at(31));
         known.record(&name("a/3"), look("a/3", 1, at(31)));
         assert_eq!(known.list("a/", Vec::new(), true, at(30)), names(&["a/2"]));
@@ -450,7 +453,7 @@ mod tests {
             Some(false),
             "nobody knew whether it was there"
         );
-        // And the other way round.
+        // The same applies in the other direction.
         known.leave("a/");
         assert_eq!(known.list("a/b/", names(&["a/b/newer"]), true, at(20)), names(&["a/b/new"]));
         assert_eq!(known.record(&name("a/b/newer"), look("a/b/newer", 1, at(21))), Some(true));
@@ -478,7 +481,7 @@ mod tests {
         assert_eq!(known.locks.len(), 2, "there is another viewer");
         known.leave("a/");
         assert_eq!(known.locks.keys().cloned().collect::<Vec<_>>(), names(&["a/b/1"]));
-        // The listing had begun before.
+        // The listing began before the viewers left.
         known.list("a/", names(&["a/1"]), true, at(15));
         known.changed(name("a/1"), at(15));
         assert_eq!(known.record(&name("a/1"), look("a/1", 1, at(16))), None);

@@ -1,4 +1,4 @@
-//! How many requests the viewers cost the store, and how long they take.
+//! Counts the requests to the store that viewers cause, and measures how long they take.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use leasehold::clock::Moment;
 use leasehold::env::Env;
 use leasehold::observe::{Event, Observer, Outcome};
 
-/// How many requests are remembered: more than two minutes of them at full speed.
+/// How many requests are remembered, which covers more than two minutes at full speed.
 const KEPT: usize = 1_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -21,11 +21,11 @@ pub(crate) struct Measured {
     pub(crate) failed: bool,
 }
 
-/// The requests to the store for viewers: observes the locker of the feed.
+/// The requests to the store for viewers. Observes the locker of the feed.
 #[derive(Debug)]
 pub(crate) struct Meter {
     env: Env,
-    /// All of them, and the latest.
+    /// The total number of requests, and the latest ones.
     requests: Mutex<(u64, VecDeque<Measured>)>,
 }
 
@@ -52,18 +52,18 @@ impl Meter {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All requests since the server started.
+    /// Returns the number of requests since the server started.
     pub(crate) fn total(&self) -> u64 {
         self.inner().0
     }
 
-    /// The requests of the last minute before `now`, oldest first.
+    /// Returns the requests of the last minute before `now`, oldest first.
     pub(crate) fn last_minute(&self, now: Moment) -> Vec<Measured> {
         let recent = |measured: &&Measured| now.longest_since(measured.at) <= MINUTE;
         self.inner().1.iter().filter(recent).copied().collect()
     }
 
-    /// The latest requests, oldest first.
+    /// Returns the latest requests, oldest first.
     pub(crate) fn latest(&self) -> Vec<Measured> {
         self.inner().1.iter().copied().collect()
     }

@@ -1,4 +1,4 @@
-//! The page with what happened lately: the store's history of each lock, and what this server did.
+//! The page with recent activity: the store's history of each lock, and the operations of this server.
 
 use std::collections::HashMap;
 
@@ -59,7 +59,7 @@ pub(super) async fn page(State(app): Shared, arrival: Arrival, headers: HeaderMa
     }
 }
 
-/// The entries, newest first.
+/// Returns the entries, newest first.
 fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
     let now_us = app.now().wall_us();
     let events = app.feed.latest();
@@ -117,7 +117,7 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
     entries
 }
 
-/// Who evicted the holder and why, if the store has it.
+/// Returns why the holder was evicted and by whom, if the store has recorded it.
 fn why_evicted(past: &PastView) -> Option<String> {
     let reason = past.reason.as_deref()?;
     Some(format!("{reason} (by {})", past.evicted_by.as_deref().unwrap_or("unknown")))

@@ -1,4 +1,4 @@
-//! The script, the style and the icon. Their names contain a hash of their content, so browsers keep them.
+//! The script, the style and the icon. Their names contain a hash of their content, so browsers may cache them.
 
 use std::sync::LazyLock;
 

@@ -121,7 +121,7 @@ fn form_page(head: Head, detail: &LockDetail, form: &Evict, flaw: Option<&str>) 
     head.page(&format!("Evict the holder of {name}"), "/ui/", content)
 }
 
-/// What evicting does.
+/// Explains what an eviction does.
 fn consequence(detail: &LockDetail) -> Markup {
     let waiters = &detail.lock.waiters;
     html! {
@@ -140,7 +140,7 @@ fn consequence(detail: &LockDetail) -> Markup {
     }
 }
 
-/// The lock has changed since the form was made.
+/// Returns the page for a lock that has changed since the form was created.
 fn changed_page(head: Head, now: &LockDetail, token: u64) -> Page {
     let lock = &now.lock;
     let then = now.history.iter().find(|past| past.token == token);

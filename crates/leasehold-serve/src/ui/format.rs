@@ -4,12 +4,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// What a link escapes in a lock's name: all but what is plain in a path, and the `/` between segments.
+/// The characters that a link escapes in a lock name: all except those that are plain in a path and the `/` between
+/// segments.
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const IN_QUERY: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A duration for people: `14 s`, `3 min 20 s`, `2 h 05 min`, `4 d 3 h`. The script has the same function.
+/// Formats a duration for people: `14 s`, `3 min 20 s`, `2 h 05 min`, `4 d 3 h`. The script has the same function.
 pub(super) fn span(ms: u64) -> String {
     let s = ms / 1_000;
     match s {
@@ -20,42 +21,42 @@ pub(super) fn span(ms: u64) -> String {
     }
 }
 
-/// Likewise, with tenths below ten seconds: how long something took.
+/// Formats how long something took, like [`span`] but with tenths of a second below ten seconds.
 pub(super) fn took(ms: u64) -> String {
     if ms < 10_000 { format!("{}.{} s", ms / 1_000, ms / 100 % 10) } else { span(ms) }
 }
 
-/// The length of a full bar for a lease with `ms` left: the next usual ttl with what waiters add to it. A status does
-/// not contain the length of the whole lease.
+/// Returns the length of a full bar for a lease with `ms` left: the next usual ttl, plus the margin that waiters add. A
+/// status does not contain the length of the whole lease.
 pub(super) fn full(ms: u64) -> u64 {
     const USUAL: [u64; 14] =
         [5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 6 * 3_600, 86_400, 7 * 86_400];
     USUAL.into_iter().map(|s| s * 1_020 + 500).find(|full| *full >= ms).unwrap_or(ms)
 }
 
-/// Microseconds since the Unix epoch as `2026-11-24 22:40:12`, in UTC.
+/// Formats microseconds since the Unix epoch as `2026-11-24 22:40:12`, in UTC.
 pub(super) fn time(us: u64) -> String {
     stamp(us).replace('T', " ").trim_end_matches('Z').to_owned()
 }
 
-/// Likewise for machines: `2026-11-24T22:40:12Z`.
+/// Formats microseconds since the Unix epoch for machines: `2026-11-24T22:40:12Z`.
 pub(super) fn stamp(us: u64) -> String {
-    // Beyond the year 9999, `humantime` panics.
+    // `humantime` panics for times after the year 9999.
     let us = us.min(253_402_300_799_000_000);
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(us)).to_string()
 }
 
-/// The address of a page about the lock `name`: `/ui/lock/deploy/prod`.
+/// Returns the address of a page about the lock `name`, such as `/ui/lock/deploy/prod`.
 pub(super) fn link(page: &str, name: &str) -> String {
     format!("/ui/{page}/{}", utf8_percent_encode(name, IN_PATH))
 }
 
-/// A value in a query.
+/// Escapes a value for a query.
 pub(super) fn in_query(value: &str) -> String {
     utf8_percent_encode(value, IN_QUERY).to_string()
 }
 
-/// A word of a command line, quoted for a POSIX shell if needed.
+/// Quotes a word of a command line for a POSIX shell, if needed.
 pub(super) fn shell(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -64,7 +65,7 @@ pub(super) fn shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// `1 process`, `2 processes`.
+/// Returns a number with its unit: `1 process`, `2 processes`.
 pub(super) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }

@@ -1,11 +1,11 @@
-//! One shape for each state, so that it does not depend on the colour alone.
+//! One shape for each state, so that states do not differ only in colour.
 
 use leasehold::doctor::CheckStatus;
 use maud::{Markup, html};
 
 use crate::view::StateView;
 
-/// The word for a state, in addresses and style classes.
+/// Returns the word for a state in addresses and style classes.
 pub(super) fn word(state: StateView) -> &'static str {
     match state {
         StateView::Free => "free",
@@ -16,7 +16,7 @@ pub(super) fn word(state: StateView) -> &'static str {
     }
 }
 
-/// The state for people.
+/// Returns the name of a state for people.
 pub(super) fn title(state: StateView) -> &'static str {
     match state {
         StateView::Free => "Free",
@@ -30,14 +30,14 @@ pub(super) fn title(state: StateView) -> &'static str {
 pub(super) const STATES: [StateView; 5] =
     [StateView::Held, StateView::Lapsed, StateView::Reserved, StateView::Cooldown, StateView::Free];
 
-/// The state with its shape.
+/// Returns a state with its shape.
 pub(super) fn badge(state: StateView) -> Markup {
     html! {
         span class={ "state " (word(state)) } { (shape(state)) (title(state)) }
     }
 }
 
-/// The outcome of a check with its shape.
+/// Returns the outcome of a check with its shape.
 pub(super) fn verdict(status: CheckStatus) -> Markup {
     let (class, title, path) = match status {
         CheckStatus::Passed => ("good", "Passed", "M2.5 8.5 6.3 12.3 13.5 4.2"),

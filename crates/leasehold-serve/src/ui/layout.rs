@@ -1,4 +1,4 @@
-//! What all pages have in common.
+//! The parts that all pages have in common.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ pub(super) struct Page {
     pub(super) title: String,
     /// The path of its entry in the navigation.
     pub(super) entry: &'static str,
-    /// The prefix of the locks whose events change it; `None` if it never changes.
+    /// The prefix of the locks whose events change the page, or `None` if it never changes.
     pub(super) watches: Option<String>,
     pub(super) status: StatusCode,
     pub(super) content: Markup,
@@ -24,7 +24,7 @@ pub(super) struct Page {
 /// The content of the top and the bottom of a page.
 #[derive(Clone)]
 pub(super) struct Head {
-    /// The kind of the store and its URL, unless the caller may do nothing.
+    /// The kind of the store and its URL. `None` if the caller has no rights.
     store: Option<(&'static str, String)>,
     dashboard: Dashboard,
     principal: Option<String>,
@@ -51,7 +51,7 @@ impl Head {
         Page { title: title.to_owned(), entry, watches: None, status: StatusCode::OK, content, head: self }
     }
 
-    /// A page that shows what went wrong.
+    /// Returns a page that shows what went wrong.
     pub(super) fn problem(self, problem: &Problem) -> Page {
         let status = problem.status();
         let title = match status {
@@ -152,7 +152,7 @@ impl IntoResponse for Page {
     }
 }
 
-/// What went wrong, and what to do. `effect` describes what was or was not done.
+/// Returns a notice with the problem and what to do about it. `effect` describes what was or was not done.
 pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
     html! {
         div class="notice bad" role="alert" {
@@ -163,7 +163,7 @@ pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
     }
 }
 
-/// The age of what a page shows, if it is worth showing.
+/// Returns a note about the age of the data on a page, if it is old enough to mention.
 pub(super) fn age(age_ms: u64) -> Markup {
     html! { @if age_ms > 15_000 { " Some of it was read " (span(age_ms)) " ago." } }
 }

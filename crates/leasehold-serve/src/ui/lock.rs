@@ -40,7 +40,7 @@ pub(super) async fn page(
     }
 }
 
-/// Reserves the lock, or renews or releases what was reserved.
+/// Reserves the lock, or renews or releases a reservation.
 pub(super) async fn act(
     State(app): Shared,
     arrival: Arrival,
@@ -64,7 +64,7 @@ pub(super) async fn act(
     done.await.unwrap_or_else(|problem: Problem| head.problem(&problem).into_response())
 }
 
-/// The page of the lock with what went wrong, and the form as it was sent.
+/// Returns the page of the lock with the problem, and the form as it was sent.
 async fn failed(
     app: &App,
     arrival: &Arrival,
@@ -183,7 +183,7 @@ fn line(lock: &LockView, has_order: bool) -> Markup {
     }
 }
 
-/// What can be done, and the same as command lines.
+/// Returns the possible actions, as forms and links and as command lines.
 fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>, is_own: bool) -> Markup {
     let may_evict = arrival.caller.may(Right::Evict, &lock.lock);
     let evictable = lock.held.as_ref().and_then(|held| held.token).is_some();
@@ -215,7 +215,7 @@ fn actions(app: &App, arrival: &Arrival, lock: &LockView, forms: Option<Markup>,
     }
 }
 
-/// How a grant ended, for people.
+/// Returns how a grant ended, for people.
 pub(super) fn ended(end: &str) -> Markup {
     let (class, word) = match end {
         "released" => ("released", "Released"),

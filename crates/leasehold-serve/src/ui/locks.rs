@@ -29,7 +29,7 @@ pub(super) struct Filter {
     sort: String,
 }
 
-/// What is shown, beside a state: locks that processes wait for.
+/// The value of `state` that shows the locks that processes wait for.
 const WAITED_FOR: &str = "waiting";
 
 impl Filter {
@@ -51,7 +51,7 @@ impl Filter {
         wanted.is_empty() || has(&lock.lock) || by_holder
     }
 
-    /// The address of this page with another filter.
+    /// Returns the address of this page with a changed filter.
     fn address(&self, change: impl FnOnce(&mut Self)) -> String {
         let mut changed = self.clone();
         change(&mut changed);
@@ -164,7 +164,7 @@ fn row(lock: &LockView) -> Markup {
     }
 }
 
-/// How many wait, and who is first.
+/// Returns how many processes wait, and which is first.
 fn line(lock: &LockView) -> Markup {
     html! {
         @match lock.waiters.first() {
@@ -202,7 +202,7 @@ fn search(filter: &Filter) -> Markup {
     }
 }
 
-/// Counts by state, as links.
+/// Returns the number of locks in each state, as links.
 fn states(filter: &Filter, found: &[LockView]) -> Markup {
     let waited_for = found.iter().filter(|lock| !lock.waiters.is_empty()).count();
     let of = |state: StateView| found.iter().filter(|lock| lock.state == state).count();
@@ -224,7 +224,7 @@ fn states(filter: &Filter, found: &[LockView]) -> Markup {
     }
 }
 
-/// The way up, and the prefixes one level below with the numbers of their locks.
+/// Returns links to the prefixes above, and to those one level below with the numbers of their locks.
 fn prefixes(filter: &Filter, all: &[LockView]) -> Markup {
     let mut below: BTreeMap<&str, usize> = BTreeMap::new();
     for lock in all {

@@ -1,4 +1,4 @@
-//! Pieces that several pages show.
+//! Parts that several pages show.
 
 use leasehold::lease::printable;
 use maud::{Markup, html};
@@ -7,12 +7,12 @@ use super::format::{full, link, span, took};
 use super::icons;
 use crate::view::{HolderView, LockView, PastView, Person, StateView};
 
-/// Text from others: without characters that hide or reorder text.
+/// Removes characters that hide or reorder text from text of other parties.
 pub(super) fn text(text: &str) -> String {
     printable(text, 300)
 }
 
-/// A holder or a waiter: who, and what for.
+/// Returns a holder or a waiter with its note.
 pub(super) fn person(person: &Person) -> Markup {
     html! {
         (name(person))
@@ -20,7 +20,7 @@ pub(super) fn person(person: &Person) -> Markup {
     }
 }
 
-/// A holder or a waiter without its note.
+/// Returns a holder or a waiter without its note.
 pub(super) fn name(person: &Person) -> Markup {
     html! {
         span class="who" {
@@ -35,14 +35,14 @@ pub(super) fn name(person: &Person) -> Markup {
     }
 }
 
-/// Who has a lock, and what for.
+/// Returns the holder of a lock with its note.
 pub(super) fn holder(lock: &LockView) -> Markup {
     let note =
         lock.held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| holder.note.as_deref());
     html! { (holder_alone(lock)) @if let Some(note) = note { span class="note" { (text(note)) } } }
 }
 
-/// Who has a lock.
+/// Returns the holder of a lock without its note.
 pub(super) fn holder_alone(lock: &LockView) -> Markup {
     html! {
         @match lock.held.as_ref() {
@@ -60,15 +60,15 @@ pub(super) fn holder_alone(lock: &LockView) -> Markup {
     }
 }
 
-/// Time that passes: the script continues to count.
+/// Returns a duration that keeps growing. The script continues to count it.
 pub(super) fn passing(ms: u64) -> Markup {
     html! { span class="num" data-up=(ms) { (span(ms)) } }
 }
 
-/// What a lease that has run out means.
+/// The text for a lease that has run out.
 pub(super) const OVERDUE: &str = "overdue, may be taken over";
 
-/// What remains of a lease, as a bar that the script lets run down.
+/// Returns the remaining time of a lease, as a bar that the script shortens as time passes.
 pub(super) fn lease(lock: &LockView) -> Markup {
     let Some(HolderView { lapses_within_ms: Some(left), .. }) = lock.held else {
         return html! { span class="none" { "–" } };
@@ -94,7 +94,7 @@ pub(super) fn lease(lock: &LockView) -> Markup {
     }
 }
 
-/// A token.
+/// Returns a token.
 pub(super) fn token(token: Option<u64>) -> Markup {
     html! {
         @match token {
@@ -104,7 +104,7 @@ pub(super) fn token(token: Option<u64>) -> Markup {
     }
 }
 
-/// The name of a lock, with a link to its page. It breaks at slashes.
+/// Returns the name of a lock, with a link to its page. Lines may break at its slashes.
 pub(super) fn lock_link(name: &str) -> Markup {
     html! {
         a class="name" href=(link("lock", name)) data-focus=(name) {
@@ -116,7 +116,7 @@ pub(super) fn lock_link(name: &str) -> Markup {
     }
 }
 
-/// One sentence about a lock, for the script to announce when it changes.
+/// Returns one sentence about a lock, which the script announces when the lock changes.
 pub(super) fn sentence(lock: &LockView) -> String {
     let name = lock.held.as_ref().and_then(|held| held.holder.as_ref()).map(|holder| text(&holder.name));
     let name = name.as_deref().unwrap_or("an unknown holder");
@@ -129,17 +129,17 @@ pub(super) fn sentence(lock: &LockView) -> String {
     }
 }
 
-/// The heading of a column.
+/// Returns the heading of a column.
 pub(super) fn column(title: &str) -> Markup {
     html! { th scope="col" role="columnheader" { (title) } }
 }
 
-/// Whether no process renews the lease by itself.
+/// Returns whether the lock is held by a ticket, so that no process renews the lease by itself.
 fn is_by_ticket(lock: &LockView) -> bool {
     lock.held.as_ref().and_then(|held| held.holder.as_ref()).is_some_and(|holder| holder.pid == 0)
 }
 
-/// A state alone or with what it means, for a lock's own page.
+/// Returns a state and its meaning, for the page of a lock.
 pub(super) fn meaning(lock: &LockView) -> Markup {
     let text = match lock.state {
         StateView::Free => "The next process that asks gets it.",
@@ -156,12 +156,12 @@ pub(super) fn meaning(lock: &LockView) -> Markup {
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }
 }
 
-/// How long a grant lasted, in milliseconds.
+/// Returns how long a grant lasted, in milliseconds.
 pub(super) fn grant_ms(past: &PastView) -> Option<u64> {
     Some(past.until_us?.saturating_sub(past.from_us?) / 1_000)
 }
 
-/// A short description of a grant, for its bar in the picture.
+/// Returns a short description of a grant, for its bar in the timeline.
 pub(super) fn grant(past: &PastView) -> String {
     let lasted = grant_ms(past).map(|ms| format!(", {}", took(ms))).unwrap_or_default();
     format!("token {}, {}{lasted}, {}", past.token, text(&past.holder.name), past.end)

@@ -1,4 +1,4 @@
-//! The locks that a page shows: as the feed read them last, or read now.
+//! The locks that a page shows: the latest looks of the feed, or fresh reads.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::feed::{Look, MOST_LOCKS};
 use crate::problem::Problem;
 use crate::view::{LockDetail, ms};
 
-/// How many locks are read at a time.
+/// How many locks are read concurrently.
 const AT_ONCE: usize = 8;
 
 /// The locks of a page, in the order of their names.
@@ -20,16 +20,16 @@ pub(super) struct Reading {
     pub(super) locks: Vec<LockDetail>,
     /// Whether there are more locks than a page shows.
     pub(super) has_more: bool,
-    /// How old the oldest of it is, in milliseconds.
+    /// The age of the oldest data, in milliseconds.
     pub(super) age_ms: u64,
 }
 
-/// Whether the script asks for a page that is shown already.
+/// Returns whether the script requests an update of a page that is already shown.
 fn is_update(headers: &HeaderMap) -> bool {
     headers.contains_key("leasehold-update")
 }
 
-/// The locks under `prefix` that the caller may see.
+/// Returns the locks under `prefix` that the caller may see.
 pub(super) async fn locks(
     app: &App,
     arrival: &Arrival,
@@ -58,7 +58,7 @@ pub(super) async fn locks(
     Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) })
 }
 
-/// The names that begin with one of `prefixes`: one more than a page shows, if there are so many.
+/// Returns the names that begin with one of `prefixes`, but at most one more than a page shows.
 async fn listed(app: &App, prefixes: &[String]) -> leasehold::Result<Vec<LockName>> {
     let mut names = Vec::new();
     for prefix in prefixes {
@@ -70,7 +70,7 @@ async fn listed(app: &App, prefixes: &[String]) -> leasehold::Result<Vec<LockNam
     Ok(names)
 }
 
-/// The lock `name`, which the caller must be allowed to see.
+/// Returns the lock `name`. Fails if the caller may not see it.
 pub(super) async fn lock(
     app: &App,
     arrival: &Arrival,

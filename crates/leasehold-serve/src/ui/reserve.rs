@@ -1,4 +1,4 @@
-//! Reserving a lock: a person holds it for a time, like any other holder.
+//! Reserving a lock. A person holds it for some time, like any other holder.
 //!
 //! The ticket is in a cookie for the page of this lock. A seal ties the cookie to the store and to the session's
 //! principal. Pages, addresses and logs never contain the ticket.
@@ -19,33 +19,33 @@ use crate::problem::Problem;
 use crate::view::{LockView, StateView};
 
 const COOKIE: &str = "leasehold-reservation";
-/// The times that the form offers. The longest is `Ttl::MAX`.
+/// The ttls that the form offers. The longest is `Ttl::MAX`.
 const TIMES: [(&str, &str); 4] =
     [("15m", "15 minutes"), ("1h", "1 hour"), ("8h", "8 hours"), ("24h", "24 hours")];
 
-/// What a form on the page of a lock asks for.
+/// The content of a form on the page of a lock.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Form {
     action: String,
-    /// The idempotency key of the acquisition: a form that is sent twice reserves once.
+    /// The idempotency key of the acquisition, so that a form that is sent twice reserves only once.
     key: String,
     ttl: String,
     note: String,
 }
 
 impl Form {
-    /// The form to show again after `problem`, with what was typed.
+    /// Returns the form to show again after `problem`, with the user's input.
     pub(super) fn after(mut self, problem: &Problem) -> Self {
-        // Without a response of the store, the lock may have been acquired. Repeating it with the same key has that
-        // hold.
+        // Keep the key after a server error. The lock may have been acquired, and a repetition with the same key gets
+        // that hold.
         if !problem.status().is_server_error() {
             self.key.clear();
         }
         self
     }
 
-    /// What is certain about the lock after `problem`.
+    /// Returns what is certain about the lock after `problem`.
     pub(super) fn without_effect(&self, problem: &Problem) -> Option<&'static str> {
         (self.action == "reserve" && !problem.status().is_server_error()).then_some("Nothing was reserved.")
     }
@@ -54,30 +54,30 @@ impl Form {
 /// A lock that the caller has reserved in this browser.
 pub(super) struct Reservation {
     ticket: Ticket,
-    /// Until when it is certain, in microseconds since the Unix epoch.
+    /// The time until which the reservation is certain, in microseconds since the Unix epoch.
     until_us: u64,
 }
 
 impl Reservation {
     fn new(arrival: &Arrival, ticket: Ticket, valid_ms: u64) -> Self {
         let until_us = arrival.at.wall_us().saturating_add(valid_ms.saturating_mul(1_000));
-        // A cookie has at most 4 KiB. The seal names the store.
+        // Omit the store, because a cookie has at most 4 KiB. The seal covers the store.
         Self { ticket: ticket.without_store(), until_us }
     }
 
-    /// The reservation of `name` in the request's cookies.
+    /// Returns the reservation of `name` in the cookies of the request.
     pub(super) fn of(app: &App, arrival: &Arrival, headers: &HeaderMap, name: &LockName) -> Option<Self> {
         cookies(headers, COOKIE).find_map(|value| {
             let (text, seal) = value.rsplit_once('.')?;
             let is_own = app.is_seal(&sealed(app, arrival, text)?, seal);
             let (until, ticket) = text.split_once('.').filter(|_| is_own)?;
             let (until_us, ticket): (_, Ticket) = (until.parse().ok()?, ticket.parse().ok()?);
-            // The page of `a/b` gets the cookie of the page of `a` too.
+            // The page of `a/b` also gets the cookie of the page of `a`.
             (ticket.name() == name).then_some(Self { ticket, until_us })
         })
     }
 
-    /// Whether the lock is still held by it.
+    /// Returns whether this reservation still holds the lock.
     pub(super) fn holds(&self, lock: &LockView) -> bool {
         let token = lock.held.as_ref().and_then(|held| held.token);
         matches!(lock.state, StateView::Held | StateView::Lapsed) && token == Some(self.ticket.token().get())
@@ -90,13 +90,13 @@ impl Reservation {
     }
 }
 
-/// The parts that the seal of the cookie's `text` covers.
+/// Returns the parts that the seal of the cookie's `text` covers.
 fn sealed<'a>(app: &'a App, arrival: &'a Arrival, text: &'a str) -> Option<[&'a str; 4]> {
     let principal = arrival.caller.principal.as_deref()?;
     Some(["leasehold reservation", app.locker.url().unwrap_or_default(), principal, text])
 }
 
-/// The caller has no name.
+/// Returns the problem for a caller without a name.
 fn unknown() -> Problem {
     Problem::new(StatusCode::FORBIDDEN, "forbidden", "a reservation is made in your name: sign in first")
 }
@@ -113,7 +113,8 @@ pub(super) fn allowed(
     if arrival.caller.principal.is_none() {
         return Err(unknown());
     }
-    // The response is the lock's page. The right to acquire is checked where the lock is acquired.
+    // The response is the page of the lock, so check the right to read. The right to acquire is checked during the
+    // acquisition.
     arrival.must(Right::Read, name)
 }
 
@@ -157,7 +158,7 @@ pub(super) async fn perform(
     }
 }
 
-/// `response` with the cookie of `reservation`; without one, the cookie ends.
+/// Adds the cookie of `reservation` to `response`. Without a reservation, deletes the cookie.
 pub(super) fn remember(
     app: &App,
     arrival: &Arrival,
@@ -167,22 +168,23 @@ pub(super) fn remember(
     response: impl IntoResponse,
 ) -> Result<Response, Problem> {
     let (cookie, seconds) = match reservation {
-        // Longer than the lease: one that has lapsed can still be renewed if no other process has taken the lock over.
+        // Keep the cookie longer than the lease, because a lapsed lease can still be renewed if no other process has
+        // taken over the lock.
         Some(own) => (own.cookie(app, arrival)?, own.ticket.ttl().as_secs().max(1) * 2),
         None => (format!("{COOKIE}="), 0),
     };
     Ok(with_cookie(headers, &cookie, &link("lock", name.as_str()), seconds, response))
 }
 
-/// What changes in `section` besides the lock.
+/// Returns a number that changes when the content of [`section`] changes for a reason other than the lock.
 pub(super) fn version(own: Option<&Reservation>) -> u64 {
     own.map_or(0, |own| own.until_us)
 }
 
-/// The forms about `lock`, which the caller holds by `own`, if any. `None` if there is nothing to reserve or to
-/// release.
+/// Returns the forms for `lock`, which the caller holds by `own`, if any. Returns `None` if there is nothing to reserve
+/// or release.
 ///
-/// `flawed` is a form that failed: it is shown again.
+/// `flawed` is a form that failed and is shown again.
 pub(super) fn section(
     app: &App,
     arrival: &Arrival,
@@ -211,7 +213,7 @@ pub(super) fn section(
     })
 }
 
-/// The form as it was sent, on a page without the state of the lock.
+/// Returns the form as it was sent, for a page without the state of the lock.
 pub(super) fn again(app: &App, name: &LockName, sent: &Form) -> Markup {
     html! { @if sent.action == "reserve" { (form(app, &link("lock", name.as_str()), Some(sent))) } }
 }

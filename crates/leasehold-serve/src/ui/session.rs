@@ -1,4 +1,4 @@
-//! Signing in: a token is pasted once, and a cookie takes its place.
+//! Signing in: the user pastes a token once, and a cookie replaces it.
 
 use axum::extract::rejection::{FormRejection, QueryRejection};
 use axum::extract::{Form, Query, Request, State};
@@ -15,13 +15,13 @@ use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::problem::Problem;
 
-/// The pages for which a session counts.
+/// The path of the pages for which a session is valid.
 const PAGES: &str = "/ui/";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct To {
-    /// The page to go to.
+    /// The page to show after signing in.
     to: String,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct SignIn {
     to: String,
 }
 
-/// Asks callers without any right for a token, on pages that show something.
+/// Asks callers without any rights for a token, except on the sign-in page and for assets.
 pub(super) async fn needed(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_open = path == "/ui/sign-in" || path.starts_with("/ui/assets/");
@@ -54,8 +54,8 @@ pub(super) fn sign_in_first(to: &str) -> Redirect {
     Redirect::to(&format!("/ui/sign-in?to={}", in_query(to)))
 }
 
-/// A form counts only if a page of this server sent it. Browsers send `Origin` with each form. That it is this server's
-/// is checked before.
+/// Fails if no page of this server sent the form. Browsers send `Origin` with each form. An earlier check ensures that
+/// it is the origin of this server.
 pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.contains_key(header::ORIGIN) {
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
         .with_help("programs use the API: see /openapi.json"))
 }
 
-/// Fails if this dashboard only shows.
+/// Fails if this dashboard is read-only.
 pub(super) fn may_change(app: &App) -> Result<(), Problem> {
     if app.dashboard == Dashboard::ReadWrite {
         return Ok(());
@@ -73,7 +73,7 @@ pub(super) fn may_change(app: &App) -> Result<(), Problem> {
         .with_help("start the server with --ui=rw, or use the command `leasehold` in a terminal"))
 }
 
-/// A page of this dashboard, or its first one.
+/// Returns `to` if it is a page of this dashboard, or else the first page.
 fn own_page(to: &str) -> &str {
     let is_own = to.starts_with("/ui/") && to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     if is_own { to } else { "/ui/" }
@@ -112,7 +112,7 @@ pub(super) async fn sign_in(
     Timely(form): Timely<Result<Form<SignIn>, FormRejection>>,
 ) -> Response {
     let head = Head::new(&app, &arrival, "/ui/sign-in");
-    // The rejection's text may quote what was sent.
+    // Drop the text of the rejection, because it may quote the input.
     let form =
         must_be_own(&headers).and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
     let Form(form) = match form {
@@ -137,8 +137,8 @@ pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: Head
     }
 }
 
-/// `response` with a `cookie` for `seconds`, for the pages below `path`. Scripts cannot read it, and browsers do not send it
-/// with requests of other sites.
+/// Adds a `cookie` to `response` that lasts for `seconds` and is valid for the pages below `path`. Scripts cannot read
+/// it, and browsers do not send it with requests of other sites.
 pub(super) fn with_cookie(
     headers: &HeaderMap,
     cookie: &str,

@@ -1,4 +1,4 @@
-//! The page about the store, and what this dashboard costs it.
+//! The page about the store, and the requests that this dashboard causes.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -26,7 +26,7 @@ pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
     head.page("Store", "/ui/store", content(&app, &arrival))
 }
 
-/// Runs the doctor, and shows the page when it has ended.
+/// Runs the doctor, and redirects to the page when it has ended.
 pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
     let done = async {
         may_change(&app)?;
@@ -50,7 +50,7 @@ pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: Heade
     }
 }
 
-/// An examination acquires and evicts locks below `RESERVED`.
+/// Returns whether the caller may start an examination, which acquires and evicts locks below `RESERVED`.
 fn may_examine(arrival: &Arrival) -> bool {
     arrival.caller.may(Right::Evict, RESERVED)
 }
@@ -87,7 +87,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
     }
 }
 
-/// The button, and the latest result.
+/// Returns the button that starts an examination, and the latest result.
 fn doctor(app: &App, arrival: &Arrival) -> Markup {
     let Examinations { running, last } = app.examiner.examinations();
     html! {
@@ -148,7 +148,7 @@ fn summary(report: &Report) -> String {
 }
 
 fn findings(findings: &[Finding]) -> Markup {
-    // As in the command: the store's responses are text from others.
+    // As in the command, treat the responses of the store as text from other parties.
     let shown = |text: &str| printable(text, 400);
     html! {
         table role="table" class="cards findings" {
@@ -222,7 +222,7 @@ fn cost(app: &App) -> Markup {
     }
 }
 
-/// How long the latest requests took, as a picture.
+/// Returns a chart of how long the latest requests took.
 fn latency(latest: &[Measured]) -> Markup {
     const SHOWN: usize = 120;
     const HEIGHT: f64 = 80.0;

@@ -6,7 +6,7 @@ use super::format::{span, time};
 use super::parts::{grant, text};
 use crate::view::{LockDetail, Person, StateView};
 
-/// How many holders have a separate row. The others share the last one.
+/// Maximum number of rows. If there are more holders, the remaining ones share the last row.
 const ROWS: usize = 6;
 const ROW: u64 = 34;
 const AXIS: u64 = 22;
@@ -19,7 +19,7 @@ struct Bar {
     title: String,
 }
 
-/// The picture. Positions are percentages, so that text keeps its size on small screens.
+/// Returns the picture. Positions are percentages, so that text keeps its size on small screens.
 pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     let held = detail
         .lock
@@ -30,7 +30,8 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
         let from_us = now_us.saturating_sub(held.held_ms? * 1_000);
         Some((held.holder.as_ref()?, held.token?, from_us))
     });
-    // The store's clock may differ from this one, so the picture ends with what ended last.
+    // The clock of the store may differ from the clock of this server, so the picture ends with the last end of a
+    // grant.
     let last = detail.history.iter().filter_map(|past| past.until_us).max().unwrap_or(now_us);
     let end = if current.is_some() { now_us.max(last) } else { last };
     let firsts = detail.history.iter().filter_map(|past| past.from_us);

@@ -1,4 +1,4 @@
-//! The doctor on the page about the store: who may run it, and what the page shows.
+//! The doctor on the store page: who may run it, and what the page shows.
 
 use super::{ask, get, refused_from_other_sites, refused_without_session, session, sign_in};
 use crate::serve::access::with_access;
@@ -21,7 +21,7 @@ fn the_doctors_findings_stay_on_the_page() {
     assert!(page.contains("Examine the store</button>") && page.contains(NEVER), "{page}");
     assert_eq!(ask(&server, "POST /ui/store", &cookie, "").expect(303).header("location"), Some("/ui/store"));
 
-    // For readers too.
+    // Readers without a session see the report too.
     let page = get(&server, "/ui/store").expect(200).text;
     assert!(page.contains("The store is safe for locks") && page.contains("<b>operator</b> asked for it"));
     assert!(page.contains("in memory") && !page.contains("Examine the store</button>"), "{page}");

@@ -1,11 +1,11 @@
-//! Reserving a lock: who may, what is refused, and where the ticket is.
+//! Reserving a lock: who may reserve it, what is refused, and where the ticket is kept.
 
 use super::{Page, ask, get, is_held, refused_from_other_sites, refused_without_session, session, sign_in};
 use crate::serve::access::with_access;
 use crate::serve::{Server, key_of};
 use crate::support::{Sandbox, wait_until};
 
-/// The form that reserves a lock for `ttl`.
+/// Returns the form that reserves a lock for `ttl`.
 pub(super) fn form(ttl: &str, note: &str) -> String {
     format!("action=reserve&key={}&ttl={ttl}&note={note}", key_of("form"))
 }
@@ -47,7 +47,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     assert!((3_500_000..3_800_000).contains(&left), "{left}");
     sandbox.run("run -n deploy -- true").expect(123);
 
-    // Again, as by a second click: the same hold.
+    // Send the form again, as a second click does. The result is the same hold.
     send(&server, "deploy", &session, &form("1h", "fix+the+disk")).expect(303);
     assert_eq!(server.state("deploy")["token"], state["token"]);
 
@@ -65,7 +65,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
     let released = send(&server, "deploy", &cookies, RELEASE).expect(303);
     assert!(released.header("set-cookie").unwrap().contains("Max-Age=0"));
     assert_eq!(server.state("deploy")["state"], "free");
-    // The form that reserved it, from the browser's history.
+    // Send the form that reserved the lock again, from the browser's history.
     let spent = send(&server, "deploy", &session, &form("1h", "fix+the+disk")).expect(409);
     assert!(
         spent.text.contains("the reservation has ended") && spent.text.contains("value=\"fix the disk\"")
@@ -77,7 +77,7 @@ fn a_reservation_is_a_hold_that_its_page_renews_and_releases() {
 fn reserving_needs_a_session() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "--ui rw");
-    // Without a session, the caller has the right to acquire, and no name.
+    // Without a session, the caller has the right to acquire but no name.
     assert!(!page(&server, "deploy", "").contains("value=\"reserve\""));
     assert!(page(&server, "deploy", "").contains("/ui/sign-in?to=/ui/lock/deploy"));
     refused_without_session(&server, "POST /ui/lock/deploy", &form("1h", ""));
@@ -95,8 +95,8 @@ fn a_form_of_another_site_reserves_and_releases_nothing() {
     assert!(!is_held(&server, "free") && is_held(&server, "deploy"));
 }
 
-/// A server with two principals that may acquire locks below `ci/`, and one that may only see them. Their tokens are
-/// `test`, `other` and `reader`.
+/// Starts a server with two principals that may acquire locks below `ci/`, and one that may only see them. Their tokens
+/// are `test`, `other` and `reader`.
 fn with_principals(sandbox: &Sandbox) -> Server {
     let tokens = [("ci", "test"), ("other", "other"), ("reader", "reader")];
     let rules: [(&str, &str, &[&str]); 4] = [

@@ -1,7 +1,7 @@
-//! The keys of an issuer: known ones, and fetching them again.
+//! The known keys of an issuer, and the task that fetches them.
 //!
-//! One task fetches the keys, so there is one fetch at a time, and a client that closes its connection ends none. A
-//! request whose key is known never waits for it.
+//! One task fetches the keys. So only one fetch runs at a time, and a client that closes its connection does not end
+//! it. A request whose key is known never waits for a fetch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use tokio::sync::{Notify, watch};
 
 use super::source::{Set, Source};
 
-/// The limit of one fetch.
+/// The time limit of one fetch.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
-/// The limit of a request's wait for a fetch: longer, because the fetching task reports how the fetch has ended.
+/// The time limit of a request that waits for a fetch. It is longer than the limit of the fetch, so that the fetching
+/// task can report the result.
 const WAIT_LIMIT: Duration = Duration::from_secs(11);
-/// How long after the last fetch an unknown key may cause another.
+/// The minimum time between the last fetch and another one that an unknown key causes.
 pub(super) const PAUSE: Duration = Duration::from_secs(10);
 /// After this time, keys are fetched again, and those that the issuer has withdrawn are no longer accepted.
 pub(super) const AGE: Duration = Duration::from_secs(15 * 60);
@@ -31,14 +32,15 @@ const AGAIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) decoding: DecodingKey,
-    /// Not empty, and all of the key's own type. No `none` and no shared secret is among them.
+    /// Not empty. All of them match the type of the key. Neither `none` nor an algorithm with a shared secret is among
+    /// them.
     pub(super) algorithms: Vec<Algorithm>,
 }
 
-/// Why there is no key.
+/// The reason why there is no key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoKey {
-    /// The issuer has no key of this id.
+    /// The issuer has no key with this id.
     Unknown,
     /// The keys could not be fetched.
     Unavailable,
@@ -52,13 +54,13 @@ pub(super) struct Keys {
     wanted: Notify,
 }
 
-/// What the last fetch has changed.
+/// The result of the latest fetches.
 #[derive(Debug, Default)]
 struct Fetched {
     keys: HashMap<String, Arc<Key>>,
     /// When the last fetch ended.
     at: Option<Moment>,
-    /// Whether it failed. The keys are then those of an earlier one.
+    /// Whether the last fetch failed. The keys are then from an earlier fetch.
     has_failed: bool,
 }
 
@@ -67,10 +69,10 @@ impl Keys {
         Self { source, fetched: watch::Sender::default(), wanted: Notify::new() }
     }
 
-    /// The key `id`. If it is unknown, waits for a fetch for a limited time, unless the last one was a moment ago.
+    /// Returns the key `id`. If it is unknown, waits a limited time for a fetch, unless the last fetch is recent.
     pub(super) async fn find(&self, id: &str, env: &Env) -> Result<Arc<Key>, NoKey> {
         let mut fetched = self.fetched.subscribe();
-        // Both come from the same state.
+        // Take both values from the same state.
         let (found, was_just_fetched) = {
             let fetched = fetched.borrow_and_update();
             (fetched.find(id), fetched.is_recent(env.now()))
@@ -85,7 +87,7 @@ impl Keys {
         }
     }
 
-    /// Fetches the keys at once, when an unknown one is requested, and at intervals. Runs until it is dropped.
+    /// Fetches the keys at once, at intervals, and when an unknown key is requested. Runs until it is dropped.
     pub(super) async fn keep(&self, issuer: &str, env: &Env) {
         loop {
             let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;
@@ -109,7 +111,7 @@ impl Keys {
         }
     }
 
-    /// Waits until a request wants an unknown key and the last fetch was long enough ago.
+    /// Waits until a request needs an unknown key and the last fetch is not recent.
     async fn wanted(&self, env: &Env) {
         loop {
             self.wanted.notified().await;
@@ -126,13 +128,13 @@ impl Fetched {
         self.keys.get(id).cloned().ok_or(missing)
     }
 
-    /// Whether the last fetch ended less than a pause before `now`, by the clock that cannot be set.
+    /// Returns whether the last fetch ended less than [`PAUSE`] before `now`, on the clock that cannot be set.
     fn is_recent(&self, now: Moment) -> bool {
         self.at.is_some_and(|at| now.since_boot().saturating_sub(at.since_boot()) < PAUSE)
     }
 }
 
-/// The keys that can verify signatures.
+/// Returns the keys that can verify signatures.
 fn usable(set: Set) -> Result<HashMap<String, Arc<Key>>, String> {
     let mut keys = HashMap::new();
     for (id, key) in set.keys.iter().filter_map(key) {
@@ -144,7 +146,7 @@ fn usable(set: Set) -> Result<HashMap<String, Arc<Key>>, String> {
     Ok(keys)
 }
 
-/// The id and the key, if it is a public key for signatures.
+/// Returns the id and the key, if it is a public key for signatures.
 fn key(value: &Value) -> Option<(String, Key)> {
     use Algorithm::{ES256, ES384, EdDSA, PS256, PS384, PS512, RS256, RS384, RS512};
     let jwk: Jwk = serde_json::from_value(value.clone()).ok()?;
@@ -193,7 +195,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_waits_for_keys_for_a_limited_time() {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
-        // Its task does not run.
+        // The task that fetches the keys does not run.
         let keys = Keys::new(Source::file("/nowhere"));
         let found = clock::timeout(&*env.clock, 2 * LIMIT, keys.find("k", &env)).await;
         assert_eq!(found.expect("it waits").unwrap_err(), NoKey::Unavailable);

@@ -1,4 +1,4 @@
-//! Where an issuer's keys come from: the issuer, another server, or a file.
+//! The source of an issuer's keys: the issuer, another server, or a file.
 
 use std::error::Error as StdError;
 use std::io::Read as _;
@@ -12,42 +12,42 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::task::{self, JoinHandle};
 
-/// The longest document of an issuer, in bytes.
+/// Maximum size of an issuer's document, in bytes.
 const MOST_BODY: usize = 1 << 20;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Where an issuer's keys come from.
+/// The source of an issuer's keys.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// A file that is read again.
+    /// A file, which is read at each fetch.
     File(KeyFile),
     Http(Endpoint),
 }
 
-/// A file that has the keys.
+/// A file that contains the keys.
 #[derive(Debug)]
 pub(super) struct KeyFile {
     path: PathBuf,
-    /// The read that has not ended. One on a network that is down may never end, and each occupies a thread.
+    /// The read in progress. A read on a network that is down may never end, and each read occupies a thread.
     reading: Mutex<Option<Reading>>,
 }
 
 /// A read of a whole file.
 type Reading = JoinHandle<Result<Vec<u8>, String>>;
 
-/// A server that has the keys.
+/// A server that offers the keys.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     client: reqwest::Client,
     issuer: String,
-    /// Its keys; without it, its configuration names them.
+    /// The URL of the keys. Without it, the configuration of the issuer names the URL.
     keys: Option<Url>,
 }
 
 /// A set of keys (RFC 7517).
 #[derive(Deserialize)]
 pub(super) struct Set {
-    /// One by one, because an issuer may add keys of a new kind.
+    /// Each key is parsed separately, because an issuer may add keys of a new kind.
     pub(super) keys: Vec<Value>,
 }
 
@@ -59,8 +59,8 @@ struct Configuration {
 }
 
 impl Source {
-    /// The keys of `issuer`: at `jwks`, a URL or the path of a file, if that is given. `ca` has further authorities of
-    /// servers, in PEM form.
+    /// Creates the source of the keys of `issuer`. If `jwks` is given, the keys are at this URL or file path. The file
+    /// `ca` contains additional certificate authorities for servers, in PEM form.
     pub(super) fn new(issuer: &str, jwks: Option<&str>, ca: Option<&Path>) -> Result<Self, String> {
         let of_issuer = checked(issuer, true)?;
         let keys = match jwks {
@@ -73,12 +73,12 @@ impl Source {
         Ok(Self::Http(Endpoint { client, issuer: issuer.to_owned(), keys }))
     }
 
-    /// The keys in the file `path`.
+    /// Creates a source that reads the file `path`.
     pub(super) fn file(path: impl Into<PathBuf>) -> Self {
         Self::File(KeyFile { path: path.into(), reading: Mutex::default() })
     }
 
-    /// Fetches the keys. The caller limits its time. Cancel safe: the next call continues the read of a file.
+    /// Fetches the keys. The caller must limit the time. Cancel safe: the next call continues the read of a file.
     pub(super) async fn fetch(&self) -> Result<Set, String> {
         match self {
             Self::File(file) => {
@@ -114,7 +114,7 @@ impl Endpoint {
                 shown(&configuration.issuer)
             ));
         }
-        // Keys over plain HTTP could be replaced on the way.
+        // Keys over plain HTTP could be replaced in transit.
         let keys = checked(&configuration.jwks_uri, is_plain)
             .map_err(|flaw| format!("the `jwks_uri` in {url}: {flaw}"))?;
         self.get(keys).await
@@ -137,8 +137,8 @@ impl Endpoint {
     }
 }
 
-/// An absolute URL whose responses cannot be forged on the way: with `https`; or, if `plain` is allowed, with `http` on
-/// this machine.
+/// Parses an absolute URL whose responses cannot be forged in transit: with `https` or, if `plain` is true, with `http`
+/// on this machine.
 fn checked(url: &str, plain: bool) -> Result<Url, String> {
     let flaw = |flaw: &str| format!("the URL `{}` {flaw}", shown(url));
     let parsed = Url::parse(url).map_err(|error| flaw(&format!("is not valid: {error}")))?;
@@ -163,7 +163,7 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
         .connect_timeout(CONNECT_LIMIT)
         .http1_only()
         .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
-    // A proxy of the environment cannot change what comes over TLS. A plain request must not leave this machine.
+    // A proxy from the environment cannot change responses over TLS, but a plain request must not leave this machine.
     if is_plain {
         builder = builder.no_proxy();
     }
@@ -172,7 +172,7 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
         let pem = read(file).map_err(|error| flaw(format!("cannot be read: {error}")))?;
         match Certificate::from_pem_bundle(&pem) {
             Ok(authorities) if !authorities.is_empty() => builder = builder.tls_certs_merge(authorities),
-            // The parser's error could repeat a key that is in the file.
+            // Drop the error of the parser, because it could repeat a key that is in the file.
             _ => return Err(flaw("has no certificate that can be read".to_owned())),
         }
     }
@@ -202,7 +202,7 @@ fn shown(text: &str) -> String {
     leasehold::lease::printable(text, 200)
 }
 
-/// An error and its causes in one line.
+/// Returns an error and its causes in one line.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<String> = causes.map(|cause| shown(&cause.to_string())).collect();

@@ -1,11 +1,10 @@
-//! Texts made of a token's claims, and conditions on claims.
+//! Texts that contain claims of a token, and conditions on claims.
 
 use leasehold::LockName;
 use leasehold::lease::printable;
 use serde_json::Value;
 
-/// The longest text made of claims, in characters. With the issuer's name, it is not longer than a holder's name may
-/// be.
+/// Maximum length of a text with claims, in characters. Together with the issuer's name, it fits into a holder's name.
 const MOST_TEXT: usize = 160;
 
 /// A text with claims in braces: `ci/{repository:2}/`.
@@ -26,7 +25,8 @@ struct Claim {
 }
 
 impl Claim {
-    /// Only digits after the last `:` are a number of segments: names of claims may contain `:`.
+    /// Parses the text in the braces. Digits after the last `:` are the number of segments. Any other `:` belongs to
+    /// the name of the claim.
     fn parse(text: &str) -> Result<Self, String> {
         let number = text
             .rsplit_once(':')
@@ -67,7 +67,8 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// A template for principals. A text is between two claims, so that the end of the first one is certain.
+    /// Parses a template for principals. There must be a text between two claims, so that the end of the first claim is
+    /// unambiguous.
     pub(super) fn principal(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for pair in template.0.windows(2) {
@@ -81,8 +82,8 @@ impl Template {
         Ok(template)
     }
 
-    /// A template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole segments of it.
-    /// So all its prefixes have the same number of segments, and none lies inside another one.
+    /// Parses a template for the prefix of a rule. It ends with `/`, and each claim is a fixed number of whole
+    /// segments. So all its prefixes have the same number of segments, and none begins with another one.
     pub(super) fn prefix(text: &str) -> Result<Self, String> {
         let template = Self::parse(text)?;
         for (at, part) in template.0.iter().enumerate() {
@@ -103,10 +104,11 @@ impl Template {
         Ok(template)
     }
 
-    /// The principal with the values of `claims`. Different values make different principals.
+    /// Returns the principal with the values of `claims`. Different values give different principals.
     ///
     /// # Errors
-    /// Names a claim that is missing, not text, not printable, or whose end is ambiguous. Repeats no value.
+    /// A claim is missing, is not text, is not printable, or has an ambiguous end. The error names the claim but
+    /// repeats no value.
     pub(super) fn principal_of(&self, claims: &Value) -> Result<String, String> {
         let mut principal = String::new();
         for (at, part) in self.0.iter().enumerate() {
@@ -121,7 +123,7 @@ impl Template {
             if segments.is_some_and(|segments| segments != count(value)) {
                 return Err(format!("its claim `{name}` has the wrong number of segments"));
             }
-            // Otherwise `a/b`, `c` and `a`, `b/c` would make the same principal of `{x}/{y}`.
+            // Otherwise the values `a/b`, `c` and the values `a`, `b/c` would give the same principal for `{x}/{y}`.
             if let [Part::Text(text), Part::Claim(_), ..] = &self.0[at + 1..]
                 && let Some(end) = text.chars().next()
                 && value.contains(end)
@@ -142,8 +144,8 @@ impl Template {
         Ok(principal)
     }
 
-    /// The prefix of lock names with the values of `claims`; `None` if they do not make one. A value has one segment,
-    /// or as many as the template requires.
+    /// Returns the prefix of lock names with the values of `claims`, or `None` if they do not form one. A value must
+    /// have one segment, or as many as the template requires.
     pub(super) fn prefix_of(&self, claims: &Value) -> Option<String> {
         let mut prefix = String::new();
         for part in &self.0 {
@@ -151,7 +153,7 @@ impl Template {
                 Part::Text(text) => prefix.push_str(text),
                 Part::Claim(Claim { name, segments }) => {
                     let value = string(claims, name).ok()?;
-                    // No empty segment, no `..`, no control character.
+                    // This excludes empty segments, `..` and control characters.
                     LockName::new(value).ok()?;
                     if count(value) != segments.unwrap_or(1) {
                         return None;
@@ -164,12 +166,12 @@ impl Template {
     }
 }
 
-/// The number of segments in `value`.
+/// Returns the number of segments in `value`.
 fn count(value: &str) -> usize {
     value.split('/').count()
 }
 
-/// What a token's claim must be.
+/// A condition on a claim of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     claim: String,
@@ -178,16 +180,16 @@ pub(super) struct Condition {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
-    /// This value.
+    /// Exactly this value.
     Is(String),
-    /// This, and at least one more character.
+    /// This text, followed by at least one more character.
     Begins(String),
 }
 
 impl Condition {
     pub(super) fn parse(claim: String, pattern: String) -> Result<Self, String> {
         let pattern = match pattern.strip_suffix('*') {
-            // `my-org*` would let in `my-organisation`.
+            // `my-org*` would also match `my-organisation`.
             Some(begin) if begin.ends_with(['/', ':']) && !begin.contains('*') => {
                 Pattern::Begins(begin.to_owned())
             }
@@ -201,7 +203,7 @@ impl Condition {
         Ok(Self { claim, pattern })
     }
 
-    /// Whether the claim has the value; of a list, whether one of its members has it.
+    /// Returns whether the claim matches. A list matches if one of its members does.
     pub(super) fn holds(&self, claims: &Value) -> bool {
         match claim(claims, &self.claim) {
             Some(Value::String(value)) => self.pattern.matches(value),
@@ -222,7 +224,8 @@ impl Pattern {
     }
 }
 
-/// The claim `name`. With `/` in front, it is a JSON pointer to one inside another: `/kubernetes.io/namespace`.
+/// Returns the claim `name`. If it begins with `/`, it is a JSON pointer to a nested claim, such as
+/// `/kubernetes.io/namespace`.
 fn claim<'a>(claims: &'a Value, name: &str) -> Option<&'a Value> {
     if name.starts_with('/') { claims.pointer(name) } else { claims.get(name) }
 }
@@ -303,7 +306,7 @@ mod tests {
         for template in ["{a}/{b}", "{a}/-{b}", "{a:1}/{b}"] {
             assert!(of(template, "x/y", "z").unwrap_err().contains("`a`"), "{template}");
         }
-        // Without a number in the template, a principal's claim has any number of segments.
+        // Without a number in the template, a claim in a principal may have any number of segments.
         assert_eq!(of("{a}:{b}/", "x/y", "z/z").unwrap(), "x/y:z/z/");
         assert_eq!(of("{a:2}/{b}", "x/y", "z").unwrap(), "x/y/z");
         assert!(of("{a:2}/{b}", "x", "y/z").is_err() && of("{a:2}/{b}", "x/y/z", "z").is_err());
@@ -336,7 +339,7 @@ mod tests {
             assert_eq!(of("ci/{a:2}/", other), None, "{other}");
         }
         assert_eq!(of("{a}/{b}/", "x/y"), None);
-        // A name may have colons.
+        // The name of a claim may contain colons.
         assert_eq!(of("{urn:x:role}/", "x").unwrap(), "x/");
         assert_eq!(of("{urn:x:role:2}/", "x/y").unwrap(), "x/y/");
     }

@@ -1,4 +1,4 @@
-//! Tokens of an issuer on this machine, with keys that each test makes.
+//! Tokens of an issuer on this machine, with keys that each test creates.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,10 +59,10 @@ impl TestKey {
 #[derive(Clone)]
 struct Answers {
     status: StatusCode,
-    /// In its configuration.
+    /// Changes to its configuration.
     changes: Value,
     keys: Vec<Value>,
-    /// Where another server has the documents.
+    /// The URL of another server that has the documents.
     elsewhere: Option<String>,
 }
 
@@ -82,9 +82,9 @@ impl Answers {
 struct TestIssuer {
     url: String,
     answers: Mutex<Answers>,
-    /// How often its keys were requested.
+    /// How many times its keys were requested.
     fetches: watch::Sender<usize>,
-    /// Whether it responds.
+    /// Whether the issuer responds.
     is_open: watch::Sender<bool>,
 }
 
@@ -141,7 +141,7 @@ impl TestIssuer {
         self.fetches.subscribe().wait_for(|fetches| *fetches >= times).await.unwrap();
     }
 
-    /// An access file with this issuer.
+    /// Returns an access file with this issuer.
     fn file(&self) -> String {
         format!(
             r#"
@@ -160,7 +160,7 @@ impl TestIssuer {
     }
 }
 
-/// A server's access, whose clock the test moves.
+/// The access of a server whose clock the test moves.
 struct Server {
     access: Access,
     env: Env,
@@ -184,7 +184,7 @@ impl Server {
         Duration::from_micros(self.env.now().wall_us()).as_secs_f64()
     }
 
-    /// The claims of a good token.
+    /// Returns the claims of a valid token.
     fn claims(&self, issuer: &TestIssuer) -> Value {
         json!({"iss": issuer.url, "aud": "locks", "sub": "s", "team": "my/app", "exp": self.now_s() + 300.0})
     }
@@ -308,7 +308,7 @@ async fn an_algorithm_that_the_key_does_not_have_is_refused() {
         let token = format!("{head}.{}.", good.split('.').nth(1).unwrap());
         Server::refused(server.ask(&token).await, &token, 401, "`alg`");
     }
-    // The public key, which everyone has, as a shared secret.
+    // Use the public key, which everyone has, as a shared secret.
     let public = key.public();
     let x = public["x"].as_str().unwrap();
     let decoded = EncodingKey::from_urlsafe_base64_secret(&format!("{x}=")).unwrap();
@@ -319,7 +319,7 @@ async fn an_algorithm_that_the_key_does_not_have_is_refused() {
             Server::refused(server.ask(&token).await, &token, 401, "`alg`");
         }
     }
-    // Another type of key.
+    // Use another type of key.
     let ec = TestKey::p256("a").sign(&claims);
     Server::refused(server.ask(&ec).await, &ec, 401, "`alg`");
 }
@@ -375,7 +375,7 @@ async fn withdrawn_keys_end_without_a_request() {
     issuer.publish(&[&new]);
     server.clock.suspend(AGE);
     issuer.fetched(2).await;
-    // Known once that fetch has ended.
+    // The new key is known once that fetch has ended.
     assert!(server.ask(&good(&new)).await.is_ok());
     assert!(server.ask(&good(&old)).await.is_err());
 }
@@ -392,9 +392,9 @@ async fn a_known_key_does_not_wait_for_a_fetch() {
     server.clock.suspend(PAUSE);
     let mut waiting = Box::pin(server.ask(&other));
     assert!(waiting.as_mut().now_or_never().is_none());
-    // The configuration comes first, and the issuer does not respond.
+    // The fetch begins with the configuration, and the issuer does not respond.
     assert!(server.ask(&good).now_or_never().expect("it waits").is_ok());
-    // Its client disconnects, and the fetch continues.
+    // The waiting client disconnects, but the fetch continues.
     drop(waiting);
     issuer.publish(&[&key, &new]);
     issuer.is_open.send_replace(true);
@@ -433,7 +433,7 @@ async fn without_its_keys_an_issuer_gives_no_access() {
     issuer.publish(&[&key]);
     server.clock.suspend(PAUSE);
     assert!(server.ask(&token).await.is_ok());
-    // From now on, an outage ends no access.
+    // From now on, an outage does not end the access of anyone.
     issuer.set(down());
     server.clock.suspend(PAUSE);
     Server::refused(server.ask(&unknown).await, &unknown, 503, "`test`");
@@ -461,7 +461,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     let key = TestKey::ed25519("a");
     let (stuck, good) = (TestIssuer::start(&[]).await, TestIssuer::start(&[&key]).await);
     let folder = tempfile::tempdir().unwrap();
-    // Without a writer, a read of it never ends.
+    // Without a writer, a read of the FIFO never ends.
     let fifo = folder.path().join("keys.json");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let jwks = format!("jwks = \"{}\"\n[[rule]]", fifo.display());
@@ -475,7 +475,7 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     assert!(waiting.as_mut().now_or_never().is_none());
     server.clock.suspend(LIMIT);
     Server::refused(waiting.await, &token, 503, "`stuck`");
-    // The same read continues.
+    // The same read is still in progress.
     std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
     server.clock.suspend(PAUSE);
     assert!(server.ask(&token).await.is_ok());
@@ -523,7 +523,7 @@ async fn two_issuers_share_no_key_and_no_rule() {
     Server::refused(server.ask(&token).await, &token, 401, "`kid`");
 }
 
-/// `caller` chooses the issuer by a claim that is not verified yet.
+/// `caller` chooses the issuer by a claim that is not verified, so the issuer itself must check it.
 #[test]
 fn an_issuer_verifies_no_token_of_another_one() {
     let key = TestKey::ed25519("a");
@@ -611,7 +611,7 @@ fn the_access_files_of_the_documentation_are_valid() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/serve.md")).unwrap();
     let (_, section) = text.split_once("### OIDC").unwrap();
     let blocks = section.split("```toml").skip(1).map(|block| block.split_once("```").unwrap().0);
-    // That file exists only in pods.
+    // The file of `ca` exists only in pods.
     let file: String = blocks
         .flat_map(str::lines)
         .filter(|line| !line.starts_with("ca ="))

@@ -39,7 +39,7 @@ pub(crate) struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// For the lock `lock` as it is, without waiting.
+    /// Creates a request for the plain lock `lock`, without waiting.
     pub(crate) fn new(lock: String, ttl: String, note: Option<String>) -> Self {
         Self { lock, ttl: Some(ttl), note, ..Self::default() }
     }
