@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::blocking::{Due, Guard, Locker};
-use leasehold::{ErrorKind, LockName, Once, State};
+use leasehold::lease::Id;
+use leasehold::random::Random;
+use leasehold::{ErrorKind, Eviction, LockName, Once, Released, State};
 
 fn locker() -> Locker {
     Locker::open("mem:").unwrap()
@@ -138,6 +140,38 @@ fn a_ticket_holds_a_lock_across_guards() {
     locker.renew(&ticket).unwrap();
     assert_eq!(locker.resume(&ticket).unwrap().token().unwrap(), ticket.token());
     assert!(is_free(&locker, "x"));
+}
+
+#[test]
+fn an_acquisition_can_be_repeated_by_its_id() {
+    let (locker, name) = (locker(), LockName::new("x").unwrap());
+    let acquire = |id| locker.lock("x").acquire_ticket(id, Duration::ZERO);
+    let [first, second] = [(); 2].map(|()| Id::random(&Random::from_os()));
+    let ticket = acquire(first).unwrap();
+    assert!(acquire(first).unwrap().ticket().token() >= ticket.ticket().token());
+    assert_eq!(locker.withdraw(&name, first).unwrap(), Released::Released);
+    assert_eq!(acquire(first).unwrap_err().kind(), ErrorKind::Lost, "the id is spent");
+
+    let ticket = acquire(second).unwrap();
+    locker.release_with_cooldown(ticket.ticket(), Duration::from_secs(60)).unwrap();
+    assert!(!is_free(&locker, "x"));
+}
+
+#[test]
+fn a_guard_is_renewed_on_demand() {
+    let guard = locker().lock("x").acquire().unwrap();
+    let granted = guard.deadline().unwrap();
+    let renewed = guard.renew().unwrap();
+    assert!(renewed.start().longest_since(granted.start()) > Duration::ZERO, "the lease begins anew");
+}
+
+#[test]
+fn an_eviction_reports_its_reason() {
+    let locker = locker();
+    let leadership = locker.election("x").campaign_within(Duration::ZERO).unwrap();
+    let why = Eviction::new("alice", "the machine is gone");
+    locker.evict_for(leadership.name(), leadership.term().unwrap(), &why).unwrap();
+    assert_eq!(locker.inspect(leadership.name()).unwrap().history[0].evicted, Some(why));
 }
 
 #[test]

@@ -46,6 +46,14 @@ impl Election {
         wait(self.0.campaign()).map(Leadership::new)
     }
 
+    /// Waits until this candidate leads, for at most `limit`.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Election::campaign_within`].
+    pub fn campaign_within(&self, limit: Duration) -> Result<Leadership> {
+        wait(self.0.campaign_within(limit)).map(Leadership::new)
+    }
+
     /// Becomes the leader if there is no other leader now.
     ///
     /// # Errors

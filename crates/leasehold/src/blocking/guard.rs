@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::thread::wait;
+use crate::clock::Deadline;
 use crate::error::{Error, Result};
 use crate::lease::{Loss, Released, Token};
 use crate::ticket::Ticket;
@@ -54,6 +55,14 @@ impl Guard {
         self.inner.as_ref().map_or(Duration::ZERO, crate::Guard::remaining)
     }
 
+    /// Returns when the lease ends if it is not renewed. See [`crate::Guard::deadline`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`check`](Self::check).
+    pub fn deadline(&self) -> Result<Deadline> {
+        self.held()?.deadline()
+    }
+
     /// Checks that the lock is still held. Local, no I/O.
     ///
     /// # Errors
@@ -61,6 +70,15 @@ impl Guard {
     /// acquire the lock again.
     pub fn check(&self) -> Result<()> {
         self.held()?.check()
+    }
+
+    /// Renews the lease now and returns the new deadline. Success means that the lock was certainly still held after
+    /// the call was made. See [`crate::Guard::renew`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Guard::renew`].
+    pub fn renew(&self) -> Result<Deadline> {
+        wait(self.held()?.renew())
     }
 
     /// Waits until the lock is lost. Returns no later than the end of the lease. Use this in a thread that stops the

@@ -8,8 +8,9 @@ use super::once::OncePer;
 use super::permits::{RwLock, Semaphore};
 use super::thread::wait;
 use crate::error::Result;
-use crate::lease::HolderInfo;
+use crate::lease::{HolderInfo, Id};
 use crate::settings::settings;
+use crate::ticket::HeldTicket;
 
 /// A handle to a named lock, with the settings for acquiring it. See [`crate::Lock`]. Cheap to clone.
 ///
@@ -67,6 +68,15 @@ impl Lock {
     /// returns the same errors as [`crate::Lock::acquire_within`].
     pub fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         wait(self.lock.acquire_within(limit)).map(Guard::new)
+    }
+
+    /// Acquires the lock as a [`Ticket`](crate::Ticket), under an `id` that the caller chooses, waiting for at most
+    /// `limit`. The call can be repeated with the same `id`. See [`crate::Lock::acquire_ticket`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Lock::acquire_ticket`].
+    pub fn acquire_ticket(&self, id: Id, limit: Duration) -> Result<HeldTicket> {
+        wait(self.lock.acquire_ticket(id, limit))
     }
 
     /// Runs `body` while holding the lock, and releases it afterwards.

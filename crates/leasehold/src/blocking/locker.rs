@@ -11,7 +11,7 @@ use super::thread::{iterate, wait};
 use crate::doctor::{Examination, Report};
 use crate::error::Result;
 use crate::lease::{
-    Capabilities, Evicted, HolderInfo, LeaseStore, Released, Status, StoreOptions, Swept, Token,
+    Capabilities, Evicted, Eviction, HolderInfo, Id, LeaseStore, Released, Status, StoreOptions, Swept, Token,
 };
 use crate::observe::Observer;
 use crate::ticket::{HeldTicket, Ticket};
@@ -108,6 +108,15 @@ impl Locker {
         wait(self.0.evict(name, token))
     }
 
+    /// Ends a grant like [`evict`](Self::evict), and records who evicted its holder and why. See
+    /// [`crate::Locker::evict_for`].
+    ///
+    /// # Errors
+    /// Returns any error from the store.
+    pub fn evict_for(&self, name: &LockName, token: Token, why: &Eviction) -> Result<Evicted> {
+        wait(self.0.evict_for(name, token, why))
+    }
+
     /// Waits until the lock is free or its lease has lapsed, without acquiring it. Calls `on_wait` on the calling
     /// thread, each time this learns who holds the lock.
     ///
@@ -148,6 +157,23 @@ impl Locker {
     /// Returns the same errors as [`crate::Locker::release`].
     pub fn release(&self, ticket: &Ticket) -> Result<Released> {
         wait(self.0.release(ticket))
+    }
+
+    /// Releases the lock of `ticket` with a cooldown. See [`crate::Locker::release_with_cooldown`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`crate::Locker::release_with_cooldown`].
+    pub fn release_with_cooldown(&self, ticket: &Ticket, cooldown: Duration) -> Result<Released> {
+        wait(self.0.release_with_cooldown(ticket, cooldown))
+    }
+
+    /// Withdraws the acquisition of `name` that was started with this `id` by
+    /// [`Lock::acquire_ticket`](super::Lock::acquire_ticket). See [`crate::Locker::withdraw`].
+    ///
+    /// # Errors
+    /// Returns any error from the store.
+    pub fn withdraw(&self, name: &LockName, id: Id) -> Result<Released> {
+        wait(self.0.withdraw(name, id))
     }
 
     /// Deletes the record of `name` if the lock has been free for `older_than`. See [`crate::Locker::sweep`].

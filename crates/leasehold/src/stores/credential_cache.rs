@@ -126,6 +126,8 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
             Some(load) => load.await.err(),
             None => None,
         };
+        // The load may have taken seconds.
+        let now_us = self.env.now().wall_us();
         self.change(|state| {
             let detail = state.collect().or(failed);
             state.signed(now_us).ok_or_else(|| NotLoaded {

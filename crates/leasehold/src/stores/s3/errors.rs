@@ -140,7 +140,7 @@ impl Case<'_> {
             // With 408 and `RequestTimeout`, S3 gave up reading the request. But a proxy may send this response for a
             // request that it has already forwarded. The outcome of other 503s is unknown too: load balancers return
             // them for broken connections, and MinIO if too few disks accepted the write.
-            (408 | 500..=500 | 502..=599, _) | (400, "RequestTimeout") => self.unknown(self.busy(answer)),
+            (408 | 500 | 502..=599, _) | (400, "RequestTimeout") => self.unknown(self.busy(answer)),
             (501, _) | (400, "NotImplemented") => self.refused(self.not_implemented(answer)),
             (_, "NoSuchBucket" | "InvalidBucketName") => self.refused(self.no_bucket(answer)),
             (300..=399, _) | (400, "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException") => {
