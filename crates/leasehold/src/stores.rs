@@ -20,10 +20,7 @@
             feature = "kubernetes"
         ))
     ),
-    allow(
-        dead_code,
-        reason = "the fuzz targets send no requests, and the HTTP store uses only parts of it"
-    )
+    allow(dead_code, reason = "the fuzz targets send no requests, and the HTTP store uses only parts of it")
 )]
 mod answer;
 #[cfg(any(feature = "s3", feature = "dynamodb"))]

@@ -291,7 +291,11 @@ async fn a_free_record_is_granted_unseen_in_one_request() {
     let mut grant = granted(&client).await;
     assert_eq!(world.requests(), ["claim"]);
     assert_eq!(grant.token.get(), before.get() + 1, "counted by the store");
-    assert_eq!(client.inspect(&name()).await.unwrap().history.len(), 1, "the previous grant is still in the history");
+    assert_eq!(
+        client.inspect(&name()).await.unwrap().history.len(),
+        1,
+        "the previous grant is still in the history"
+    );
     assert!(matches!(client.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(client.release(&mut grant, None).await.unwrap(), Released::Released);
     world.requests();
