@@ -306,7 +306,7 @@ pub(crate) struct BreakArgs {
     /// Token of the grant to end, from `leasehold show`
     #[arg(long, value_name = "N", required = true)]
     pub(crate) token: u64,
-    /// Why, for the history of the lock
+    /// Reason, kept in the history of the lock
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
 }

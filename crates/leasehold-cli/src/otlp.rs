@@ -40,7 +40,7 @@ impl Traces {
         {
             let message = format!("{name} is {protocol:?}, but leasehold exports traces by {PROTOCOL} only");
             return Err(Failure::usage(message).with_help(format!(
-                "set {}={PROTOCOL}, and an endpoint that takes HTTP: usually port 4318",
+                "set {}={PROTOCOL} and an endpoint that accepts HTTP (usually port 4318)",
                 PROTOCOLS[0]
             )));
         }
@@ -54,7 +54,7 @@ impl Traces {
                 .iter()
                 .filter_map(|name| variable(name))
                 .fold(error.to_string(), |text, url| text.replace(&url, "..."));
-            Failure::usage(format!("traces cannot be exported: {text}"))
+            Failure::usage(format!("cannot export traces: {text}"))
                 .with_help("docs/observability.md lists the variables")
         })?;
         let provider = SdkTracerProvider::builder()
@@ -125,7 +125,7 @@ impl<E: SpanExporter> SpanExporter for Reported<E> {
         if let Err(error) = &outcome {
             let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
             if failures.is_power_of_two() {
-                tracing::warn!(%error, failures, "traces could not be exported, and are lost");
+                tracing::warn!(%error, failures, "traces could not be exported and are lost");
             }
         }
         outcome

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Something that happened to a lock.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct FeedEvent {
-    /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock looks different from before.
+    /// `acquired`, `released`, `lost`, `evicted`: done by this server. `lock`: a lock has changed.
     /// With `looks`: `look`, `gone` for a lock whose record was deleted, and `unavailable` or `available` for the
     /// store.
     #[serde(rename = "type")]
@@ -40,16 +40,16 @@ pub(crate) struct FeedEvent {
     pub(crate) lock: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token: Option<u64>,
-    /// The caller that caused it.
+    /// The caller whose request caused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) by: Option<String>,
-    /// Why, for `evicted` and `lost`.
+    /// The reason, for `evicted` and `lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// How the lock looks now, for `lock` and `look`.
+    /// The state of the lock, for `lock` and `look`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) now: Option<LockView>,
-    /// The `ETag` of what `now` shows, without its quotation marks.
+    /// The `ETag` of the state in `now`, without its quotation marks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version: Option<String>,
     /// Microseconds since the Unix epoch, by this server's clock.

@@ -20,12 +20,12 @@ pub(crate) struct Problem {
     status: u16,
     /// The status in words.
     title: &'static str,
-    /// What went wrong this time.
+    /// What went wrong in this case.
     detail: String,
     /// What to do about it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     help: Vec<String>,
-    /// For `held`: who has the lock. For `lost` by `taken_over`: likewise.
+    /// Who holds the lock, for `held`, and for `lost` with the reason `taken_over`.
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Box<HolderView>>,
     /// For `lost` and `key-spent`: `expired`, `taken_over`, `ended`, `deleted` or `renewed_elsewhere`.

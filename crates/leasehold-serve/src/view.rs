@@ -21,9 +21,9 @@ pub(crate) enum StateView {
     Held,
     /// It is free, but reserved for the first waiter.
     Reserved,
-    /// It was released, and is not granted yet.
+    /// It was released, but is not granted again yet.
     Cooldown,
-    /// Its lease is over, and the next contender takes it.
+    /// Its lease has lapsed, so the next contender gets it.
     Lapsed,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct LockView {
     pub(crate) state: StateView,
     /// The token of the current grant or of the latest one.
     pub(crate) token: Option<u64>,
-    /// Who has it; null if it is free.
+    /// Who holds it; null if it is free.
     pub(crate) held: Option<HolderView>,
     /// The processes that wait in line, first to last.
     pub(crate) waiters: Vec<WaiterView>,
@@ -57,11 +57,11 @@ pub(crate) struct HolderView {
     pub(crate) token: Option<u64>,
     /// How long it has been held.
     pub(crate) held_ms: Option<u64>,
-    /// How long the lease can still last unless it is renewed. Then the lock may be taken over.
+    /// How long the lease can still last unless it is renewed. After that, the lock may be taken over.
     pub(crate) lapses_within_ms: Option<u64>,
-    /// Whether the lock was released, and is not granted yet. `holder` is then the previous one.
+    /// Whether the lock was released but is not granted again yet. `holder` is then the previous holder.
     pub(crate) in_cooldown: bool,
-    /// Whether the lock is free, but reserved for `holder`, who waits first in line.
+    /// Whether the lock is free, but reserved for `holder`, the first in line.
     pub(crate) reserved: bool,
     /// What was found instead of a record of leasehold.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,19 +92,19 @@ pub(crate) struct WaiterView {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct PastView {
     pub(crate) token: u64,
-    /// The claim that was granted. It is no longer of use.
+    /// The claim that was granted. It can no longer be used.
     pub(crate) claim: String,
     pub(crate) holder: Person,
-    /// Microseconds since the Unix epoch, on the store's clock.
+    /// The start, in microseconds since the Unix epoch, on the store's clock.
     pub(crate) from_us: Option<u64>,
-    /// Likewise.
+    /// The end, in the same unit and on the same clock.
     pub(crate) until_us: Option<u64>,
     /// `released`, `lapsed` or `evicted`.
     pub(crate) end: &'static str,
-    /// For an evicted one: who decided it, if that is known.
+    /// For an evicted grant: who evicted the holder, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) evicted_by: Option<String>,
-    /// Why, likewise.
+    /// The reason for the eviction, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }

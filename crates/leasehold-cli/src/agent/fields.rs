@@ -90,7 +90,8 @@ impl Fields {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         let token = text.parse().ok().filter(|_| digits).and_then(Token::new);
-        let wrong = || Refusal::invalid(format!("`{name}` is not a token: a string of digits, below 2^53"));
+        let wrong =
+            || Refusal::invalid(format!("`{name}` is not a token (a string of digits, less than 2^53)"));
         token.map(Some).ok_or_else(wrong)
     }
 

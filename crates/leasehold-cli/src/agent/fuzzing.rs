@@ -1,11 +1,6 @@
 //! Properties that hold for any input of the agent: no panic, one final response to each request, bounded memory, and
 //! no secret in a response.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a property reports a failure by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;

@@ -129,7 +129,7 @@ fn encoded(content: Option<&[u8]>) -> Result<Value, Refusal> {
         None => Ok(Value::Null),
         Some(content) if content.len() <= MAX_CONTENT => Ok(STANDARD.encode(content).into()),
         Some(content) => Err(Refusal::limit(format!(
-            "the object has {} bytes, and at most {MAX_CONTENT} fit into a message",
+            "the object has {} bytes, but a message can contain at most {MAX_CONTENT}",
             content.len()
         ))),
     }

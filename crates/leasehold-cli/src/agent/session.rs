@@ -137,7 +137,7 @@ impl Session {
     async fn greet(&self, id: u64, operation: &str, mut fields: Fields) -> Next {
         let mut read = || {
             if operation != "hello" {
-                return Err(Refusal::invalid("the first request is not `hello`"));
+                return Err(Refusal::invalid("the first request must be `hello`"));
             }
             let protocol = fields.number("protocol")?;
             if protocol != PROTOCOL {
@@ -183,7 +183,7 @@ impl Session {
     /// Reports a line that belongs to no request. The agent then ends, because the host and the agent may disagree
     /// about what was requested.
     pub(super) async fn refuse_line(&self, what: &str) -> Next {
-        let refusal = Refusal::invalid(format!("the agent stops, because it read {what}"));
+        let refusal = Refusal::invalid(format!("the agent stops because it read {what}"));
         self.outbox.send(Answer::error(&refusal).unassigned()).await;
         Next::End(USAGE)
     }
@@ -317,7 +317,7 @@ impl Session {
     pub(super) fn may_hold_more(&self) -> Result<(), Refusal> {
         match self.state(|state| state.holds.len()) < MAX_HOLDS {
             true => Ok(()),
-            false => Err(Refusal::limit(format!("{MAX_HOLDS} locks are held"))),
+            false => Err(Refusal::limit(format!("too many locks are held (maximum {MAX_HOLDS})"))),
         }
     }
 

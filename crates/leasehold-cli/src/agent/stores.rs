@@ -52,7 +52,7 @@ impl Stores {
         self.opened(|stores| match stores.get(url) {
             Some(cell) => Ok(Arc::clone(cell)),
             None if stores.len() >= MAX_STORES => {
-                Err(Refusal::limit(format!("{MAX_STORES} stores are open"))
+                Err(Refusal::limit(format!("too many stores are open (maximum {MAX_STORES})"))
                     .with_help("use one store with names like app/task, or start another agent"))
             }
             None => Ok(Arc::clone(stores.entry(url.to_owned()).or_default())),

@@ -36,7 +36,7 @@ pub(crate) struct UpdateArgs {
     /// Maximum number of times to run the command [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) attempts: Option<u32>,
-    /// Maximum time to retry, without the running time of the command [default: 1m]
+    /// Maximum time spent on retries, not counting the command's running time [default: 1m]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) within: Option<Duration>,
     /// Write the object even if the output is empty

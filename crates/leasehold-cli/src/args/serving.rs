@@ -28,31 +28,31 @@ pub(crate) struct ServeArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7420")]
     pub(crate) listen: SocketAddr,
-    /// File with tokens, issuers of tokens (OIDC) and rules, in TOML [default: this machine's users may see and acquire locks]
+    /// TOML file with tokens, OIDC issuers and rules [default: this machine's users may see and acquire locks]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) access: Option<PathBuf>,
     /// File with a secret of at least 32 bytes, the same for all servers of the store. With it, a server recognises
     /// a request that was sent to another server or before a restart [default: random]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) secret_file: Option<PathBuf>,
-    /// File to which the server appends each acquisition, release, loss and eviction, as a line of JSON
+    /// File to which the server appends a line of JSON for each acquisition, release, loss and eviction
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
-    /// Address of a separate listener for /metrics, in the format of Prometheus, without access control
+    /// Address of a separate listener for Prometheus metrics at /metrics, without access control
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Additional host name by which clients address the server; can be repeated
+    /// Additional host name that clients use for the server; can be repeated
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) host: Vec<String>,
-    /// File with the server's certificate, in PEM form, followed by intermediate certificates. The server then uses
-    /// HTTPS. When the file changes, new connections use the new certificate
+    /// PEM file with the server's certificate, followed by intermediate certificates. The server then uses HTTPS. When
+    /// the file changes, new connections use the new certificate
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// File with the private key of the certificate, in PEM form
+    /// PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// File with the certificate authority of clients, in PEM form. Clients may send a certificate instead of a
-    /// token; the access file maps certificates to principals
+    /// PEM file with the certificate authority of clients. Clients may send a certificate instead of a token; the
+    /// access file maps certificates to principals
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires_all = ["tls_cert", "access"])]
     pub(crate) client_ca: Option<PathBuf>,
     /// Allow a --listen address beyond this machine without TLS or without --access

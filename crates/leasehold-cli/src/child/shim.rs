@@ -127,7 +127,7 @@ fn told(command: &mut Command) -> io::Result<bool> {
     });
     let Some(stdin) = stdin else { return Ok(false) };
     if received.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::other("its environment is too long"));
+        return Err(io::Error::other("its environment is too large"));
     }
     command.stdin(Stdio::from(stdin));
     for entry in text[..received.bytes].split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {

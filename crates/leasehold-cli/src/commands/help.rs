@@ -158,8 +158,8 @@ fn stores() -> String {
     }
     text.push_str(
         "
-The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks exclude
-the processes of one machine.
+The default is `sqlite:`, the file $XDG_STATE_HOME/leasehold/locks.db in the user's state directory. Its locks work
+only between processes on one machine.
 
 Options of every store, after `?`:
   store_clock=off   do not use the store's clock to end the lease of a crashed holder; only observe the lock
@@ -167,13 +167,13 @@ Options of every store, after `?`:
   margin=5s         maximum error of the store's clock
 An unknown option is an error.
 
-On s3 and gs, protocol=existence shares locks with clients that create and delete an object. It has no history and no
-cooldowns, and on s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that use Azure's leases of
-blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldowns or order.
+On s3 and gs, protocol=existence shares locks with clients that lock by creating an object and unlock by deleting it. It
+has no history and no cooldowns, and on s3 no fencing tokens. On azblob, protocol=lease shares locks with programs that
+use Azure's leases of blobs: with a ttl of 15 s to 60 s, and without fencing tokens, history, cooldowns or order.
 
 `update` and `put` need an object on s3, gs or azblob, for example s3://bucket/path/counter.json?region=eu-west-1.
 
-To check whether a store is safe and how to fix problems, run leasehold doctor -s URL.
+To check whether a store is safe, and to see how to fix problems, run `leasehold doctor -s URL`.
 
 The cloud stores use the credentials, profiles and variables of their cloud. For https and http, set
 LEASEHOLD_HTTP_TOKEN to an access token of the server.

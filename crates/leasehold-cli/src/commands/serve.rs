@@ -44,7 +44,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     if let (Some(certificate), Some(key)) = (args.tls_cert, args.tls_key) {
         let tls = Tls::load(certificate, key, args.client_ca).map_err(|error| {
             Failure::usage(format!("TLS: {error}"))
-                .with_help("--tls-cert, --tls-key and --client-ca name files in PEM form")
+                .with_help("--tls-cert, --tls-key and --client-ca must name PEM files")
         })?;
         settings.tls = Some(tls.into());
     }
@@ -105,7 +105,7 @@ fn read_secret(file: &Path) -> Result<Vec<u8>, Failure> {
             "the secret in {} has fewer than {SECRET} bytes",
             file.display()
         ))
-        .with_help("make one: openssl rand -hex 32 > FILE; chmod 600 FILE"));
+        .with_help("to create one: openssl rand -hex 32 > FILE; chmod 600 FILE"));
     }
     Ok(secret.trim_ascii().to_vec())
 }

@@ -42,7 +42,7 @@ fn configured(context: &Context, ticket: &Ticket) -> Result<Store, Failure> {
     let fits = |alias: &Store| ticket.check_store(&alias.url).is_ok();
     context.settings.aliases().find(fits).ok_or_else(|| {
         Failure::usage(mismatch.to_string())
-            .with_help("leasehold does not open a store only because a ticket names it. If you trust that store, add --store URL")
+            .with_help("leasehold does not open a store just because a ticket names it. If you trust that store, add --store URL")
             .with_help("or configure it in LEASEHOLD_STORE or as an alias in config.toml (see `leasehold help environment`)")
     })
 }

@@ -1,10 +1,5 @@
 //! Properties that hold for any content of `config.toml`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a property reports a failure by a panic"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use std::path::Path;
 

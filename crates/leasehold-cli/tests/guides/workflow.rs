@@ -12,7 +12,7 @@ pub(crate) struct Workflow {
 /// Reads a workflow.
 pub(crate) fn read(text: &str) -> Result<Workflow, String> {
     if text.contains("${{") {
-        return Err("an expression (${{ ... }}), which nothing here evaluates".to_owned());
+        return Err("an expression (${{ ... }}), which this test does not evaluate".to_owned());
     }
     let mut workflow = Workflow::default();
     let mut before = String::new();

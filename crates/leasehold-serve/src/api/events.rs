@@ -24,11 +24,11 @@ use crate::problem::Problem;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct EventsQuery {
-    /// Only locks whose names begin with this.
+    /// Only locks whose names begin with this prefix.
     #[serde(default)]
     prefix: String,
-    /// Also send `look` when the server has read an unchanged lock, with what remains of its lease, and
-    /// `unavailable` and `available` when the store stops or begins to respond.
+    /// Also send `look` when the server has read an unchanged lock, with the remaining time of its lease, and
+    /// `unavailable` and `available` when the store stops or starts responding.
     #[serde(default)]
     looks: bool,
 }
@@ -36,10 +36,10 @@ pub(crate) struct EventsQuery {
 /// How many streams may be open at the same time.
 const MOST_VIEWERS: usize = 200;
 
-/// Sends what happens to locks, as server-sent events.
+/// Streams events about locks, as server-sent events.
 ///
-/// With `Last-Event-ID`, it begins after that event. If too much has happened since, or the id is another server's, the
-/// first event is `reset`: read the locks again. The stream ends when the caller's token expires.
+/// With `Last-Event-ID`, the stream begins after that event. If too many events have followed it, or the id is from
+/// another server, the first event is `reset`: read the locks again. The stream ends when the caller's token expires.
 #[utoipa::path(get, path = "/v1/events", params(EventsQuery, ("Last-Event-ID" = Option<String>, Header)), responses(
     (status = 200, content_type = "text/event-stream", body = FeedEvent), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),
     (status = 429, body = Problem, content_type = "application/problem+json")))]

@@ -22,7 +22,7 @@ const MAX_REASON: usize = 200;
 pub(crate) struct EvictRequest {
     #[schema(min_length = 1, max_length = 256)]
     lock: String,
-    /// Why. It is kept with the lock's history, as far as the store can.
+    /// The reason. The store keeps it in the lock's history if it can.
     #[schema(min_length = 1, max_length = 200)]
     reason: String,
 }
@@ -36,8 +36,8 @@ pub(crate) struct EvictedAnswer {
 
 /// Ends the grant of another holder.
 ///
-/// The holder notices it at its next renewal, so make sure first that it has stopped. The header `If-Match` has the
-/// token of the grant, so that a holder that came later is not evicted by mistake.
+/// The holder detects the eviction at its next renewal, so make sure first that it has stopped. The header `If-Match`
+/// has the token of the grant, so that a later holder is not evicted by mistake.
 #[utoipa::path(post, path = "/v1/evict", request_body = EvictRequest,
     params(("If-Match" = String, Header, description = "The token of the grant to end, in quotation marks", pattern = "^\"?[0-9]{1,16}\"?$")),
     responses(

@@ -9,7 +9,7 @@ use crate::app::{Arrival, Shared};
 use crate::body::{PathName, number};
 use crate::problem::Problem;
 
-/// Reports whether a fencing token is that of the current grant.
+/// Reports whether a fencing token belongs to the current grant.
 ///
 /// Advisory: the response may be outdated when it arrives. A resource that compares tokens itself is safe.
 #[utoipa::path(get, path = "/v1/fence/{name}",

@@ -6,13 +6,13 @@ use axum::http::StatusCode;
 use crate::app::Shared;
 use crate::problem::Problem;
 
-/// Whether the process responds. Sends no request to the store.
+/// Reports whether the process responds. Sends no request to the store.
 #[utoipa::path(get, path = "/healthz", responses((status = 204)))]
 pub(crate) async fn healthz() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Whether the server can serve: it does not stop, and the store responds.
+/// Reports whether the server is ready: it is not stopping, and the store responds.
 #[utoipa::path(get, path = "/readyz", responses((status = 204), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub(crate) async fn readyz(State(app): Shared) -> Result<StatusCode, Problem> {
     let unready = |detail: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unready", detail);

@@ -48,8 +48,8 @@ const KEY: std::ops::RangeInclusive<usize> = 16..=128;
 /// Acquires a lock.
 ///
 /// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. To repeat a
-/// request that got no response, send it with the same key: it gets the same hold. Once that hold has ended, the key is
-/// spent. The field `claim` does the same.
+/// request that got no response, send it with the same key: it gets the same hold. After that hold has ended, the key
+/// cannot be used again. The field `claim` works in the same way.
 #[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
     params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
     responses(
@@ -379,8 +379,8 @@ pub(crate) async fn release_one(
 /// Withdraws an acquisition.
 ///
 /// Ends the hold that the acquisition with this `claim` may have received although its response was lost, gives up its
-/// place among the waiters, and ends its requests that wait at this server. A request for it that arrives later may
-/// still be granted, and then lapses.
+/// place among the waiters, and ends its requests that wait at this server. A request with this `claim` that arrives
+/// later may still be granted; its lease then lapses.
 #[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
     (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]

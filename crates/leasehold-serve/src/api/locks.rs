@@ -31,23 +31,23 @@ const LOOK: Duration = Duration::from_millis(500);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
-    /// Only locks whose names begin with this.
+    /// Only locks whose names begin with this prefix.
     #[serde(default)]
     prefix: String,
     /// Only locks in this state.
     state: Option<StateView>,
-    /// `next` of the response before.
+    /// The value of `next` in the previous response.
     cursor: Option<String>,
-    /// At most this many: 1 to 1,000, 100 if it is missing.
+    /// Maximum number of locks, from 1 to 1,000. 100 if it is missing.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
-/// Some locks, in the order of their names.
+/// A page of locks, in the order of their names.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Locks {
     locks: Vec<LockView>,
-    /// Where the next page begins; null after the last one.
+    /// The `cursor` of the next page; null on the last page.
     next: Option<String>,
 }
 
@@ -100,10 +100,10 @@ pub(crate) struct ShowQuery {
     wait: Option<String>,
 }
 
-/// Shows one lock: its holder, its line and its latest grants.
+/// Shows one lock: its holder, its waiters and its latest grants.
 ///
-/// The header `ETag` changes when the lock changes hands or its line changes. With `If-None-Match` and `wait`, the
-/// response comes with the next change, or is 304.
+/// The header `ETag` changes when the lock changes hands or its waiters change. With `If-None-Match` and `wait`, the
+/// response is sent at the next change. If there is none in that time, it is 304.
 #[utoipa::path(get, path = "/v1/locks/{name}", params(("name" = String, Path), ShowQuery,
     ("If-None-Match" = Option<String>, Header)), responses(
     (status = 200, body = LockDetail), (status = 304), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"),

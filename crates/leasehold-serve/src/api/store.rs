@@ -9,22 +9,22 @@ use crate::access::Right;
 use crate::app::{Arrival, Shared};
 use crate::problem::Problem;
 
-/// The store of this server, as a client needs to know it.
+/// What a client needs to know about the store of this server.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct StoreView {
     /// The version of leasehold.
     version: &'static str,
-    /// The kind of store, for people.
+    /// The kind of store, as text for people.
     store: &'static str,
     /// Whether grants have fencing tokens.
     tokens: bool,
     /// Whether a release can have a `cooldown`.
     cooldowns: bool,
-    /// Whether the store keeps ended grants. Without them, it grants no lock by a `claim`.
+    /// Whether the store keeps ended grants. If not, it cannot grant a lock by a `claim`.
     history: bool,
-    /// Who the caller is; null without a token.
+    /// The principal of the caller; null without a token.
     principal: Option<String>,
-    /// What it may do.
+    /// What the caller may do.
     rules: Vec<RuleView>,
 }
 

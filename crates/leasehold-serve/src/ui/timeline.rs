@@ -71,7 +71,7 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
     let axis = rows.len() as u64 * ROW;
     html! {
         figure class="timeline" {
-            svg width="100%" height=(height) role="img" aria-label="When which holder had the lock. The table below has the same data." {
+            svg width="100%" height=(height) role="img" aria-label="Who held the lock, and when. The table below has the same data." {
                 @for (at, name) in rows.iter().enumerate() {
                     @let y = at as u64 * ROW;
                     rect class="lane" x="0" y=(y + 18) width="100%" height="12" rx="2" {}
@@ -94,7 +94,7 @@ pub(super) fn timeline(detail: &LockDetail, now_us: u64) -> Markup {
                 @for end in ["released", "lapsed", "evicted"] {
                     @if detail.history.iter().any(|past| past.end == end) { span class=(end) { (end) } }
                 }
-                span class="muted" { (span((length / 1_000.0) as u64)) " in all" }
+                span class="muted" { (span((length / 1_000.0) as u64)) " in total" }
             }
         }
     }

@@ -14,12 +14,12 @@ pub(crate) struct AcquireRequest {
     pub(super) lock: String,
     /// How long the lease lasts without a renewal: 500ms to 24h. 30s if it is missing.
     pub(super) ttl: Option<String>,
-    /// How long to wait for the lock, at most 60s. Not at all if it is missing.
+    /// How long to wait for the lock, at most 60s. No wait if it is missing.
     pub(super) wait: Option<String>,
     /// What the lock is for. Everyone who sees the lock sees it.
     #[schema(max_length = 200)]
     pub(super) note: Option<String>,
-    /// Acquire one of this many permits. The lock then has as many holders at a time.
+    /// Acquire one of this many permits. The lock then has at most that many holders.
     #[schema(minimum = 1, maximum = 64)]
     pub(super) permits: Option<usize>,
     /// Acquire the lock as a reader: at most eight at a time.
@@ -31,9 +31,9 @@ pub(crate) struct AcquireRequest {
     pub(super) claim: Option<String>,
     /// Who holds the lock, for others to see. The server itself if it is missing.
     pub(super) holder: Option<HolderRequest>,
-    /// How much longer others wait after the lease has lapsed, at most 24h.
+    /// How much longer other processes wait after the lease has lapsed, at most 24h.
     pub(super) lock_delay: Option<String>,
-    /// Ignore who waits in line.
+    /// Ignore the line of waiters.
     #[serde(default)]
     pub(super) barge: bool,
 }
@@ -49,7 +49,7 @@ impl AcquireRequest {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HolderRequest {
-    /// Its name. With an access file, that of the principal counts instead.
+    /// Its name. With an access file, the principal's name is used instead.
     #[schema(max_length = 200)]
     pub(super) name: String,
     #[schema(max_length = 200)]
@@ -69,7 +69,7 @@ pub(crate) struct Hold {
     pub(super) lock: String,
     /// The fencing token; null if the store has none.
     pub(super) token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
+    /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
     /// Renew when a third of this has passed.
     pub(super) ttl_ms: u64,
@@ -82,7 +82,7 @@ pub(crate) struct Hold {
 pub(crate) struct Renewed {
     pub(super) lock: String,
     pub(super) token: Option<u64>,
-    /// For how long the lock is held, counted from any moment before the client sent this request.
+    /// How long the lock is held, counted from any moment before the client sent this request.
     pub(crate) valid_ms: u64,
     pub(super) ttl_ms: u64,
 }
@@ -99,7 +99,7 @@ pub(crate) struct TicketRequest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReleaseRequest {
     pub(super) ticket: String,
-    /// For how long the lock is not granted to anyone.
+    /// How long the lock is granted to no one.
     pub(super) cooldown: Option<String>,
 }
 
@@ -149,8 +149,8 @@ pub(crate) enum RenewAnswer {
 pub(crate) struct Checked {
     pub(super) lock: String,
     pub(super) token: Option<u64>,
-    /// Until when the store keeps the lock for this ticket at most, unless it is renewed. The holder's own time is
-    /// shorter: see `valid_ms`.
+    /// Upper bound of the time for which the store keeps the lock for this ticket, unless it is renewed. The holder's
+    /// own time is shorter: see `valid_ms`.
     pub(super) lapses_within_ms: Option<u64>,
 }
 
@@ -158,13 +158,13 @@ pub(crate) struct Checked {
 pub(crate) struct ReleasedAnswer {
     pub(super) lock: String,
     pub(super) released: bool,
-    /// Whether an earlier request had released it.
+    /// Whether an earlier request had already released it.
     pub(super) before: bool,
 }
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct WithdrawnAnswer {
     pub(super) lock: String,
-    /// Whether the acquisition held the lock until now.
+    /// Whether the acquisition held the lock until this request.
     pub(super) released: bool,
 }
