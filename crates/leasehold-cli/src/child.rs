@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 use self::cgroup::Cgroup;
 pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
-use self::processes::Known;
+use self::processes::ProcessIdentity;
 #[cfg(target_os = "linux")]
 use self::shim::Shim;
 use self::tree::Tree;
@@ -38,9 +38,9 @@ const GUARDIAN: &str = "__guardian";
 
 /// The executable of this process, even after its file has been replaced.
 #[cfg(target_os = "linux")]
-const OURSELVES: &str = "/proc/self/exe";
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
 #[cfg(not(target_os = "linux"))]
-const OURSELVES: &str = "leasehold";
+const OWN_EXECUTABLE: &str = "leasehold";
 
 /// Maximum sleep between checks of the lease, because timers can fire late.
 const MAX_SLEEP: Duration = Duration::from_millis(250);
@@ -49,7 +49,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval between two reapings of orphans. A command that runs for days may leave thousands of them.
 const REAP_INTERVAL: Duration = Duration::from_secs(10);
 /// How long to wait for a process after SIGKILL. A process that takes longer hangs in the kernel.
-const BURIAL: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lock that a command runs under. Outside tests, it is a [`Guard`](leasehold::Guard).
 pub(crate) trait Hold: Sync {
@@ -124,7 +124,7 @@ pub(crate) struct Running {
 pub(crate) fn internal_subcommand(arguments: &[OsString]) -> Option<ExitCode> {
     match arguments.get(1)?.to_str()? {
         #[cfg(target_os = "linux")]
-        shim::VERB => Some(shim::main(arguments.get(2..)?)),
+        shim::SUBCOMMAND => Some(shim::main(arguments.get(2..)?)),
         GUARDIAN => Some(guardian::main(arguments.get(2..)?)),
         _ => None,
     }
@@ -218,18 +218,18 @@ impl Prepared {
         }
         let mut guardian = self.guardian;
         #[cfg(target_os = "linux")]
-        let process = self.shim.go(environment).map_err(cannot_start)?;
+        let process = self.shim.execute(environment).map_err(cannot_start)?;
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let leader = leader.ok_or_else(|| cannot_start(io::Error::other("the process has no id")))?;
-        let spare = guardian.as_ref().and_then(Guardian::pid);
+        let guardian_pid = guardian.as_ref().and_then(Guardian::pid);
         let tree = Tree {
-            root: Known::of_ours(getpid()),
-            leader: Known::of_ours(leader),
+            root: ProcessIdentity::own_process(getpid()),
+            leader: ProcessIdentity::own_process(leader),
             leader_ended: false,
             own_group: !interactive,
-            spare,
+            guardian: guardian_pid,
         };
         if let Some(guardian) = &mut guardian {
             guardian.watch(&tree);
@@ -369,7 +369,7 @@ impl Running {
 
     /// Returns whether processes remain that must not outlive the command.
     fn has_processes(&self) -> bool {
-        self.tree.group_is_left() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
+        self.tree.group_remains() || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.is_empty())
     }
 
     fn forward(&self, signal: Signal) {
@@ -405,13 +405,13 @@ impl Running {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
             let timeout = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            await_end(|| self.tree.group_is_left(), timeout, clock).await;
+            await_end(|| self.tree.group_remains(), timeout, clock).await;
             self.tree.signal_group(Signal::KILL);
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
             }
         }
-        await_end(|| self.has_processes(), BURIAL, clock).await;
+        await_end(|| self.has_processes(), KILL_TIMEOUT, clock).await;
         true
     }
 }

@@ -26,7 +26,7 @@ use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
 use crate::signals::Signals;
 
 /// The maximum default grace.
-const GRACE: Duration = Duration::from_secs(10);
+const MAX_DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 /// How long the prepared processes of the command wait for the lock before they are ended.
 const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
@@ -157,7 +157,7 @@ impl Job {
         }
         let locker = match outcome {
             Poll::Ready(outcome) => outcome?,
-            Poll::Pending => signals.unless(opened).await?,
+            Poll::Pending => signals.unless_interrupted(opened).await?,
         };
         Ok(Session { clock: context::clock(&locker), locker, signals, prepared, previous_guardian: None })
     }
@@ -169,11 +169,11 @@ impl Job {
         request: &Request,
         session: &mut Session,
     ) -> Result<Guard, Failure> {
-        let asked = session.clock.now();
+        let start = session.clock.now();
         let Session { locker, signals, clock, prepared, .. } = session;
         let acquired = request.acquire(locker, &self.store, &context.output, signals);
         let acquired = with_prepared(acquired, prepared, &**clock).await;
-        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
         if let Ok(guard) = &acquired {
             self.report.permit = request.permit(guard.name());
             self.report.lock = guard.name().to_string();
@@ -191,17 +191,17 @@ impl Job {
     ) -> Result<Guard, Failure> {
         self.report =
             Report { lock: request.name.to_string(), store: self.store.shown(), ..Report::default() };
-        let asked = session.clock.now();
+        let start = session.clock.now();
         let Session { locker, signals, clock, .. } = session;
         let elected = request.campaign(value, locker, &self.store, &context.output, signals).await;
-        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
         elected
     }
 
     /// Resumes and renews the lock of `ticket`.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
         let Session { locker, signals, .. } = session;
-        let resumed = signals.unless(async { Ok(locker.resume(ticket).await) }).await?;
+        let resumed = signals.unless_interrupted(async { Ok(locker.resume(ticket).await) }).await?;
         resumed.map_err(|error| {
             if error.kind() != ErrorKind::Lost {
                 return Failure { code: FAILED, ..error.into() };
@@ -224,11 +224,11 @@ impl Job {
         period: Duration,
         session: &mut Session,
     ) -> Result<Due, Failure> {
-        let asked = session.clock.now();
+        let start = session.clock.now();
         let Session { locker, signals, clock, prepared, .. } = session;
         let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals);
         let due = with_prepared(due, prepared, &**clock).await;
-        self.report.waited_ms = Some(ms(clock.now().longest_since(asked)));
+        self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
         due
     }
 
@@ -339,7 +339,9 @@ async fn with_prepared<T>(
 }
 
 fn grace(settings: &Settings, flag: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
-    let Some(grace) = settings.pick(flag, "grace", duration)? else { return Ok(GRACE.min(ttl / 3)) };
+    let Some(grace) = settings.pick(flag, "grace", duration)? else {
+        return Ok(MAX_DEFAULT_GRACE.min(ttl / 3));
+    };
     if grace > ttl / 2 {
         let [grace, ttl, half] = [grace, ttl, ttl / 2].map(humantime::format_duration);
         return Err(Failure::usage(format!("grace {grace} is too long for ttl {ttl} (maximum {half})")).with_help(

@@ -20,7 +20,7 @@ use crate::exit::Failure;
 
 /// How long the shutdown of the server may wait until the last spans are sent. Together with the 20 s in which the
 /// server finishes its requests, this is less than the 30 s after which supervisors kill a process.
-const FLUSH: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The variables that turn the export on. The first one that is set is used.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 /// The variables with the protocol. The first one that is set is used.
@@ -59,7 +59,7 @@ impl Traces {
         })?;
         let provider = SdkTracerProvider::builder()
             .with_resource(resource())
-            .with_batch_exporter(Reported { exporter, failures: AtomicU64::new(0) })
+            .with_batch_exporter(LoggingExporter { exporter, failures: AtomicU64::new(0) })
             .build();
         Ok(Some(Self(provider)))
     }
@@ -78,7 +78,7 @@ impl Traces {
 
     /// Sends the last spans, within a limit.
     pub(crate) fn end(self) {
-        if let Err(error) = self.0.shutdown_with_timeout(FLUSH) {
+        if let Err(error) = self.0.shutdown_with_timeout(FLUSH_TIMEOUT) {
             tracing::warn!(%error, "the last traces could not be exported");
         }
     }
@@ -114,12 +114,12 @@ fn resource() -> Resource {
 /// An exporter that logs its first, second, fourth, eighth failure, and so on. It does not log every failure, because
 /// an exporter tries again every few seconds.
 #[derive(Debug)]
-struct Reported<E> {
+struct LoggingExporter<E> {
     exporter: E,
     failures: AtomicU64,
 }
 
-impl<E: SpanExporter> SpanExporter for Reported<E> {
+impl<E: SpanExporter> SpanExporter for LoggingExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let outcome = self.exporter.export(batch).await;
         if let Err(error) = &outcome {

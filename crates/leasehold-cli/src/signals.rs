@@ -79,7 +79,7 @@ impl Signals {
     }
 
     /// Runs `work` until it ends or a signal arrives. A signal cancels `work`.
-    pub(crate) async fn unless<T>(
+    pub(crate) async fn unless_interrupted<T>(
         &mut self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {

@@ -9,7 +9,7 @@ use super::message;
 use super::pipe::Outbox;
 
 /// A request to the task of a hold.
-pub(super) enum Ask {
+pub(super) enum HoldRequest {
     /// Give up the guard and end.
     Take(oneshot::Sender<Guard>),
     /// Renew at once.
@@ -17,27 +17,27 @@ pub(super) enum Ask {
 }
 
 /// The task of one hold.
-pub(super) struct Keeper {
+pub(super) struct HoldTask {
     pub(super) number: u64,
     pub(super) guard: Guard,
     /// The latest deadline that was sent to the host.
     pub(super) known: Deadline,
-    pub(super) asks: mpsc::Receiver<Ask>,
+    pub(super) requests: mpsc::Receiver<HoldRequest>,
     pub(super) outbox: Outbox,
 }
 
-impl Keeper {
+impl HoldTask {
     /// Runs until the lock is lost or taken. Returns the message about a loss, which the caller must send.
     pub(super) async fn run(mut self) -> Option<Value> {
         loop {
             tokio::select! {
                 biased;
-                ask = self.asks.recv() => match ask {
-                    Some(Ask::Renew(reply)) => {
+                request = self.requests.recv() => match request {
+                    Some(HoldRequest::Renew(reply)) => {
                         let renewal = self.guard.renew();
                         tokio::spawn(async move { drop(reply.send(renewal.await)) });
                     }
-                    Some(Ask::Take(reply)) => {
+                    Some(HoldRequest::Take(reply)) => {
                         // If nothing waits for the reply, the guard is dropped, which releases the lock.
                         let _ = reply.send(self.guard);
                         return None;

@@ -21,7 +21,7 @@ use crate::output::human::{holder_of, state, token_of};
 use crate::report::ms;
 
 /// Maximum number of names in a message.
-const NAMES: usize = 100;
+const NAMES_PER_MESSAGE: usize = 100;
 
 /// Reads the fields of an operation and returns its work, or `None` if there is no such operation.
 pub(super) fn read(
@@ -145,7 +145,7 @@ async fn list(
     prefix: String,
 ) -> Result<Reply, Refusal> {
     let locker = session.stores.open(store).await?;
-    let mut names = locker.list(&prefix).ready_chunks(NAMES);
+    let mut names = locker.list(&prefix).ready_chunks(NAMES_PER_MESSAGE);
     while let Some(chunk) = names.next().await {
         let chunk = chunk.into_iter().collect::<leasehold::Result<Vec<LockName>>>()?;
         session.outbox.send(Answer::new("names", json!({ "names": chunk })).to(id)).await;

@@ -16,7 +16,7 @@ use crate::mode::{Mode, WaitPolicy};
 
 /// An acquisition that the host requests.
 #[derive(Debug)]
-struct Wanted {
+struct AcquireRequest {
     store: Option<String>,
     lock: LockName,
     kind: Kind,
@@ -50,8 +50,8 @@ pub(super) fn acquire(
     operation: &str,
     mut fields: Fields,
 ) -> Result<Work, Refusal> {
-    session.may_hold_more()?;
-    let wanted = Wanted {
+    session.check_hold_limit()?;
+    let request = AcquireRequest {
         store: fields.text("store")?,
         lock: fields.lock()?,
         kind: kind(operation, &mut fields)?,
@@ -60,7 +60,7 @@ pub(super) fn acquire(
         report_waiting: fields.flag("report_waiting")?,
     };
     fields.finish(operation)?;
-    Ok(wanted.acquire(session, id).boxed())
+    Ok(request.acquire(session, id).boxed())
 }
 
 fn kind(operation: &str, fields: &mut Fields) -> Result<Kind, Refusal> {
@@ -126,7 +126,7 @@ impl LockSettings {
     }
 }
 
-impl Wanted {
+impl AcquireRequest {
     async fn acquire(self, session: Arc<Session>, id: u64) -> Result<Reply, Refusal> {
         let Self { store, lock, kind, policy, settings, report_waiting } = self;
         let locker = session.stores.open(store).await?;

@@ -80,7 +80,7 @@ pub(super) fn read(
 }
 
 async fn get(session: Arc<Session>, target: Target) -> Result<Reply, Refusal> {
-    let _turn = session.object_turn().await;
+    let _permit = session.object_permit().await;
     let object = target.open().await?;
     let content = match target.fence {
         Some(fence) => object.read_fenced(fence).await?,
@@ -101,7 +101,7 @@ async fn update(
     attempts: Option<u32>,
     within: Option<Duration>,
 ) -> Result<Reply, Refusal> {
-    let _turn = session.object_turn().await;
+    let _permit = session.object_permit().await;
     let object = target.open().await?;
     let object = attempts.into_iter().fold(object, Object::attempts);
     let object = within.into_iter().fold(object, Object::within);

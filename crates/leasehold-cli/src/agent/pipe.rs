@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 /// Maximum length of a line, in bytes, in both directions.
 pub(super) const MAX_LINE: usize = 1 << 20;
 /// Maximum number of requests that wait for the session.
-const UNREAD: usize = 2;
+const MAX_UNREAD: usize = 2;
 /// Maximum number of messages that wait for the host.
-const UNSENT: usize = 256;
+const MAX_UNSENT: usize = 256;
 /// How many bytes are collected before they are written.
-const BATCH: usize = 64 << 10;
+const MAX_BATCH: usize = 64 << 10;
 
 /// Input from the host.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Input {
 
 /// Starts to read stdin. The channel is closed at the end of the file.
 pub(super) fn read() -> io::Result<mpsc::Receiver<Input>> {
-    let (sender, receiver) = mpsc::channel(UNREAD);
+    let (sender, receiver) = mpsc::channel(MAX_UNREAD);
     thread::Builder::new().name("stdin".into()).spawn(move || {
         let mut stdin = io::stdin().lock();
         while let Some(input) = next_line(&mut stdin) {
@@ -110,21 +110,21 @@ impl Writer {
 
 /// Starts to write to stdout.
 pub(super) fn write() -> io::Result<(Outbox, Writer)> {
-    let (sender, mut messages) = mpsc::channel(UNSENT);
+    let (sender, mut messages) = mpsc::channel(MAX_UNSENT);
     let (finished, is_finished) = oneshot::channel();
     thread::Builder::new().name("stdout".into()).spawn(move || {
         let mut stdout = io::stdout().lock();
         let mut text = Vec::new();
         while let Some(message) = messages.blocking_recv() {
             add_line(&mut text, &message);
-            while let Some(message) = (text.len() < BATCH).then(|| messages.try_recv().ok()).flatten() {
+            while let Some(message) = (text.len() < MAX_BATCH).then(|| messages.try_recv().ok()).flatten() {
                 add_line(&mut text, &message);
             }
             if stdout.write_all(&text).and_then(|()| stdout.flush()).is_err() {
                 break;
             }
             text.clear();
-            text.shrink_to(BATCH);
+            text.shrink_to(MAX_BATCH);
         }
         let _ = finished.send(());
     })?;

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::fields::{Fields, Unassignable, missing};
-use super::hold::{Ask, Keeper};
+use super::hold::{HoldRequest, HoldTask};
 use super::message::{self, Answer};
 use super::pipe::{MAX_LINE, Outbox};
 use super::refusal::Refusal;
@@ -73,7 +73,7 @@ struct State {
     pending: HashMap<u64, Pending>,
     /// The total length of the pending requests, in bytes.
     bytes: usize,
-    holds: HashMap<u64, mpsc::Sender<Ask>>,
+    holds: HashMap<u64, mpsc::Sender<HoldRequest>>,
     /// The releases that the host has requested. They outlive their requests.
     releases: JoinSet<()>,
     last_hold: u64,
@@ -197,33 +197,33 @@ impl Session {
     async fn answer(self: Arc<Self>, id: u64, outcome: Result<Reply, Refusal>) {
         let place = self.outbox.place().await;
         // From here on, the host can use the id again.
-        self.state(|state| state.settle(id));
+        self.state(|state| state.remove_pending(id));
         let outcome = outcome.and_then(|reply| match reply {
             Reply::Answer(answer) => Ok(answer.to(id)),
-            Reply::Held(guard) => Ok(self.keep(id, guard)?),
+            Reply::Held(guard) => Ok(self.start_hold(id, guard)?),
         });
         place.send(outcome.unwrap_or_else(|refusal| Answer::error(&refusal).to(id)));
     }
 
     /// Starts the task of a hold, and returns the response to the request `id`. The caller must send it before any
     /// other message.
-    fn keep(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
+    fn start_hold(self: &Arc<Self>, id: u64, guard: Guard) -> Result<Value, leasehold::Error> {
         let known = guard.deadline()?;
-        let (asks, inbox) = mpsc::channel(1);
+        let (sender, requests) = mpsc::channel(1);
         let number = self.state(|state| {
             state.last_hold += 1;
-            // Dropping `asks` ends the hold.
+            // Dropping `sender` ends the hold.
             if !state.ending {
-                state.holds.insert(state.last_hold, asks);
+                state.holds.insert(state.last_hold, sender);
             }
             state.last_hold
         });
         let token = guard.token().ok();
         let held = json!({ "hold": number, "lock": guard.name(), "token": message::digits(token) });
-        let keeper = Keeper { number, guard, known, asks: inbox, outbox: self.outbox.clone() };
+        let task = HoldTask { number, guard, known, requests, outbox: self.outbox.clone() };
         let session = self.clone();
         tokio::spawn(async move {
-            if let Some(lost) = keeper.run().await {
+            if let Some(lost) = task.run().await {
                 session.state(|state| state.holds.remove(&number));
                 session.outbox.send(lost).await;
             }
@@ -234,17 +234,17 @@ impl Session {
     /// Takes the guard of a hold. Returns `None` if the hold is over.
     pub(super) async fn take_guard(&self, hold: u64) -> Result<Option<Guard>, Refusal> {
         Ok(match self.take_hold(hold)? {
-            Some(asks) => take(asks).await,
+            Some(sender) => take(sender).await,
             None => None,
         })
     }
 
-    fn take_hold(&self, hold: u64) -> Result<Option<mpsc::Sender<Ask>>, Refusal> {
-        let asks = self.state(|state| {
+    fn take_hold(&self, hold: u64) -> Result<Option<mpsc::Sender<HoldRequest>>, Refusal> {
+        let sender = self.state(|state| {
             let known = (1..=state.last_hold).contains(&hold);
             known.then(|| state.holds.remove(&hold))
         });
-        asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))
+        sender.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))
     }
 
     /// Starts to release a hold. The release continues even if its request is cancelled or the host ends, because
@@ -254,11 +254,11 @@ impl Session {
         hold: u64,
         cooldown: Option<Duration>,
     ) -> Result<oneshot::Receiver<leasehold::Result<Released>>, Refusal> {
-        let asks = self.take_hold(hold)?;
+        let sender = self.take_hold(hold)?;
         let (reply, released) = oneshot::channel();
         let release = async move {
-            let guard = match asks {
-                Some(asks) => take(asks).await,
+            let guard = match sender {
+                Some(sender) => take(sender).await,
                 None => None,
             };
             let released = match (guard, cooldown) {
@@ -278,13 +278,13 @@ impl Session {
 
     /// Renews a hold at once. Returns `None` if the hold is over.
     pub(super) async fn renew(&self, hold: u64) -> Result<Option<Deadline>, Refusal> {
-        let asks = self
+        let sender = self
             .state(|state| (1..=state.last_hold).contains(&hold).then(|| state.holds.get(&hold).cloned()));
-        let Some(asks) = asks.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))? else {
+        let Some(sender) = sender.ok_or_else(|| Refusal::invalid(format!("there is no hold {hold}")))? else {
             return Ok(None);
         };
         let (reply, renewed) = oneshot::channel();
-        if asks.send(Ask::Renew(reply)).await.is_err() {
+        if sender.send(HoldRequest::Renew(reply)).await.is_err() {
             return Ok(None);
         }
         Ok(renewed.await.ok().transpose()?)
@@ -296,7 +296,7 @@ impl Session {
     }
 
     /// Waits until there is memory for the content of another object.
-    pub(super) async fn object_turn(&self) -> Option<SemaphorePermit<'_>> {
+    pub(super) async fn object_permit(&self) -> Option<SemaphorePermit<'_>> {
         self.objects.acquire().await.ok()
     }
 
@@ -314,7 +314,7 @@ impl Session {
     }
 
     /// Returns an error if too many locks are held to acquire another one.
-    pub(super) fn may_hold_more(&self) -> Result<(), Refusal> {
+    pub(super) fn check_hold_limit(&self) -> Result<(), Refusal> {
         match self.state(|state| state.holds.len()) < MAX_HOLDS {
             true => Ok(()),
             false => Err(Refusal::limit(format!("too many locks are held (maximum {MAX_HOLDS})"))),
@@ -336,8 +336,8 @@ impl Session {
         let waits = !pending.is_empty();
         // Dropping the requests cancels them.
         drop(pending);
-        let releases = join_all(holds.into_values().map(async |asks| {
-            if let Some(guard) = take(asks).await {
+        let releases = join_all(holds.into_values().map(async |sender| {
+            if let Some(guard) = take(sender).await {
                 drop(guard.release().await);
             }
         }));
@@ -374,16 +374,16 @@ impl State {
         Ok(())
     }
 
-    fn settle(&mut self, id: u64) {
-        if let Some(settled) = self.pending.remove(&id) {
-            self.bytes -= settled.bytes;
+    fn remove_pending(&mut self, id: u64) {
+        if let Some(removed) = self.pending.remove(&id) {
+            self.bytes -= removed.bytes;
         }
     }
 }
 
-async fn take(asks: mpsc::Sender<Ask>) -> Option<Guard> {
+async fn take(sender: mpsc::Sender<HoldRequest>) -> Option<Guard> {
     let (reply, guard) = oneshot::channel();
-    asks.send(Ask::Take(reply)).await.ok()?;
+    sender.send(HoldRequest::Take(reply)).await.ok()?;
     guard.await.ok()
 }
 

@@ -24,7 +24,7 @@ pub(super) fn read(session: Arc<Session>, operation: &str, mut fields: Fields) -
     fields.finish(operation)?;
     Ok(match operation {
         "resume" => {
-            session.may_hold_more()?;
+            session.check_hold_limit()?;
             resume(session, store, ticket).boxed()
         }
         "renew_ticket" => renew(session, store, ticket).boxed(),

@@ -24,30 +24,30 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, getpgid, getpid, getppid, setpgid, setsid};
 
 use super::cgroup::Cgroup;
-use super::processes::{self, Known};
+use super::processes::{self, ProcessIdentity};
 use super::tree::Tree;
-use super::{BURIAL, GUARDIAN, RUN};
+use super::{GUARDIAN, KILL_TIMEOUT, RUN};
 use crate::exit::FAILED;
 
 /// The final message.
 const DONE: &str = "done";
 /// Smaller changes of the deadline come from inaccurate clock readings, not from renewals, and are not sent.
-const NEWS: Duration = Duration::from_millis(20);
+const MIN_CHANGE: Duration = Duration::from_millis(20);
 /// Maximum sleep, because timers stop while the machine is suspended.
-const SLICE: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 
 /// The guardian, as seen by `run`.
 #[derive(Debug)]
 pub(super) struct Guardian {
     process: Child,
     /// The end of the lease that was sent last.
-    told: Option<Deadline>,
+    sent_end: Option<Deadline>,
 }
 
 impl Guardian {
     /// Starts the guardian for processes with the mark of `run`. It kills nothing before [`watch`](Self::watch).
     pub(super) fn start(run: Id, cgroup: Option<&Cgroup>) -> io::Result<Self> {
-        let process = Command::new(super::OURSELVES)
+        let process = Command::new(super::OWN_EXECUTABLE)
             .arg0("leasehold")
             .arg(GUARDIAN)
             .arg(getpid().as_raw_nonzero().to_string())
@@ -66,7 +66,7 @@ impl Guardian {
             // A stopped guardian does not read. When its pipe is full, it must not block this process.
             fcntl_setfl(pipe, OFlags::NONBLOCK)?;
         }
-        Ok(Self { process, told: None })
+        Ok(Self { process, sent_end: None })
     }
 
     /// Returns `None` if the guardian has already ended.
@@ -82,40 +82,40 @@ impl Guardian {
         Pid::from_raw(i32::try_from(self.process.id()).ok()?)
     }
 
-    /// Tells the guardian which processes to kill.
+    /// Sends the guardian the processes to kill.
     pub(super) fn watch(&mut self, tree: &Tree) {
         let group = if tree.own_group { "group" } else { "process" };
-        self.tell(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
+        self.send(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
-    /// Tells the guardian that the lease ends `remaining` after `now`. If its pipe is full, the next call tries again.
+    /// Sends the guardian the end of the lease, `remaining` after `now`. If its pipe is full, the next call tries again.
     /// Until then, the guardian uses the previous end, which is earlier unless the lock was lost.
     pub(super) fn set_end(&mut self, now: Moment, remaining: Duration) {
-        let known = self.told.map_or(Duration::ZERO, |end| end.remaining(now));
-        if self.told.is_some() && remaining.abs_diff(known) < NEWS {
+        let known = self.sent_end.map_or(Duration::ZERO, |end| end.remaining(now));
+        if self.sent_end.is_some() && remaining.abs_diff(known) < MIN_CHANGE {
             return;
         }
         let boot_ns = now.since_boot().as_nanos();
-        if self.tell(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros())) {
-            self.told = Some(Deadline::new(now, remaining));
+        if self.send(&format!("end {boot_ns} {} {}", now.wall_us(), remaining.as_micros())) {
+            self.sent_end = Some(Deadline::new(now, remaining));
         }
     }
 
     /// Returns whether the guardian should have killed the command by `now`.
     pub(super) fn is_due(&self, now: Moment) -> bool {
-        self.told.is_some_and(|end| end.passed(now))
+        self.sent_end.is_some_and(|end| end.passed(now))
     }
 
     /// Asks the guardian to exit, because the command has ended.
     pub(super) fn dismiss(mut self) -> Dismissed {
-        self.tell(DONE);
+        self.send(DONE);
         // Do not wait for its exit, so that the lock can be released now.
         Dismissed(self.process)
     }
 
     /// Sends `line`. Returns false if the pipe is full because the guardian is stopped or starved. In that case no part
     /// of the message was sent, because it is shorter than `PIPE_BUF`.
-    fn tell(&mut self, line: &str) -> bool {
+    fn send(&mut self, line: &str) -> bool {
         let Some(pipe) = &mut self.process.stdin else { return true };
         // Any other error means that the guardian was killed. That does not matter until a guardian is needed.
         let sent = pipe.write_all(format!("{line}\n").as_bytes());
@@ -145,7 +145,7 @@ impl Drop for Dismissed {
 }
 
 /// A message to the guardian.
-enum News {
+enum Message {
     Watch { leader: Pid, own_group: bool },
     End(Deadline),
     Done,
@@ -156,37 +156,37 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let root = arguments.first().and_then(|root| root.to_str()?.parse().ok()).and_then(Pid::from_raw);
     let Some(root) = root else { return ExitCode::from(FAILED) };
     leave_session(root);
-    let mut known_root = Known::now(root);
+    let mut known_root = ProcessIdentity::now(root);
     // If `root` is no longer our parent, it has ended and its process id may belong to another process. No process has
     // start time 0.
     known_root.start = known_root.start.filter(|_| getppid() == Some(root)).or(Some(0));
-    let mut ear = Ear::default();
+    let mut receiver = Receiver::default();
     let mut tree = None::<Tree>;
     let mut end: Option<Deadline> = None;
     loop {
-        let left = end.map_or(SLICE, |end| end.remaining(SystemClock.now()));
-        match ear.listen(left.min(SLICE)) {
-            Heard::News(News::Watch { leader, own_group }) => {
+        let left = end.map_or(MAX_WAIT, |end| end.remaining(SystemClock.now()));
+        match receiver.receive(left.min(MAX_WAIT)) {
+            Received::Message(Message::Watch { leader, own_group }) => {
                 tree = Some(Tree {
                     root: known_root,
-                    leader: Known::now(leader),
+                    leader: ProcessIdentity::now(leader),
                     leader_ended: false,
                     own_group,
-                    spare: Some(getpid()),
+                    guardian: Some(getpid()),
                 });
             }
-            Heard::News(News::End(moved)) => end = Some(moved),
-            Heard::News(News::Done) => return ExitCode::SUCCESS,
-            Heard::End => break,
-            Heard::Nothing if end.is_some_and(|end| end.passed(SystemClock.now())) => break,
-            Heard::Nothing => {}
+            Received::Message(Message::End(moved)) => end = Some(moved),
+            Received::Message(Message::Done) => return ExitCode::SUCCESS,
+            Received::Closed => break,
+            Received::Nothing if end.is_some_and(|end| end.passed(SystemClock.now())) => break,
+            Received::Nothing => {}
         }
     }
     if let Some(mut tree) = tree {
         let leader = processes::find(tree.leader.pid).ok().flatten();
         tree.forget_replaced_leader(leader.as_slice());
         // Do not give up before the lease ends: when this process exits, the lock may be granted to others.
-        let given_up = Deadline::new(SystemClock.now(), BURIAL);
+        let given_up = Deadline::new(SystemClock.now(), KILL_TIMEOUT);
         let cgroup = arguments.get(1).map(|folder| Cgroup::made(folder.into()));
         tree.kill_for_good(mark().as_deref(), cgroup.as_ref(), || {
             let now = SystemClock.now();
@@ -211,60 +211,62 @@ fn mark() -> Option<Vec<u8>> {
     Some(format!("{RUN}={}", std::env::var(RUN).ok()?).into_bytes())
 }
 
-/// The result of listening for a while.
-enum Heard {
-    News(News),
+/// The result of waiting for a message.
+enum Received {
+    Message(Message),
     Nothing,
     /// There will be no more messages, or an invalid one arrived.
-    End,
+    Closed,
 }
 
 /// Reads messages from stdin, a pipe, with a time limit.
 #[derive(Default)]
-struct Ear {
+struct Receiver {
     /// Bytes that were read but not parsed.
     unread: Vec<u8>,
 }
 
-impl Ear {
+impl Receiver {
     /// Waits up to `limit` for the next message. Returns messages that have already arrived even if `limit` is zero.
-    fn listen(&mut self, limit: Duration) -> Heard {
+    fn receive(&mut self, limit: Duration) -> Received {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
-                let news = std::str::from_utf8(&line[..end]).ok().and_then(understand);
-                return news.map_or(Heard::End, Heard::News);
+                let message = std::str::from_utf8(&line[..end]).ok().and_then(parse);
+                return message.map_or(Received::Closed, Received::Message);
             }
             let stdin = io::stdin();
-            // `SLICE` is less than a second, so the seconds are zero.
-            let limit = Timespec { tv_sec: 0, tv_nsec: limit.min(SLICE).subsec_nanos().into() };
+            // `MAX_WAIT` is less than a second, so the seconds are zero.
+            let limit = Timespec { tv_sec: 0, tv_nsec: limit.min(MAX_WAIT).subsec_nanos().into() };
             match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => return Heard::Nothing,
+                Ok(0) | Err(rustix::io::Errno::INTR) => return Received::Nothing,
                 Ok(_) => {}
-                Err(_) => return Heard::End,
+                Err(_) => return Received::Closed,
             }
             let mut buffer = [0; 512];
             // Read without a buffer, because poll(2) does not see buffered bytes.
             match rustix::io::read(&stdin, &mut buffer) {
-                Ok(0) => return Heard::End,
+                Ok(0) => return Received::Closed,
                 Ok(length) => self.unread.extend_from_slice(&buffer[..length]),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Heard::End,
+                Err(_) => return Received::Closed,
             }
         }
     }
 }
 
-fn understand(line: &str) -> Option<News> {
+fn parse(line: &str) -> Option<Message> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
-        [DONE] => Some(News::Done),
-        ["group", pid] => Some(News::Watch { leader: Pid::from_raw(pid.parse().ok()?)?, own_group: true }),
-        ["process", pid] => Some(News::Watch { leader: Pid::from_raw(pid.parse().ok()?)?, own_group: false }),
+        [DONE] => Some(Message::Done),
+        ["group", pid] => Some(Message::Watch { leader: Pid::from_raw(pid.parse().ok()?)?, own_group: true }),
+        ["process", pid] => {
+            Some(Message::Watch { leader: Pid::from_raw(pid.parse().ok()?)?, own_group: false })
+        }
         ["end", boot_ns, wall_us, remaining_us] => {
             let wall_ns = wall_us.parse::<i64>().ok()?.checked_mul(1_000)?;
             let from = Moment::from_raw(boot_ns.parse().ok()?, wall_ns);
-            Some(News::End(Deadline::new(from, Duration::from_micros(remaining_us.parse().ok()?))))
+            Some(Message::End(Deadline::new(from, Duration::from_micros(remaining_us.parse().ok()?))))
         }
         _ => None,
     }
@@ -291,7 +293,7 @@ mod tests {
             let mut ends = (60..).map(Duration::from_secs);
             let refused = ends.find(|end| {
                 guardian.set_end(now, *end);
-                guardian.told != Some(Deadline::new(now, *end))
+                guardian.sent_end != Some(Deadline::new(now, *end))
             });
             full.send((guardian, refused.unwrap()))
         });

@@ -10,16 +10,16 @@ use super::GUARDIAN;
 
 /// A process, identified by its id and its start time, because the system reuses process ids.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct ProcessIdentity {
     pub(crate) pid: Pid,
     /// The start time in clock ticks since boot. `None` for a process that cannot end unnoticed, and for one that was
     /// not found.
     pub(crate) start: Option<u64>,
 }
 
-impl Known {
+impl ProcessIdentity {
     /// Identifies a process that cannot end unnoticed: this process or a child.
-    pub(crate) fn of_ours(pid: Pid) -> Self {
+    pub(crate) fn own_process(pid: Pid) -> Self {
         Self { pid, start: None }
     }
 

@@ -22,17 +22,17 @@ use rustix::net::{
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use super::{Environment, OURSELVES, code_of, is_interactive};
+use super::{Environment, OWN_EXECUTABLE, code_of, is_interactive};
 use crate::exit::FAILED;
 
 /// The internal subcommand.
-pub(super) const VERB: &str = "__child";
+pub(super) const SUBCOMMAND: &str = "__child";
 
 /// Replaces the process id of the parent if the command may outlive `run`.
 const OUTLIVES: &str = "-";
 
 /// The maximum size of the changes to the environment: Linux's default limit for a message on a socket.
-const LONGEST: usize = 212_992;
+const MAX_MESSAGE: usize = 212_992;
 
 /// A process that waits to execute a command.
 #[derive(Debug)]
@@ -46,12 +46,12 @@ impl Shim {
     /// ends.
     pub(super) fn start(command: &[OsString], dies_with_us: bool) -> io::Result<Self> {
         // This type preserves message boundaries, and each side sees when the other closes.
-        let (socket, theirs) =
+        let (socket, process_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let mut process = tokio::process::Command::new(OURSELVES);
+        let mut process = tokio::process::Command::new(OWN_EXECUTABLE);
         let parent = if dies_with_us { getpid().as_raw_nonzero().to_string() } else { OUTLIVES.to_owned() };
-        process.arg0("leasehold").arg(VERB).arg(parent).args(command);
-        process.stdin(Stdio::from(theirs));
+        process.arg0("leasehold").arg(SUBCOMMAND).arg(parent).args(command);
+        process.stdin(Stdio::from(process_socket));
         if !is_interactive() {
             process.process_group(0);
         }
@@ -60,7 +60,7 @@ impl Shim {
 
     /// Makes the process execute the command, with our stdin, and with the changes of `environment` to our
     /// environment.
-    pub(super) fn go(self, environment: &Environment<'_>) -> io::Result<tokio::process::Child> {
+    pub(super) fn execute(self, environment: &Environment<'_>) -> io::Result<tokio::process::Child> {
         let mut text = Vec::new();
         for (key, value) in environment {
             text.extend_from_slice(key.as_bytes());
@@ -73,9 +73,9 @@ impl Shim {
         let stdin = io::stdin();
         let descriptors = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        beside.push(SendAncillaryMessage::ScmRights(&descriptors));
-        sendmsg(&self.socket, &[IoSlice::new(&text)], &mut beside, SendFlags::NOSIGNAL)?;
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(&self.socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
         Ok(self.process)
     }
 
@@ -93,7 +93,7 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         return ExitCode::from(FAILED);
     }
     let mut command = Command::new(program);
-    let error = match told(command.args(rest)) {
+    let error = match receive(command.args(rest)) {
         Ok(true) => command.exec(),
         // `run` closed the socket, because the command is not needed.
         Ok(false) => return ExitCode::from(FAILED),
@@ -108,20 +108,20 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
 fn dies_with(parent: &OsString) -> bool {
     // In this order, the end of the parent is always noticed. The check of its id notices an end before the request,
     // and the kernel notices a later one.
-    let asked = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
+    let requested = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().to_string());
-    asked && now.as_deref() == parent.to_str()
+    requested && now.as_deref() == parent.to_str()
 }
 
-/// Waits for the message from [`Shim::go`] and applies it to `command`. Returns false if there will be no message.
-fn told(command: &mut Command) -> io::Result<bool> {
-    let mut text = vec![0; LONGEST];
+/// Waits for the message from [`Shim::execute`] and applies it to `command`. Returns false if there will be no message.
+fn receive(command: &mut Command) -> io::Result<bool> {
+    let mut text = vec![0; MAX_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
-        recvmsg(io::stdin(), &mut [IoSliceMut::new(&mut text)], &mut beside, RecvFlags::CMSG_CLOEXEC)
+        recvmsg(io::stdin(), &mut [IoSliceMut::new(&mut text)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
     })?;
-    let stdin = beside.drain().find_map(|message| match message {
+    let stdin = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });

@@ -9,16 +9,16 @@ use rustix::process::{
 };
 
 use super::cgroup::Cgroup;
-use super::processes::{self, Known, Process};
+use super::processes::{self, Process, ProcessIdentity};
 
 /// The maximum number of rounds in which [`Tree::kill`] looks for newly forked processes, so that it ends despite a
 /// fork bomb.
-const MOST_ROUNDS: usize = 1_000;
+const MAX_ROUNDS: usize = 1_000;
 
 /// The first pause between two looks at killed processes. It doubles after each look.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const MIN_PAUSE: Duration = Duration::from_millis(1);
 /// The maximum pause between two looks.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// The processes of a command.
 ///
@@ -27,15 +27,15 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
     /// The ancestor of all of them: `leasehold run`.
-    pub(crate) root: Known,
+    pub(crate) root: ProcessIdentity,
     /// The command itself.
-    pub(crate) leader: Known,
+    pub(crate) leader: ProcessIdentity,
     /// Whether the command has been reaped. After that, its process id may belong to another process.
     pub(crate) leader_ended: bool,
     /// Whether the command leads its own process group.
     pub(crate) own_group: bool,
-    /// A child of the root that is not part of the command.
-    pub(crate) spare: Option<Pid>,
+    /// The guardian, a child of the root that is not part of the command.
+    pub(crate) guardian: Option<Pid>,
 }
 
 impl Tree {
@@ -61,7 +61,7 @@ impl Tree {
     }
 
     /// Returns whether the command's group still contains processes after the command itself has ended.
-    pub(crate) fn group_is_left(&self) -> bool {
+    pub(crate) fn group_remains(&self) -> bool {
         // Decide the common case without listing all processes of the machine.
         let nothing = if self.own_group { !self.group_exists() } else { self.is_childless() };
         if nothing {
@@ -85,9 +85,9 @@ impl Tree {
             let _ = kill_process_group(self.leader.pid, Signal::KILL);
         }
         self.signal_leader(Signal::KILL);
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let Ok(all) = processes::all() else {
-                sleep(SHORTEST_PAUSE);
+                sleep(MIN_PAUSE);
                 continue;
             };
             let alive = self.descendants_among(&all).into_iter().filter(|p| !p.ended && !p.is_guardian());
@@ -143,7 +143,7 @@ impl Tree {
         let mut group = self.own_group.then_some(self.leader.pid.as_raw_nonzero().get());
         let mut empty_looks = 0;
         let mut first_look = true;
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = MIN_PAUSE;
         // A dying process has no environment any more and may have another parent, so it is recognised only if it was
         // found before.
         let mut found: Vec<Process> = Vec::new();
@@ -179,7 +179,7 @@ impl Tree {
                 return;
             }
             sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
@@ -192,17 +192,17 @@ impl Tree {
         // The next call reaps a process that is missing from the list.
         for process in processes::all().unwrap_or_default() {
             let ours = process.ended && process.parent == self.root.pid.as_raw_nonzero().get();
-            if ours && process.pid != self.leader.pid && Some(process.pid) != self.spare {
+            if ours && process.pid != self.leader.pid && Some(process.pid) != self.guardian {
                 let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
             }
         }
     }
 
-    /// Returns whether the spare process is our only child. If so, we have no other descendants, because this process
+    /// Returns whether the guardian is our only child. If so, we have no other descendants, because this process
     /// is the subreaper. The result is certain if true: the kernel's lists may omit a child that follows an ending one,
     /// but never the first child.
     fn is_childless(&self) -> bool {
-        let Some(spare) = self.spare else { return false };
+        let Some(guardian) = self.guardian else { return false };
         let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
         let mut children = String::new();
         for thread in threads {
@@ -212,7 +212,7 @@ impl Tree {
             let Ok(list) = list else { return false };
             children += &list;
         }
-        children.split_ascii_whitespace().eq([spare.as_raw_nonzero().to_string()])
+        children.split_ascii_whitespace().eq([guardian.as_raw_nonzero().to_string()])
     }
 
     fn members_of_shared_group(&self) -> io::Result<Vec<Pid>> {
@@ -229,7 +229,7 @@ impl Tree {
         let mut found: Vec<Process> = Vec::new();
         let mut parents = vec![self.root.pid.as_raw_nonzero().get()];
         while let Some(parent) = parents.pop() {
-            for process in all.iter().filter(|p| p.parent == parent && Some(p.pid) != self.spare) {
+            for process in all.iter().filter(|p| p.parent == parent && Some(p.pid) != self.guardian) {
                 parents.push(process.pid.as_raw_nonzero().get());
                 found.push(*process);
             }
@@ -259,11 +259,11 @@ mod tests {
     /// Returns the tree of a run whose root and leader started at times 1 and 2.
     fn tree() -> Tree {
         Tree {
-            root: Known { pid: pid(ROOT), start: Some(1) },
-            leader: Known { pid: pid(LEADER), start: Some(2) },
+            root: ProcessIdentity { pid: pid(ROOT), start: Some(1) },
+            leader: ProcessIdentity { pid: pid(LEADER), start: Some(2) },
             leader_ended: false,
             own_group: true,
-            spare: None,
+            guardian: None,
         }
     }
 
@@ -290,7 +290,7 @@ mod tests {
     fn a_command_that_has_ended_is_not_signalled_again() {
         let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         // Simulates a system that has reused the process id for `other`.
-        let leader = Known::of_ours(pid(i32::try_from(other.id()).unwrap()));
+        let leader = ProcessIdentity::own_process(pid(i32::try_from(other.id()).unwrap()));
         let tree = Tree { leader, leader_ended: true, own_group: false, ..tree() };
         tree.signal_leader(Signal::KILL);
         tree.signal_group(Signal::KILL);

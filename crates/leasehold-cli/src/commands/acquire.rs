@@ -30,7 +30,7 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let mut signals = Signals::ending().map_err(|error| {
         Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
     })?;
-    let locker = signals.unless(context::open(&store)).await?;
+    let locker = signals.unless_interrupted(context::open(&store)).await?;
     let guard = request.acquire(&locker, &store, &context.output, &mut signals).await?;
     let ticket = guard.into_ticket().await.map_err(|error| Failure { code: FAILED, ..error.into() })?;
     let printed = if context.output.json {

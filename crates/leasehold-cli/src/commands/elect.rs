@@ -56,7 +56,7 @@ impl Candidate<'_> {
         let mut session = job.open().await?;
         // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
         let election = session.locker.election(self.request.name.as_str());
-        session.signals.unless(async { Ok(election.leader().await?) }).await?;
+        session.signals.unless_interrupted(async { Ok(election.leader().await?) }).await?;
         let mut pause = MIN_PAUSE;
         loop {
             let guard =

@@ -10,13 +10,13 @@ use crate::exit::Failure;
 use crate::output::{human, json, print};
 
 /// Number of locks to inspect concurrently.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 pub(super) async fn ls(context: &Context, args: LsArgs) -> Result<u8, Failure> {
     let prefix = context::prefix(args.prefix.as_deref())?;
     let locker = context::open(&context.store()?).await?;
     let look = |name: leasehold::Result<leasehold::LockName>| async { locker.inspect(&name?).await };
-    let mut statuses = locker.list(prefix).map(look).buffered(AT_ONCE);
+    let mut statuses = locker.list(prefix).map(look).buffered(CONCURRENCY);
     let mut locks = Vec::new();
     while let Some(status) = statuses.next().await {
         let status = status?;

@@ -42,11 +42,11 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(explain(&error, arguments)),
     };
-    let asked = Output { json: cli.common.json, ..Output::default() };
+    let output = Output { json: cli.common.json, ..Output::default() };
     let context = match Context::new(cli.common) {
         Ok(context) => context,
         Err(failure) => {
-            asked.failure(&failure);
+            output.failure(&failure);
             return ExitCode::from(failure.code);
         }
     };

@@ -11,7 +11,7 @@ use crate::output::json::object;
 use crate::output::print;
 
 /// Number of locks to sweep concurrently.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Failure> {
     let prefix = context::prefix(args.prefix.as_deref())?;
@@ -21,7 +21,7 @@ pub(super) async fn sweep(context: &Context, args: SweepArgs) -> Result<u8, Fail
         let swept = locker.sweep(&name, args.older_than, args.dry_run).await;
         leasehold::Result::Ok((name, swept))
     };
-    let mut outcomes = locker.list(prefix).map(sweep).buffered(AT_ONCE);
+    let mut outcomes = locker.list(prefix).map(sweep).buffered(CONCURRENCY);
     let (mut inspected, mut deleted) = (0_u64, 0_u64);
     while let Some(outcome) = outcomes.next().await {
         let (name, swept) = outcome?;
