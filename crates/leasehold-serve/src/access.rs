@@ -25,7 +25,7 @@ pub(crate) use self::browser::Hosts;
 pub use self::file::InvalidAccess;
 use self::oidc::Issuers;
 pub(crate) use self::seal::{is_seal, seal};
-pub(crate) use self::session::{LASTS as SESSION_LASTS, cookies};
+pub(crate) use self::session::{LIFETIME as SESSION_LIFETIME, cookies};
 use crate::problem::Problem;
 use crate::tls::CertificateNames;
 
@@ -137,15 +137,15 @@ impl Access {
     }
 
     /// Returns the caller with this client certificate, if one of its names is known.
-    fn certified(&self, certificate: Option<&CertificateNames>) -> Option<Caller> {
+    fn caller_by_certificate(&self, certificate: Option<&CertificateNames>) -> Option<Caller> {
         certificate?
             .iter()
             .find_map(|name| self.certificates.get(name))
-            .map(|principal| self.known(principal))
+            .map(|principal| self.caller_of(principal))
     }
 
     /// Returns a caller without a token.
-    fn anyone(&self) -> Caller {
+    fn anonymous_caller(&self) -> Caller {
         Caller {
             principal: None,
             names_holders: self.free_names,
@@ -155,8 +155,8 @@ impl Access {
     }
 
     /// Fetches the keys of the issuers at intervals. Runs until it is dropped.
-    pub(crate) async fn keep_keys(&self, env: &Env) {
-        self.issuers.keep_keys(env).await;
+    pub(crate) async fn refresh_keys(&self, env: &Env) {
+        self.issuers.refresh_keys(env).await;
     }
 
     /// Returns the caller of a request with these `headers`, on a connection with this client `certificate`. A token
@@ -169,13 +169,13 @@ impl Access {
         env: &Env,
     ) -> Result<Caller, Problem> {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
-            if let Some(caller) = self.certified(certificate) {
+            if let Some(caller) = self.caller_by_certificate(certificate) {
                 return Ok(caller);
             }
             if self.needs_token() {
                 return Err(unauthorized("the request has no token"));
             }
-            return Ok(self.anyone());
+            return Ok(self.anonymous_caller());
         };
         let token = value.to_str().ok().and_then(|value| {
             let (scheme, token) = value.split_once(' ')?;
@@ -185,14 +185,14 @@ impl Access {
             return Err(unauthorized("the header `Authorization` has no bearer token"));
         };
         if let Some(principal) = self.tokens.get(&digest(token)) {
-            return Ok(self.known(principal));
+            return Ok(self.caller_of(principal));
         }
         let unknown = || Err(unauthorized("the token is unknown"));
         self.issuers.caller(token, env).await.unwrap_or_else(unknown)
     }
 
     /// Returns the caller whose token belongs to `principal`.
-    fn known(&self, principal: &str) -> Caller {
+    fn caller_of(&self, principal: &str) -> Caller {
         let rules = self.rules.iter().filter(|rule| rule.principal == *principal);
         Caller {
             principal: Some(principal.to_owned()),
@@ -205,7 +205,7 @@ impl Access {
 
 impl Caller {
     /// Fails if the caller does not have this `right` on the lock `name`.
-    pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
+    pub(crate) fn require(&self, right: Right, name: &LockName) -> Result<(), Problem> {
         if self.may(right, name.as_str()) {
             return Ok(());
         }
@@ -262,7 +262,7 @@ impl Caller {
     }
 
     /// Returns whether the caller has no rights.
-    pub(crate) fn is_stranger(&self) -> bool {
+    pub(crate) fn has_no_rights(&self) -> bool {
         self.rights.iter().all(|(_, rights)| rights.is_empty())
     }
 
@@ -313,13 +313,14 @@ mod tests {
         let access = Access::local("secret");
         let anyone = caller(&access, &HeaderMap::new(), None).await.unwrap();
         assert!(
-            anyone.must(Right::Acquire, &name("a")).is_ok() && anyone.must(Right::Evict, &name("a")).is_err()
+            anyone.require(Right::Acquire, &name("a")).is_ok()
+                && anyone.require(Right::Evict, &name("a")).is_err()
         );
         assert!(
             caller(&access, &with_token("secret"), None)
                 .await
                 .unwrap()
-                .must(Right::Evict, &name("a"))
+                .require(Right::Evict, &name("a"))
                 .is_ok()
         );
         assert!(caller(&access, &with_token("wrong"), None).await.is_err());
@@ -334,9 +335,10 @@ mod tests {
         .unwrap();
         assert!(caller(&access, &HeaderMap::new(), None).await.is_err());
         let ci = caller(&access, &with_token("t"), None).await.unwrap();
-        assert!(ci.must(Right::Read, &name("ci/a")).is_ok());
+        assert!(ci.require(Right::Read, &name("ci/a")).is_ok());
         assert!(
-            ci.must(Right::Read, &name("prod")).is_err() && ci.must(Right::Acquire, &name("ci/a")).is_err()
+            ci.require(Right::Read, &name("prod")).is_err()
+                && ci.require(Right::Acquire, &name("ci/a")).is_err()
         );
     }
 

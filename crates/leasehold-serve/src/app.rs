@@ -133,12 +133,12 @@ impl App {
     }
 
     /// Fetches the keys of the token issuers at intervals. Runs until it is dropped.
-    pub(crate) async fn keep_keys(&self) {
-        self.access.keep_keys(self.locker.store().env()).await;
+    pub(crate) async fn refresh_keys(&self) {
+        self.access.refresh_keys(self.locker.store().env()).await;
     }
 
     /// Reports `event`, which the request `arrival` has caused, to viewers and the audit log.
-    pub(crate) fn tell(&self, mut event: FeedEvent, arrival: &Arrival) {
+    pub(crate) fn report(&self, mut event: FeedEvent, arrival: &Arrival) {
         event.at_us = self.now().wall_us();
         if let Some(audit) = &self.audit {
             audit.record(&event, arrival.caller.name());
@@ -191,8 +191,8 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    pub(crate) fn must(&self, right: Right, name: &LockName) -> Result<(), Problem> {
-        self.caller.must(right, name)
+    pub(crate) fn require(&self, right: Right, name: &LockName) -> Result<(), Problem> {
+        self.caller.require(right, name)
     }
 
     /// Returns how long a lock with this `deadline` is certainly held, counted from any moment before its client sent

@@ -18,7 +18,7 @@ use crate::problem::Problem;
 /// Maximum length of a request body, in bytes.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
 /// How long a request body may take to arrive.
-const ARRIVAL: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A part `T` of a request that includes the body, with a time limit for its arrival.
 pub(crate) struct Timely<T>(pub(crate) T);
@@ -73,8 +73,8 @@ async fn in_time<T: FromRequest<Arc<App>>>(
     app: &Arc<App>,
 ) -> Result<Result<T, T::Rejection>, Problem> {
     let clock = app.locker.store().env().clock.clone();
-    timeout(&*clock, ARRIVAL, T::from_request(request, app)).await.ok_or_else(|| {
-        let detail = format!("the body did not arrive within {} s", ARRIVAL.as_secs());
+    timeout(&*clock, BODY_TIMEOUT, T::from_request(request, app)).await.ok_or_else(|| {
+        let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
         Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid", detail)
     })
 }

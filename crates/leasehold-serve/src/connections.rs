@@ -23,16 +23,16 @@ use tokio_util::sync::CancellationToken;
 use crate::tls::{CertificateNames, Tls};
 
 /// Maximum number of open connections. Each request that waits has one.
-const MOST: u32 = 12_000;
+const MAX_CONNECTIONS: u32 = 12_000;
 /// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may be idle, and how long the head of a request may take. It is longer than the minute for
 /// which proxies keep a connection open, so that the proxy closes it first.
-const IDLE: Duration = Duration::from_secs(75);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long requests in progress may take after the server was asked to stop. Supervisors kill a process after 30 s.
-const DRAIN: Duration = Duration::from_secs(20);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause after the machine has refused a connection, for example because too many files are open.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves connections.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub(crate) struct Connections {
 impl Connections {
     /// Accepts connections until the server stops. Then waits for the requests in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        self.serve_at_most(MOST, listener).await;
+        self.serve_at_most(MAX_CONNECTIONS, listener).await;
     }
 
     async fn serve_at_most(self, most: u32, listener: TcpListener) {
@@ -64,7 +64,7 @@ impl Connections {
                     Err(error) if is_of_one_client(&error) => {}
                     Err(error) => {
                         tracing::warn!("cannot accept connections: {error}");
-                        self.clock.sleep(PAUSE).await;
+                        self.clock.sleep(RETRY_PAUSE).await;
                     }
                 }
             }
@@ -76,7 +76,7 @@ impl Connections {
         drop(listener);
         // All permits are returned when all connections have ended. The semaphore is never closed. The limit prevents a
         // client that does not read its response from keeping the server alive.
-        let _ = timeout(&*self.clock, DRAIN, room.acquire_many(most)).await;
+        let _ = timeout(&*self.clock, DRAIN_TIMEOUT, room.acquire_many(most)).await;
     }
 
     /// Serves the requests of one connection.
@@ -89,7 +89,7 @@ impl Connections {
             TlsAcceptor::from(config).accept(stream).await.ok()
         };
         let stream = tokio::select! {
-            stream = timeout(&*self.clock, HANDSHAKE, handshake) => stream.flatten(),
+            stream = timeout(&*self.clock, HANDSHAKE_TIMEOUT, handshake) => stream.flatten(),
             () = self.stopping.cancelled() => None,
         };
         let Some(stream) = stream else { return };
@@ -109,7 +109,7 @@ impl Connections {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
+            .header_read_timeout(IDLE_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         let mut stopped = std::pin::pin!(self.stopping.cancelled().fuse());
@@ -226,7 +226,7 @@ mod tests {
         idle.read_exact(&mut first).await.unwrap();
         assert_eq!(&first, b"HTTP/1.1 200");
         stopping.cancel();
-        let ended = timeout(&TestClock::default(), IDLE / 2, received(idle)).await;
+        let ended = timeout(&TestClock::default(), IDLE_TIMEOUT / 2, received(idle)).await;
         assert!(ended.is_some(), "at once, not when it has been idle for long");
     }
 }

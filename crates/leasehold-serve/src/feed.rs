@@ -20,14 +20,14 @@ use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
 
 use self::known::{Known, Step};
-pub(crate) use self::known::{Look, MOST_LOCKS};
+pub(crate) use self::known::{Look, MAX_LOCKS};
 pub(crate) use self::meter::{Measured, Meter};
 use crate::view::{LockDetail, LockView};
 
 /// How many events are kept for viewers that reconnect.
-const KEPT: usize = 1_000;
+const MAX_EVENTS: usize = 1_000;
 /// The pause between two looks, which gives at most five requests per second.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Something that happened to a lock.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -129,7 +129,7 @@ impl Feed {
         Self {
             locker: locker.observed_by(meter.clone()),
             run: Id::random(&Random::from_os()).to_string().chars().take(8).collect(),
-            sender: broadcast::channel(KEPT).0,
+            sender: broadcast::channel(MAX_EVENTS).0,
             recent: Mutex::default(),
             viewers: watch::channel(0).0,
             known: Mutex::default(),
@@ -208,7 +208,7 @@ impl Feed {
         recent.last += 1;
         let numbered = Numbered { number: recent.last, event: Arc::new(event) };
         recent.events.push_back(numbered.clone());
-        if recent.events.len() > KEPT {
+        if recent.events.len() > MAX_EVENTS {
             recent.events.pop_front();
         }
         // Send the event while the numbers are locked, so that viewers get the events in order. This fails if there are
@@ -269,7 +269,7 @@ impl Feed {
                 return;
             }
             tokio::select! {
-                () = self.look_around() => {}
+                () = self.poll_locks() => {}
                 _ = viewers.wait_for(|viewers| *viewers == 0) => {}
             }
             // The looks are outdated from now on, even if the next viewer has already joined.
@@ -278,20 +278,20 @@ impl Feed {
     }
 
     /// Sends at most five requests a second.
-    async fn look_around(&self) {
+    async fn poll_locks(&self) {
         let env = self.locker.store().env();
         loop {
             // Pause even before the first request, so that viewers that come and go do not cost more requests.
-            env.sleep(LOOK).await;
+            env.sleep(POLL_INTERVAL).await;
             let step = self.known().next(env.now());
             match step {
                 Some(Step::List(prefix)) => self.list(&prefix).await,
                 Some(Step::Look(name)) => match self.look(&name).await {
                     Ok(look) => {
-                        self.note(None);
+                        self.record_response(None);
                         self.record(&name, look);
                     }
-                    Err(error) => self.note(Some(error.to_string())),
+                    Err(error) => self.record_response(Some(error.to_string())),
                 },
                 None => {}
             }
@@ -300,16 +300,16 @@ impl Feed {
 
     async fn list(&self, prefix: &str) {
         let began = self.locker.store().env().now();
-        let mut names = match self.names(prefix, MOST_LOCKS + 1).await {
+        let mut names = match self.names(prefix, MAX_LOCKS + 1).await {
             Ok(names) => names,
             Err(error) => {
                 self.known().not_listed(prefix, self.locker.store().env().now());
-                return self.note(Some(error.to_string()));
+                return self.record_response(Some(error.to_string()));
             }
         };
-        self.note(None);
-        let is_complete = names.len() <= MOST_LOCKS;
-        names.truncate(MOST_LOCKS);
+        self.record_response(None);
+        let is_complete = names.len() <= MAX_LOCKS;
+        names.truncate(MAX_LOCKS);
         let mut known = self.known();
         for name in &known.list(prefix, names, is_complete, began) {
             self.show(FeedEvent::new("gone", name));
@@ -338,11 +338,11 @@ impl Feed {
     }
 
     /// Records whether the store responded, and notifies viewers of a change.
-    fn note(&self, trouble: Option<String>) {
-        let responded = self.known().note(trouble.clone());
-        if responded != trouble.is_none() {
-            let kind = if trouble.is_some() { "unavailable" } else { "available" };
-            self.show(FeedEvent { kind, reason: trouble, ..FeedEvent::of_the_store() });
+    fn record_response(&self, error: Option<String>) {
+        let responded = self.known().record_response(error.clone());
+        if responded != error.is_none() {
+            let kind = if error.is_some() { "unavailable" } else { "available" };
+            self.show(FeedEvent { kind, reason: error, ..FeedEvent::of_the_store() });
         }
     }
 }

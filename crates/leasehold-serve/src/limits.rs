@@ -11,13 +11,13 @@ use leasehold::clock::Moment;
 use crate::problem::Problem;
 
 /// How many requests may wait for locks at the same time.
-const MOST_WAITERS: usize = 10_000;
+const MAX_WAITERS: usize = 10_000;
 /// How many of them may wait for one lock.
-const MOST_WAITERS_A_LOCK: usize = 1_000;
+const MAX_WAITERS_PER_LOCK: usize = 1_000;
 /// How many new requests a principal may send per second.
 const RATE: f64 = 50.0;
 /// How many principals are remembered before idle ones are forgotten.
-const REMEMBERED: usize = 10_000;
+const MAX_PRINCIPALS: usize = 10_000;
 
 /// The waiting requests, and the recent request rate of each principal.
 #[derive(Debug, Default)]
@@ -54,11 +54,11 @@ impl Limits {
     pub(crate) fn wait(self: &Arc<Self>, name: &LockName) -> Result<Waiting, Problem> {
         let mut waiting = self.waiting();
         let (all, here) = (waiting.values().sum::<usize>(), waiting.get(name).copied().unwrap_or(0));
-        if all >= MOST_WAITERS || here >= MOST_WAITERS_A_LOCK {
+        if all >= MAX_WAITERS || here >= MAX_WAITERS_PER_LOCK {
             let detail = format!("too many requests are waiting: {here} for this lock, {all} in total");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-waiters", detail)
                 .with_help(format!(
-                    "at most {MOST_WAITERS_A_LOCK} may wait for one lock, and {MOST_WAITERS} in total"
+                    "at most {MAX_WAITERS_PER_LOCK} may wait for one lock, and {MAX_WAITERS} in total"
                 ))
                 .retry_after(Duration::from_secs(5)));
         }
@@ -69,7 +69,7 @@ impl Limits {
     /// Counts a new request of `principal` at `now`.
     pub(crate) fn admit(&self, principal: &str, now: Moment) -> Result<(), Problem> {
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        if rates.len() >= REMEMBERED {
+        if rates.len() >= MAX_PRINCIPALS {
             rates.retain(|_, bucket| bucket.at(now).left < RATE);
         }
         let bucket = rates.entry(principal.to_owned()).or_insert(Bucket { left: RATE, at: now });
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn waiters_of_one_lock_are_limited_and_leave_room() {
         let (limits, name) = (Arc::new(Limits::default()), LockName::new("a").unwrap());
-        let mut waiting: Vec<_> = (0..MOST_WAITERS_A_LOCK).map(|_| limits.wait(&name).unwrap()).collect();
+        let mut waiting: Vec<_> = (0..MAX_WAITERS_PER_LOCK).map(|_| limits.wait(&name).unwrap()).collect();
         assert_eq!(limits.wait(&name).unwrap_err().word(), "too-many-waiters");
         assert!(limits.wait(&LockName::new("b").unwrap()).is_ok());
         waiting.pop();
@@ -132,7 +132,7 @@ mod tests {
         let limits = Arc::new(Limits::default());
         let lock = |number: usize| LockName::new(format!("lock-{number}")).unwrap();
         let waiting: Vec<_> =
-            (0..MOST_WAITERS).map(|number| limits.wait(&lock(number % 10)).unwrap()).collect();
+            (0..MAX_WAITERS).map(|number| limits.wait(&lock(number % 10)).unwrap()).collect();
         assert_eq!(limits.wait(&lock(10)).unwrap_err().word(), "too-many-waiters");
         drop(waiting);
         assert!(limits.wait(&lock(10)).is_ok());

@@ -32,7 +32,7 @@ struct Request {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct OperationLabel {
     operation: &'static str,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Metrics {
     waiters: Gauge,
     viewers: Gauge,
     store_requests: Family<Request, Counter>,
-    store_seconds: Family<Asked, Histogram>,
+    store_seconds: Family<OperationLabel, Histogram>,
     slack: Histogram,
 }
 
@@ -81,7 +81,7 @@ impl Observer for Metrics {
         if let Event::Request { operation, took, outcome, .. } = event {
             let operation = operation.as_str();
             self.store_requests.get_or_create(&Request { operation, outcome: outcome.as_str() }).inc();
-            self.store_seconds.get_or_create(&Asked { operation }).observe(took.as_secs_f64());
+            self.store_seconds.get_or_create(&OperationLabel { operation }).observe(took.as_secs_f64());
         }
     }
 }
@@ -146,7 +146,7 @@ impl Metrics {
             }
         }
         for operation in OPERATIONS.iter().map(|operation| operation.as_str()) {
-            drop(self.store_seconds.get_or_create(&Asked { operation }));
+            drop(self.store_seconds.get_or_create(&OperationLabel { operation }));
             for outcome in [RequestOutcome::Done, RequestOutcome::Failed(ErrorKind::Unavailable)] {
                 self.store_requests
                     .get_or_create(&Request { operation, outcome: outcome.as_str() })

@@ -123,7 +123,7 @@ impl Server {
         });
         let keys = tokio::spawn({
             let app = self.app.clone();
-            async move { app.keep_keys().await }
+            async move { app.refresh_keys().await }
         });
         tokio::spawn({
             let stopping = stopping.clone();

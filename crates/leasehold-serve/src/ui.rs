@@ -45,7 +45,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/", get(home))
         .route("/ui", get(home))
         .route("/ui/", get(locks::page))
-        .route("/ui/lock/{*name}", get(lock::page).post(lock::act))
+        .route("/ui/lock/{*name}", get(lock::page).post(lock::perform_action))
         .route("/ui/waiting", get(waiting::page))
         .route("/ui/activity", get(activity::page))
         .route("/ui/store", get(store::page).post(store::examine))
@@ -54,7 +54,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/ui/sign-in", get(session::page).post(session::sign_in))
         .route("/ui/sign-out", get(home).post(session::sign_out))
         .route("/ui/assets/{file}", get(assets::asset))
-        .layer(middleware::from_fn(session::needed))
+        .layer(middleware::from_fn(session::require_sign_in))
         .layer(middleware::from_fn(protected))
 }
 

@@ -12,14 +12,14 @@ use crate::problem::Problem;
 /// rebinding), the browser even lets the page read the responses. Such requests carry the site's name in `Host`.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
-    own: Own,
+    allowed: AllowedHosts,
     /// Whether the server uses TLS. If not, a proxy in front of it may use TLS.
     has_tls: bool,
 }
 
 /// The names that mean this server.
 #[derive(Clone, Debug)]
-enum Own {
+enum AllowedHosts {
     Names(Vec<String>),
     /// Any name, because callers need a token, which another site does not have.
     Any,
@@ -35,19 +35,19 @@ impl Hosts {
             names.extend(["127.0.0.1", "localhost", "[::1]"].map(str::to_owned));
             names.push(address.ip().to_string());
         }
-        let own = match (names.is_empty(), needs_token) {
-            (false, _) => Own::Names(names),
-            (true, true) => Own::Any,
-            (true, false) => Own::Addresses,
+        let allowed = match (names.is_empty(), needs_token) {
+            (false, _) => AllowedHosts::Names(names),
+            (true, true) => AllowedHosts::Any,
+            (true, false) => AllowedHosts::Addresses,
         };
-        Self { own, has_tls }
+        Self { allowed, has_tls }
     }
 
-    fn is_own(&self, host: &str) -> bool {
-        match &self.own {
-            Own::Names(names) => names.iter().any(|name| name == host),
-            Own::Any => true,
-            Own::Addresses => is_address(host),
+    fn is_allowed(&self, host: &str) -> bool {
+        match &self.allowed {
+            AllowedHosts::Names(names) => names.iter().any(|name| name == host),
+            AllowedHosts::Any => true,
+            AllowedHosts::Addresses => is_address(host),
         }
     }
 
@@ -55,7 +55,7 @@ impl Hosts {
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let host = host.to_ascii_lowercase();
-        if !self.is_own(without_port(&host)) {
+        if !self.is_allowed(without_port(&host)) {
             return Err(Problem::new(
                 StatusCode::MISDIRECTED_REQUEST,
                 "misdirected",

@@ -29,12 +29,12 @@ use super::{Caller, Right, unauthorized};
 use crate::problem::Problem;
 
 /// Maximum length of a token, in bytes.
-const MOST_TOKEN: usize = 8 * 1024;
+const MAX_TOKEN: usize = 8 * 1024;
 /// How much the clocks of the issuer and of this server may differ.
 const LEEWAY: Duration = Duration::from_secs(10);
 /// The latest expiry of a token, in seconds since the Unix epoch: in about 30,000 years. Later expiries are reduced to
 /// this value.
-const MOST_TIME_S: f64 = 1e12;
+const MAX_EXPIRY_S: f64 = 1e12;
 
 /// An entry [[issuer]] of the access file.
 #[derive(Deserialize)]
@@ -133,11 +133,11 @@ impl Issuers {
     }
 
     /// Fetches the keys of all issuers at intervals, with a separate task for each issuer. Runs until it is dropped.
-    pub(super) async fn keep_keys(&self, env: &Env) {
+    pub(super) async fn refresh_keys(&self, env: &Env) {
         let mut tasks = JoinSet::new();
         for issuer in &self.0 {
             let (keys, name, env) = (issuer.keys.clone(), issuer.name.clone(), env.clone());
-            tasks.spawn(async move { keys.keep(&name, &env).await });
+            tasks.spawn(async move { keys.refresh(&name, &env).await });
         }
         while tasks.join_next().await.is_some() {}
     }
@@ -152,8 +152,8 @@ impl Issuers {
 
     async fn checked(&self, token: &str, env: &Env) -> Result<Caller, Problem> {
         let now = env.now();
-        if token.len() > MOST_TOKEN {
-            return Err(refused(&format!("is longer than {MOST_TOKEN} bytes")));
+        if token.len() > MAX_TOKEN {
+            return Err(refused(&format!("is longer than {MAX_TOKEN} bytes")));
         }
         let header = jsonwebtoken::decode_header(token)
             .map_err(|_| refused("has a header that cannot be read, or a wrong algorithm (`alg`)"))?;
@@ -204,7 +204,7 @@ impl Issuer {
         let claims = verified.map_err(|error| invalid(&error))?.claims;
         let leeway = LEEWAY.as_secs_f64();
         let expires = claims.get("exp").and_then(Value::as_f64).unwrap_or(0.0);
-        let valid_until = Duration::try_from_secs_f64((expires + leeway).clamp(0.0, MOST_TIME_S));
+        let valid_until = Duration::try_from_secs_f64((expires + leeway).clamp(0.0, MAX_EXPIRY_S));
         let valid_until_us = valid_until.map_or(0, clock::micros);
         if now.wall_us() >= valid_until_us {
             return Err(refused("has expired (`exp`)"));
@@ -254,7 +254,7 @@ impl Issuer {
                 let detail = format!("the keys of the issuer `{}` could not be fetched", self.name);
                 Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
                     .with_help("see the log of the server")
-                    .retry_after(keys::PAUSE)
+                    .retry_after(keys::MIN_INTERVAL)
             }
         }
     }

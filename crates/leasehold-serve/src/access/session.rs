@@ -12,7 +12,7 @@ use super::{Access, Caller, Digest, digest, is_seal, seal};
 use crate::tls::CertificateNames;
 
 /// How long a session lasts.
-pub(crate) const LASTS: Duration = Duration::from_secs(12 * 60 * 60);
+pub(crate) const LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
 const COOKIE: &str = "leasehold-session";
 
 impl Access {
@@ -20,7 +20,7 @@ impl Access {
     pub(crate) fn open_session(&self, token: &str, secret: &[u8], now_us: u64) -> Option<String> {
         let digest = digest(token);
         self.tokens.get(&digest)?;
-        let expires = now_us / 1_000_000 + LASTS.as_secs();
+        let expires = now_us / 1_000_000 + LIFETIME.as_secs();
         let seal = seal(secret, &parts(&digest, &expires.to_le_bytes()))?;
         Some(format!("{COOKIE}={expires}.{seal}"))
     }
@@ -40,8 +40,8 @@ impl Access {
         now_us: u64,
     ) -> Caller {
         let principal = cookies(headers, COOKIE).find_map(|value| self.check(value, secret, now_us));
-        let session = principal.map(|principal| self.known(principal));
-        session.or_else(|| self.certified(certificate)).unwrap_or_else(|| self.anyone())
+        let session = principal.map(|principal| self.caller_of(principal));
+        session.or_else(|| self.caller_by_certificate(certificate)).unwrap_or_else(|| self.anonymous_caller())
     }
 
     fn check(&self, value: &str, secret: &[u8], now_us: u64) -> Option<&str> {
@@ -90,7 +90,7 @@ mod tests {
         let cookie = access.open_session("a token", b"secret", NOW).unwrap();
         assert!(!cookie.contains("a token"));
         assert!(may_evict(&access, &format!("leasehold-session=1.ff; x=y; {cookie}"), b"secret", NOW));
-        let lasts = u64::try_from(LASTS.as_micros()).unwrap();
+        let lasts = u64::try_from(LIFETIME.as_micros()).unwrap();
         assert!(!may_evict(&access, &cookie, b"secret", NOW + lasts));
         assert!(!may_evict(&access, &cookie, b"another secret", NOW));
         assert!(

@@ -47,5 +47,5 @@ impl Issuers {
         None
     }
 
-    pub(super) async fn keep_keys(&self, _: &Env) {}
+    pub(super) async fn refresh_keys(&self, _: &Env) {}
 }

@@ -34,7 +34,7 @@ pub(crate) struct EventsQuery {
 }
 
 /// How many streams may be open at the same time.
-const MOST_VIEWERS: usize = 200;
+const MAX_VIEWERS: usize = 200;
 
 /// Streams events about locks, as server-sent events.
 ///
@@ -49,11 +49,11 @@ pub(crate) async fn events(
     headers: HeaderMap,
     Parameters(query): Parameters<EventsQuery>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
-    if app.feed.viewers() >= MOST_VIEWERS {
+    if app.feed.viewers() >= MAX_VIEWERS {
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "too-many-viewers",
-            format!("{MOST_VIEWERS} streams are open"),
+            format!("{MAX_VIEWERS} streams are open"),
         )
         .retry_after(Duration::from_secs(10)));
     }
@@ -61,17 +61,13 @@ pub(crate) async fn events(
     let mut viewer = app.feed.view(arrival.caller.readable(&query.prefix), seen);
     let missed = std::mem::take(&mut viewer.missed).into();
     let reset = viewer.has_gap;
-    let streaming =
-        Streaming { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
-    let stream =
-        stream::unfold(
-            streaming,
-            |mut streaming| async move { Some((Ok(streaming.next().await?), streaming)) },
-        );
+    let events =
+        EventStream { app, arrival, prefix: query.prefix, looks: query.looks, viewer, missed, reset };
+    let stream = stream::unfold(events, |mut events| async move { Some((Ok(events.next().await?), events)) });
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
 }
 
-struct Streaming {
+struct EventStream {
     app: Arc<App>,
     arrival: Arrival,
     prefix: String,
@@ -81,7 +77,7 @@ struct Streaming {
     reset: bool,
 }
 
-impl Streaming {
+impl EventStream {
     /// Returns the next event, or `None` when the server stops or the caller's token has expired.
     async fn next(&mut self) -> Option<Event> {
         let Some(valid) = self.arrival.caller.valid_for(self.app.now()) else {

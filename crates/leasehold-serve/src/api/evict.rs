@@ -53,7 +53,7 @@ pub(crate) async fn evict(
     Payload(request): Payload<EvictRequest>,
 ) -> Result<Json<EvictedAnswer>, Problem> {
     let name = lock_name(&request.lock)?;
-    arrival.must(Right::Evict, &name)?;
+    arrival.require(Right::Evict, &name)?;
     let token = token_to_match(&headers)?;
     match end_grant(&app, &arrival, &name, token, &request.reason).await? {
         Outcome::Evicted => {
@@ -82,7 +82,7 @@ pub(crate) async fn end_grant(
     token: Token,
     reason: &str,
 ) -> Result<Outcome, Problem> {
-    arrival.must(Right::Evict, name)?;
+    arrival.require(Right::Evict, name)?;
     let reason = reason.trim();
     if reason.is_empty() || reason.chars().count() > MAX_REASON {
         return Err(Problem::invalid(format!("`reason` must have 1 to {MAX_REASON} characters")));
@@ -98,7 +98,7 @@ pub(crate) async fn end_grant(
                 ..FeedEvent::new("evicted", name)
             };
             app.metrics.evicted();
-            app.tell(event, arrival);
+            app.report(event, arrival);
             Ok(Outcome::Evicted)
         }
         Evicted::Changed => {

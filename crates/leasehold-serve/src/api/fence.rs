@@ -22,9 +22,9 @@ pub(crate) async fn fence(
     headers: HeaderMap,
     PathName(name): PathName,
 ) -> Result<StatusCode, Problem> {
-    arrival.must(Right::Read, &name)?;
-    let asked = headers.get("leasehold-token").and_then(|token| token.to_str().ok()).and_then(number);
-    let Some(asked) = asked else {
+    arrival.require(Right::Read, &name)?;
+    let given = headers.get("leasehold-token").and_then(|token| token.to_str().ok()).and_then(number);
+    let Some(given) = given else {
         return Err(Problem::invalid("the header `Leasehold-Token` has no token")
             .with_help("a token is a number below 2^53: Leasehold-Token: 17"));
     };
@@ -38,12 +38,12 @@ pub(crate) async fn fence(
     };
     // A process may hand a lock from task to task. The tasks use the tokens between the previous grant and this one.
     let is_current = match status.history.first() {
-        Some(previous) => asked > previous.token && asked <= token,
-        None => asked == token,
+        Some(previous) => given > previous.token && given <= token,
+        None => given == token,
     };
     if is_current {
         return Ok(StatusCode::NO_CONTENT);
     }
-    let detail = format!("token {asked} is not that of the current grant of lock `{name}`");
+    let detail = format!("token {given} is not that of the current grant of lock `{name}`");
     Err(Problem::changed(detail, Some(token.get())))
 }

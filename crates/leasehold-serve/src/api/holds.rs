@@ -28,14 +28,14 @@ use crate::view::ms;
 use crate::waits::{Outcome, Waiter};
 
 /// Maximum time that a request may wait for a lock.
-const MOST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// How long an acquisition keeps its place after a request has waited for it, if no other request follows.
-const PLACE_KEPT: Duration = Duration::from_secs(15);
+const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How many tickets one request may renew, and how long its body may be.
-const MOST_RENEWALS: usize = 100;
+const MAX_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
 /// Maximum cooldown.
-const MOST_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// Maximum length of a note.
 const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
@@ -43,7 +43,7 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const KEY_HELP: &str =
     "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
 /// The length of an idempotency key.
-const KEY: std::ops::RangeInclusive<usize> = 16..=128;
+const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// Acquires a lock.
 ///
@@ -88,12 +88,11 @@ async fn granted(
     request: &AcquireRequest,
 ) -> Result<Hold, Problem> {
     let name = lock_name(&request.lock)?;
-    arrival.must(Right::Acquire, &name)?;
+    arrival.require(Right::Acquire, &name)?;
     // The key is not used if there is a claim, but an invalid key is an error.
     let key = key.map(idempotency_key).transpose()?;
     let claim = request.claim.as_deref().map(claim_id).transpose()?;
-    let wait =
-        request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
+    let wait = request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
     let ttl = ttl(request)?;
     let is_plain = request.permits.is_none() && !request.shared;
     let id = match (claim, key) {
@@ -137,7 +136,7 @@ async fn granted(
     };
     let (ticket, deadline) = held;
     let now = app.now();
-    tell(app, arrival, "acquired", ticket.name(), token(app, &ticket));
+    report(app, arrival, "acquired", ticket.name(), token(app, &ticket));
     Ok(Hold {
         lock: ticket.name().to_string(),
         token: token(app, &ticket),
@@ -239,7 +238,7 @@ async fn waited(
                 tokio::spawn(async move {
                     // The next request takes over the place.
                     tokio::select! {
-                        () = env.sleep(PLACE_KEPT) => {}
+                        () = env.sleep(PLACE_TIMEOUT) => {}
                         () = waiter.another_joined() => {}
                     }
                     drop((waiter, counted));
@@ -286,7 +285,7 @@ pub(crate) async fn renew(
 ) -> Result<Json<RenewAnswer>, Problem> {
     match (request.ticket, request.tickets) {
         (Some(ticket), None) => Ok(Json(RenewAnswer::One(renew_one(&app, &arrival, &ticket).await?))),
-        (None, Some(tickets)) if (1..=MOST_RENEWALS).contains(&tickets.len()) => {
+        (None, Some(tickets)) if (1..=MAX_RENEWALS).contains(&tickets.len()) => {
             let one = |ticket: String| {
                 let (app, arrival) = (&app, &arrival);
                 async move {
@@ -299,7 +298,7 @@ pub(crate) async fn renew(
             Ok(Json(RenewAnswer::All(RenewedAll { results })))
         }
         (None, Some(_)) => {
-            Err(Problem::invalid(format!("`tickets` has between 1 and {MOST_RENEWALS} tickets")))
+            Err(Problem::invalid(format!("`tickets` has between 1 and {MAX_RENEWALS} tickets")))
         }
         _ => Err(Problem::invalid("the body needs either `ticket` or `tickets`")),
     }
@@ -320,7 +319,7 @@ async fn renewed(app: &App, arrival: &Arrival, text: &str) -> Result<(Renewed, f
         Ok(held) => held,
         Err(error) => {
             if let Some(loss) = error.loss() {
-                tell_loss(app, arrival, loss);
+                report_loss(app, arrival, loss);
             }
             return Err(error.into());
         }
@@ -359,18 +358,18 @@ pub(crate) async fn release_one(
     let ticket = ticket(arrival, text)?;
     let released = match cooldown {
         Some(cooldown) => {
-            let cooldown = duration("cooldown", cooldown, MOST_COOLDOWN)?;
+            let cooldown = duration("cooldown", cooldown, MAX_COOLDOWN)?;
             app.locker.release_with_cooldown(&ticket, cooldown).await?
         }
         None => app.locker.release(&ticket).await?,
     };
     if released == Released::AlreadyLost && !was_released(app, &ticket).await? {
         let loss = Loss::new(ticket.name().clone(), ticket.token(), LossReason::Ended);
-        tell_loss(app, arrival, &loss);
+        report_loss(app, arrival, &loss);
         return Err(lost(&ticket, LossReason::Ended));
     }
     if released == Released::Released {
-        tell(app, arrival, "released", ticket.name(), token(app, &ticket));
+        report(app, arrival, "released", ticket.name(), token(app, &ticket));
     }
     let before = released == Released::AlreadyLost;
     Ok(ReleasedAnswer { lock: ticket.name().to_string(), released: true, before })
@@ -390,12 +389,12 @@ pub(crate) async fn withdraw(
     Payload(request): Payload<WithdrawRequest>,
 ) -> Result<Json<WithdrawnAnswer>, Problem> {
     let name = lock_name(&request.lock)?;
-    arrival.must(Right::Acquire, &name)?;
+    arrival.require(Right::Acquire, &name)?;
     let id = claim_id(&request.claim)?;
     app.waits.withdraw(&name, id);
     let released = app.locker.withdraw(&name, id).await? == Released::Released;
     if released {
-        tell(&app, &arrival, "released", &name, None);
+        report(&app, &arrival, "released", &name, None);
     }
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
 }
@@ -438,7 +437,7 @@ pub(crate) async fn check(
 /// Parses the ticket in a request. Fails if its caller may not use it.
 fn ticket(arrival: &Arrival, text: &str) -> Result<Ticket, Problem> {
     let ticket: Ticket = text.parse::<Ticket>()?;
-    arrival.must(Right::Acquire, ticket.name())?;
+    arrival.require(Right::Acquire, ticket.name())?;
     Ok(ticket)
 }
 
@@ -447,16 +446,16 @@ fn lost(ticket: &Ticket, reason: LossReason) -> Problem {
     Problem::new(StatusCode::GONE, "lost", loss.to_string()).with_loss(&loss)
 }
 
-fn tell(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
+fn report(app: &App, arrival: &Arrival, kind: &'static str, name: &LockName, token: Option<u64>) {
     let by = arrival.caller.principal.clone();
-    app.tell(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival);
+    app.report(FeedEvent { token, by, ..FeedEvent::new(kind, name) }, arrival);
 }
 
-fn tell_loss(app: &App, arrival: &Arrival, loss: &Loss) {
+fn report_loss(app: &App, arrival: &Arrival, loss: &Loss) {
     let reason = loss.reason.as_str();
     app.metrics.lost(reason);
     let (token, reason) = (Some(loss.token.get()), Some(reason.to_owned()));
-    app.tell(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) }, arrival);
+    app.report(FeedEvent { token, reason, ..FeedEvent::new("lost", &loss.name) }, arrival);
 }
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
@@ -471,7 +470,9 @@ fn stopping() -> Problem {
 
 fn idempotency_key(key: &[u8]) -> Result<&str, Problem> {
     match std::str::from_utf8(key) {
-        Ok(key) if KEY.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key),
+        Ok(key) if KEY_LENGTH.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Ok(key)
+        }
         _ => {
             Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
                 .with_help(KEY_HELP))

@@ -18,14 +18,14 @@ use crate::problem::Problem;
 use crate::view::{LockDetail, LockView, StateView};
 
 /// How many locks are read concurrently.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 /// How many locks one response contains: by default, and at most.
-const PAGE: usize = 100;
-const MOST: usize = 1_000;
+const DEFAULT_LIMIT: usize = 100;
+const MAX_LIMIT: usize = 1_000;
 /// Maximum wait for a change.
-const MOST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// The interval at which a request that waits for a change reads the lock.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -60,9 +60,9 @@ pub(crate) async fn list(
     arrival: Arrival,
     Parameters(query): Parameters<ListQuery>,
 ) -> Result<Json<Locks>, Problem> {
-    let limit = query.limit.unwrap_or(PAGE);
-    if !(1..=MOST).contains(&limit) {
-        return Err(Problem::invalid(format!("`limit` is not between 1 and {MOST}")));
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        return Err(Problem::invalid(format!("`limit` is not between 1 and {MAX_LIMIT}")));
     }
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let after = query.cursor.as_deref().unwrap_or_default();
@@ -76,7 +76,7 @@ pub(crate) async fn list(
             let app = &app;
             async move { app.locker.inspect(&name).await }
         })
-        .buffered(AT_ONCE);
+        .buffered(CONCURRENCY);
     while let Some(status) = statuses.next().await {
         let view = LockView::of(&status?);
         if query.state.is_some_and(|state| state != view.state) {
@@ -115,8 +115,8 @@ pub(crate) async fn show(
     PathName(name): PathName,
     Parameters(query): Parameters<ShowQuery>,
 ) -> Result<Response, Problem> {
-    arrival.must(Right::Read, &name)?;
-    let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MOST_WAIT))?;
+    arrival.require(Right::Read, &name)?;
+    let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
     app.limits.admit(arrival.caller.name(), arrival.at)?;
     let known = headers.get(header::IF_NONE_MATCH).and_then(|known| known.to_str().ok());
     let _waiting = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
@@ -127,12 +127,12 @@ pub(crate) async fn show(
         if known != Some(&*tag) {
             return Ok(([(header::ETAG, tag_header)], Json(detail)).into_response());
         }
-        let is_over = app.now().longest_since(arrival.at) + LOOK >= wait;
+        let is_over = app.now().longest_since(arrival.at) + POLL_INTERVAL >= wait;
         if is_over || app.stopping.is_cancelled() {
             return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag_header)]).into_response());
         }
         tokio::select! {
-            () = app.sleep(LOOK) => {}
+            () = app.sleep(POLL_INTERVAL) => {}
             () = app.stopping.cancelled() => {}
         }
     }

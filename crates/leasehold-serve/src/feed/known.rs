@@ -10,15 +10,15 @@ use leasehold::clock::Moment;
 use crate::view::LockDetail;
 
 /// The interval between two listings of the names.
-const LIST: Duration = Duration::from_secs(15);
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum number of watched locks per prefix.
-pub(crate) const MOST_LOCKS: usize = 500;
+pub(crate) const MAX_LOCKS: usize = 500;
 /// Maximum number of watched locks in total. At five requests per second, one round takes minutes.
-const MOST_WATCHED: usize = 10 * MOST_LOCKS;
+const MAX_WATCHED: usize = 10 * MAX_LOCKS;
 /// A lock is not looked at again before this time has passed, unless this server has changed it.
-const SHORTEST: Duration = Duration::from_secs(2);
+const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// After this time, a look at a lock is stale.
-const LONGEST: Duration = Duration::from_secs(10);
+const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// The state of a lock at a moment.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Known {
     /// The lock with an announced change that was looked at last.
     last_due: Option<LockName>,
     /// Why the store did not respond to the latest request.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
 /// A lock that viewers watch.
@@ -59,7 +59,7 @@ struct Listing {
     at: Moment,
     /// The time until the next listing.
     pause: Duration,
-    /// Whether it contains all names, not only the first [`MOST_LOCKS`].
+    /// Whether it contains all names, not only the first [`MAX_LOCKS`].
     is_complete: bool,
     /// Whether these locks are watched. If not, there are too many other locks.
     is_watched: bool,
@@ -107,7 +107,7 @@ impl Known {
     /// Records that this server has changed the lock `name`.
     pub(super) fn changed(&mut self, name: LockName, now: Moment) {
         let is_wanted = self.interests.keys().any(|prefix| name.as_str().starts_with(&**prefix));
-        let has_room = self.locks.len() < MOST_WATCHED || self.locks.contains_key(&name);
+        let has_room = self.locks.len() < MAX_WATCHED || self.locks.contains_key(&name);
         if is_wanted && has_room {
             self.locks.entry(name).or_default().due = Some(now);
         }
@@ -141,7 +141,7 @@ impl Known {
             gone.retain(|name| self.is_listed(name));
         }
         let new: Vec<LockName> = names.into_iter().filter(|name| !self.locks.contains_key(name)).collect();
-        let is_watched = self.locks.len() + new.len() <= MOST_WATCHED;
+        let is_watched = self.locks.len() + new.len() <= MAX_WATCHED;
         if is_watched {
             for name in new {
                 // The name was missing in the previous listing.
@@ -149,15 +149,16 @@ impl Known {
                 self.locks.insert(name, Watched { look: None, due });
             }
         }
-        self.listed.insert(prefix.to_owned(), Listing { at: began, pause: LIST, is_complete, is_watched });
+        self.listed
+            .insert(prefix.to_owned(), Listing { at: began, pause: LIST_INTERVAL, is_complete, is_watched });
         gone
     }
 
     /// Records that the names that begin with `prefix` could not be listed.
     pub(super) fn not_listed(&mut self, prefix: &str, now: Moment) {
-        let none = Listing { at: now, pause: SHORTEST, is_complete: false, is_watched: false };
+        let none = Listing { at: now, pause: MIN_INTERVAL, is_complete: false, is_watched: false };
         let listing = self.listed.entry(prefix.to_owned()).or_insert(none);
-        (listing.at, listing.pause) = (now, SHORTEST);
+        (listing.at, listing.pause) = (now, MIN_INTERVAL);
     }
 
     /// Returns whether an earlier listing would have contained the name.
@@ -183,8 +184,8 @@ impl Known {
     }
 
     /// Records whether the store responded. Returns whether it responded to the previous request.
-    pub(super) fn note(&mut self, trouble: Option<String>) -> bool {
-        std::mem::replace(&mut self.trouble, trouble).is_none()
+    pub(super) fn record_response(&mut self, error: Option<String>) -> bool {
+        std::mem::replace(&mut self.last_error, error).is_none()
     }
 
     /// Returns whether the names that begin with `prefix` are listed and watched.
@@ -192,7 +193,7 @@ impl Known {
         let is_listed = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
         let covers =
             |(listed, listing): (&String, &Listing)| listing.has_all() && prefix.starts_with(listed.as_str());
-        self.trouble.is_none() && (is_listed || self.listed.iter().any(covers))
+        self.last_error.is_none() && (is_listed || self.listed.iter().any(covers))
     }
 
     /// Returns the locks whose names begin with `prefix`, or `None` if they are not watched. A lock without a look has
@@ -207,7 +208,7 @@ impl Known {
 
     /// Returns the look at the lock `name`, if it has been seen.
     pub(super) fn one(&self, name: &LockName) -> Option<Look> {
-        if self.trouble.is_some() {
+        if self.last_error.is_some() {
             return None;
         }
         self.locks.get(name)?.look.clone()
@@ -263,7 +264,7 @@ impl Known {
         let outdated = known().filter_map(|(name, watched)| {
             let look = watched.look.as_ref()?;
             let age = now.longest_since(look.at);
-            (age >= SHORTEST).then(|| (name, age.as_secs_f64() / stale_after(&look.detail).as_secs_f64()))
+            (age >= MIN_INTERVAL).then(|| (name, age.as_secs_f64() / stale_after(&look.detail).as_secs_f64()))
         });
         let most = outdated.max_by(|(_, one), (_, other)| one.total_cmp(other));
         most.map(|(name, _)| name.clone())
@@ -285,8 +286,8 @@ fn is_later(one: Moment, other: Moment) -> bool {
 /// Returns when a look becomes stale. A lease that ends soon is renewed soon, or the lock becomes free soon.
 fn stale_after(detail: &LockDetail) -> Duration {
     let lapses = detail.lock.held.as_ref().and_then(|held| held.lapses_within_ms);
-    let half = lapses.map_or(LONGEST, |ms| Duration::from_millis(ms) / 2);
-    half.clamp(SHORTEST / 2, LONGEST)
+    let half = lapses.map_or(MAX_AGE, |ms| Duration::from_millis(ms) / 2);
+    half.clamp(MIN_INTERVAL / 2, MAX_AGE)
 }
 
 #[cfg(test)]
@@ -377,16 +378,16 @@ mod tests {
     #[test]
     fn the_number_of_watched_locks_is_limited() {
         let mut known = Known::default();
-        for prefix in 0..2 * MOST_WATCHED / MOST_LOCKS {
+        for prefix in 0..2 * MAX_WATCHED / MAX_LOCKS {
             let prefix = format!("{prefix}/");
             known.join(&prefix);
-            let names = (0..MOST_LOCKS).map(|number| name(&format!("{prefix}{number}"))).collect();
+            let names = (0..MAX_LOCKS).map(|number| name(&format!("{prefix}{number}"))).collect();
             known.list(&prefix, names, true, at(0));
         }
-        assert_eq!(known.locks.len(), MOST_WATCHED);
+        assert_eq!(known.locks.len(), MAX_WATCHED);
         assert!(known.covers("0/") && !known.covers("11/"));
         known.changed(name("11/1"), at(1));
-        assert_eq!(known.locks.len(), MOST_WATCHED);
+        assert_eq!(known.locks.len(), MAX_WATCHED);
         known.leave("0/");
         known.list("11/", names(&["11/1"]), true, at(15));
         assert!(known.covers("11/"));
@@ -504,8 +505,8 @@ mod tests {
         let mut known = viewed("a/", &[("a/1", 1, 0)]);
         assert_eq!(known.under("a/").unwrap().len(), 1);
         assert!(known.under("").is_none() && known.under("b").is_none());
-        assert!(known.note(Some("down".into())), "it responded before");
+        assert!(known.record_response(Some("down".into())), "it responded before");
         assert!(known.under("a/").is_none() && known.one(&name("a/1")).is_none());
-        assert!(!known.note(None));
+        assert!(!known.record_response(None));
     }
 }

@@ -9,7 +9,7 @@ use leasehold::env::Env;
 use leasehold::observe::{Event, Observer, Outcome};
 
 /// How many requests are remembered, which covers more than two minutes at full speed.
-const KEPT: usize = 1_000;
+const MAX_REQUESTS: usize = 1_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// One request.
@@ -37,7 +37,7 @@ impl Observer for Meter {
         let mut inner = self.inner();
         inner.0 += 1;
         inner.1.push_back(measured);
-        if inner.1.len() > KEPT {
+        if inner.1.len() > MAX_REQUESTS {
             inner.1.pop_front();
         }
     }

@@ -15,12 +15,12 @@ use crate::app::{App, Arrival, Shared};
 use crate::view::{LockDetail, PastView, Person, StateView};
 
 /// How many entries are shown.
-const MOST: usize = 200;
+const MAX_ENTRIES: usize = 200;
 
 /// Something that happened to a lock.
 struct Entry {
     at_us: u64,
-    what: What,
+    kind: EntryKind,
     lock: String,
     token: u64,
     who: Option<Person>,
@@ -28,7 +28,7 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum EntryKind {
     Acquired,
     Released,
     Lapsed,
@@ -36,7 +36,7 @@ enum What {
     Lost,
 }
 
-impl What {
+impl EntryKind {
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Acquired => ("acquired", "Acquired"),
@@ -75,7 +75,7 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
             }
             ("lost", reason) if arrival.caller.may(Right::Read, &event.lock) => entries.push(Entry {
                 at_us: event.at_us,
-                what: What::Lost,
+                kind: EntryKind::Lost,
                 lock: event.lock.clone(),
                 token,
                 who: None,
@@ -86,34 +86,40 @@ fn entries(app: &App, arrival: &Arrival, locks: &[LockDetail]) -> Vec<Entry> {
     }
     for detail in locks {
         let lock = &detail.lock.lock;
-        let mut add = |at_us, what, token, who: &Person, why: Option<String>| {
-            entries.push(Entry { at_us, what, lock: lock.clone(), token, who: Some(who.clone()), why });
+        let mut add = |at_us, kind, token, who: &Person, why: Option<String>| {
+            entries.push(Entry { at_us, kind, lock: lock.clone(), token, who: Some(who.clone()), why });
         };
         for past in &detail.history {
             if let Some(from_us) = past.from_us {
-                add(from_us, What::Acquired, past.token, &past.holder, past.holder.note.clone());
+                add(from_us, EntryKind::Acquired, past.token, &past.holder, past.holder.note.clone());
             }
-            let (what, why) = match past.end {
-                "released" => (What::Released, None),
-                "lapsed" => (What::Lapsed, Some("not renewed in time".to_owned())),
+            let (kind, why) = match past.end {
+                "released" => (EntryKind::Released, None),
+                "lapsed" => (EntryKind::Lapsed, Some("not renewed in time".to_owned())),
                 _ => (
-                    What::Evicted,
+                    EntryKind::Evicted,
                     why_evicted(past).or_else(|| reasons.get(&(&**lock, past.token)).cloned()),
                 ),
             };
             if let Some(until_us) = past.until_us {
-                add(until_us, what, past.token, &past.holder, why);
+                add(until_us, kind, past.token, &past.holder, why);
             }
         }
         if let Some(held) = &detail.lock.held
             && matches!(detail.lock.state, StateView::Held | StateView::Lapsed)
             && let (Some(holder), Some(token), Some(held_ms)) = (&held.holder, held.token, held.held_ms)
         {
-            add(now_us.saturating_sub(held_ms * 1_000), What::Acquired, token, holder, holder.note.clone());
+            add(
+                now_us.saturating_sub(held_ms * 1_000),
+                EntryKind::Acquired,
+                token,
+                holder,
+                holder.note.clone(),
+            );
         }
     }
-    entries.sort_by_key(|entry| std::cmp::Reverse((entry.at_us, entry.token, entry.what)));
-    entries.truncate(MOST);
+    entries.sort_by_key(|entry| std::cmp::Reverse((entry.at_us, entry.token, entry.kind)));
+    entries.truncate(MAX_ENTRIES);
     entries
 }
 
@@ -136,7 +142,7 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
             caption data-key="caption" { "The latest " (count(entries.len(), "entry", "entries")) ", newest first." (age(reading.age_ms)) }
             thead role="rowgroup" {
                 tr role="row" {
-                    (column("Time (UTC)")) (column("What")) (column("Lock"))
+                    (column("Time (UTC)")) (column("Event")) (column("Lock"))
                     th scope="col" role="columnheader" class="right" { "Token" }
                     (column("Holder")) (column("Note or reason"))
                 }
@@ -149,7 +155,7 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
 }
 
 fn row(entry: &Entry, now_us: u64) -> Markup {
-    let (class, word) = entry.what.words();
+    let (class, word) = entry.kind.words();
     let ago = now_us.saturating_sub(entry.at_us) / 1_000;
     html! {
         tr role="row" data-key={ (entry.lock) " " (entry.token) " " (class) } data-version=(entry.token)
@@ -158,7 +164,7 @@ fn row(entry: &Entry, now_us: u64) -> Markup {
                 time datetime=(stamp(entry.at_us)) { (time(entry.at_us)) }
                 " " span class="muted ago" { span data-up=(ago) { (span(ago)) } " ago" }
             }
-            td role="cell" data-label="What" { span class={ "end " (class) } { (word) } }
+            td role="cell" data-label="Event" { span class={ "end " (class) } { (word) } }
             td role="cell" class="c-name" data-label="Lock" { (lock_link(&entry.lock)) }
             td role="cell" class="num right" data-label="Token" { (entry.token) }
             td role="cell" class="c-holder" data-label="Holder" {

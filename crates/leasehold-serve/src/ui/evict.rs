@@ -11,7 +11,7 @@ use super::format::{count, link};
 use super::layout::{Head, Page};
 use super::parts::{holder, lease, meaning, passing, person, text, token};
 use super::reading;
-use super::session::{may_change, must_be_own, sign_in_first};
+use super::session::{check_origin, check_writable, sign_in_first};
 use crate::access::Right;
 use crate::api::evict::{Outcome, end_grant};
 use crate::app::{Arrival, Shared};
@@ -35,12 +35,12 @@ pub(super) async fn page(
 ) -> Response {
     let head = Head::new(&app, &arrival, &link("evict", &name));
     let shown = async {
-        may_change(&app)?;
+        check_writable(&app)?;
         let name = lock_name(&name)?;
         if !arrival.caller.may(Right::Evict, name.as_str()) && arrival.caller.principal.is_none() {
             return Ok(sign_in_first(&link("evict", name.as_str())).into_response());
         }
-        arrival.must(Right::Evict, &name)?;
+        arrival.require(Right::Evict, &name)?;
         let detail = reading::lock(&app, &arrival, &headers, &name).await?;
         Ok(form_page(head.clone(), &detail, &Evict::default(), None).into_response())
     };
@@ -56,10 +56,10 @@ pub(super) async fn evict(
 ) -> Response {
     let head = Head::new(&app, &arrival, &link("lock", &name));
     let done = async {
-        may_change(&app)?;
+        check_writable(&app)?;
         let name = lock_name(&name)?;
-        must_be_own(&headers)?;
-        arrival.must(Right::Evict, &name)?;
+        check_origin(&headers)?;
+        arrival.require(Right::Evict, &name)?;
         let Form(form) = form.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
         let token = number(&form.token).ok_or_else(|| Problem::invalid("the form has no token"))?;
         let flaw = if form.confirm.trim() != name.as_str() {

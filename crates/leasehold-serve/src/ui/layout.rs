@@ -38,7 +38,7 @@ const ENTRIES: [(&str, &str); 4] =
 impl Head {
     pub(super) fn new(app: &App, arrival: &Arrival, path: &str) -> Self {
         Self {
-            store: (!arrival.caller.is_stranger())
+            store: (!arrival.caller.has_no_rights())
                 .then(|| (app.locker.capabilities().store, app.locker.url().unwrap_or_default().to_owned())),
             dashboard: app.dashboard,
             principal: arrival.caller.principal.clone(),

@@ -41,7 +41,7 @@ pub(super) async fn page(
 }
 
 /// Reserves the lock, or renews or releases a reservation.
-pub(super) async fn act(
+pub(super) async fn perform_action(
     State(app): Shared,
     arrival: Arrival,
     headers: HeaderMap,
@@ -51,12 +51,12 @@ pub(super) async fn act(
     let head = Head::new(&app, &arrival, &link("lock", &name));
     let done = async {
         let name = lock_name(&name)?;
-        reserve::allowed(&app, &arrival, &headers, &name)?;
+        reserve::check_allowed(&app, &arrival, &headers, &name)?;
         let Form(form) = form.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
         match reserve::perform(&app, &arrival, &headers, &name, &form).await {
             Ok(own) => {
                 let page = Redirect::to(&link("lock", name.as_str()));
-                reserve::remember(&app, &arrival, &headers, &name, own.as_ref(), page)
+                reserve::with_reservation_cookie(&app, &arrival, &headers, &name, own.as_ref(), page)
             }
             Err(problem) => failed(&app, &arrival, &headers, head.clone(), &name, form, &problem).await,
         }
@@ -76,8 +76,7 @@ async fn failed(
 ) -> Result<Response, Problem> {
     let form = form.after(problem);
     let Ok(detail) = app.feed.inspect(name).await else {
-        let content =
-            html! { h1 class="name" { (name) } (alert(None, problem)) (reserve::again(app, name, &form)) };
+        let content = html! { h1 class="name" { (name) } (alert(None, problem)) (reserve::repeated_form(app, name, &form)) };
         return Ok(head.page(name.as_str(), "/ui/", content).with_status(problem.status()).into_response());
     };
     let own = Reservation::of(app, arrival, headers, name);

@@ -14,7 +14,7 @@ use super::layout::{Head, Page, age};
 use super::parts::{column, holder_alone, lease, lock_link, passing, sentence, text, token};
 use super::reading::{self, Reading};
 use crate::app::{Arrival, Shared};
-use crate::feed::MOST_LOCKS;
+use crate::feed::MAX_LOCKS;
 use crate::problem::Problem;
 use crate::view::{LockView, StateView};
 
@@ -113,7 +113,7 @@ fn content(filter: &Filter, reading: Reading) -> Markup {
         (states(filter, &found))
         @if has_more {
             p class="notice" {
-                "There are more locks. This page shows " (MOST_LOCKS) " of them: choose a prefix to see the others."
+                "There are more locks. This page shows " (MAX_LOCKS) " of them: choose a prefix to see the others."
             }
         }
         table class="cards" role="table" {

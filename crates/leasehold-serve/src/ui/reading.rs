@@ -8,12 +8,12 @@ use leasehold::LockName;
 
 use crate::access::Right;
 use crate::app::{App, Arrival};
-use crate::feed::{Look, MOST_LOCKS};
+use crate::feed::{Look, MAX_LOCKS};
 use crate::problem::Problem;
 use crate::view::{LockDetail, ms};
 
 /// How many locks are read concurrently.
-const AT_ONCE: usize = 8;
+const CONCURRENCY: usize = 8;
 
 /// The locks of a page, in the order of their names.
 pub(super) struct Reading {
@@ -45,15 +45,15 @@ pub(super) async fn locks(
         Some(seen) => seen,
         None => listed(app, &prefixes).await?.into_iter().map(|name| (name, None)).collect(),
     };
-    let has_more = locks.len() > MOST_LOCKS;
-    locks.truncate(MOST_LOCKS);
+    let has_more = locks.len() > MAX_LOCKS;
+    locks.truncate(MAX_LOCKS);
     let read = |(name, look): (LockName, Option<Look>)| async move {
         match look {
             Some(look) => Ok(aged(app, look)),
             None => app.feed.inspect(&name).await.map(|detail| (detail, Duration::ZERO)),
         }
     };
-    let read: Vec<_> = stream::iter(locks).map(read).buffered(AT_ONCE).try_collect().await?;
+    let read: Vec<_> = stream::iter(locks).map(read).buffered(CONCURRENCY).try_collect().await?;
     let (locks, ages): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     Ok(Reading { locks, has_more, age_ms: ages.into_iter().max().map_or(0, ms) })
 }
@@ -62,8 +62,8 @@ pub(super) async fn locks(
 async fn listed(app: &App, prefixes: &[String]) -> leasehold::Result<Vec<LockName>> {
     let mut names = Vec::new();
     for prefix in prefixes {
-        names.extend(app.feed.names(prefix, MOST_LOCKS + 1 - names.len()).await?);
-        if names.len() > MOST_LOCKS {
+        names.extend(app.feed.names(prefix, MAX_LOCKS + 1 - names.len()).await?);
+        if names.len() > MAX_LOCKS {
             break;
         }
     }
@@ -77,7 +77,7 @@ pub(super) async fn lock(
     headers: &HeaderMap,
     name: &LockName,
 ) -> Result<LockDetail, Problem> {
-    arrival.must(Right::Read, name)?;
+    arrival.require(Right::Read, name)?;
     if is_update(headers)
         && let Some(look) = app.feed.seen_one(name)
     {

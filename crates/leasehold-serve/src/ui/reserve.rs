@@ -11,7 +11,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::format::{in_query, link, stamp, time};
-use super::session::{may_change, must_be_own, with_cookie};
+use super::session::{check_origin, check_writable, with_cookie};
 use crate::access::{Right, cookies};
 use crate::api::holds::{AcquireRequest, acquire_one, release_one, renew_one};
 use crate::app::{App, Arrival, Dashboard};
@@ -102,20 +102,20 @@ fn unknown() -> Problem {
 }
 
 /// Fails if the caller may not send a form about the lock `name`.
-pub(super) fn allowed(
+pub(super) fn check_allowed(
     app: &App,
     arrival: &Arrival,
     headers: &HeaderMap,
     name: &LockName,
 ) -> Result<(), Problem> {
-    may_change(app)?;
-    must_be_own(headers)?;
+    check_writable(app)?;
+    check_origin(headers)?;
     if arrival.caller.principal.is_none() {
         return Err(unknown());
     }
     // The response is the page of the lock, so check the right to read. The right to acquire is checked during the
     // acquisition.
-    arrival.must(Right::Read, name)
+    arrival.require(Right::Read, name)
 }
 
 /// Reserves, renews or releases `name`, according to `form`. Returns the reservation, or `None` if it has ended.
@@ -159,7 +159,7 @@ pub(super) async fn perform(
 }
 
 /// Adds the cookie of `reservation` to `response`. Without a reservation, deletes the cookie.
-pub(super) fn remember(
+pub(super) fn with_reservation_cookie(
     app: &App,
     arrival: &Arrival,
     headers: &HeaderMap,
@@ -214,7 +214,7 @@ pub(super) fn section(
 }
 
 /// Returns the form as it was sent, for a page without the state of the lock.
-pub(super) fn again(app: &App, name: &LockName, sent: &Form) -> Markup {
+pub(super) fn repeated_form(app: &App, name: &LockName, sent: &Form) -> Markup {
     html! { @if sent.action == "reserve" { (form(app, &link("lock", name.as_str()), Some(sent))) } }
 }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::format::in_query;
 use super::layout::{Head, Page};
-use crate::access::{Access, SESSION_LASTS};
+use crate::access::{Access, SESSION_LIFETIME};
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::body::Timely;
 use crate::problem::Problem;
@@ -34,12 +34,12 @@ pub(super) struct SignIn {
 }
 
 /// Asks callers without any rights for a token, except on the sign-in page and for assets.
-pub(super) async fn needed(request: Request, next: Next) -> Response {
+pub(super) async fn require_sign_in(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_open = path == "/ui/sign-in" || path.starts_with("/ui/assets/");
-    let is_stranger =
-        request.extensions().get::<Arrival>().is_none_or(|arrival| arrival.caller.is_stranger());
-    if is_open || !is_stranger {
+    let has_no_rights =
+        request.extensions().get::<Arrival>().is_none_or(|arrival| arrival.caller.has_no_rights());
+    if is_open || !has_no_rights {
         return next.run(request).await;
     }
     if path == "/ui/events" {
@@ -56,7 +56,7 @@ pub(super) fn sign_in_first(to: &str) -> Redirect {
 
 /// Fails if no page of this server sent the form. Browsers send `Origin` with each form. An earlier check ensures that
 /// it is the origin of this server.
-pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
@@ -65,7 +65,7 @@ pub(super) fn must_be_own(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 /// Fails if this dashboard is read-only.
-pub(super) fn may_change(app: &App) -> Result<(), Problem> {
+pub(super) fn check_writable(app: &App) -> Result<(), Problem> {
     if app.dashboard == Dashboard::ReadWrite {
         return Ok(());
     }
@@ -113,15 +113,15 @@ pub(super) async fn sign_in(
 ) -> Response {
     let head = Head::new(&app, &arrival, "/ui/sign-in");
     // Drop the text of the rejection, because it may quote the input.
-    let form =
-        must_be_own(&headers).and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
+    let form = check_origin(&headers)
+        .and_then(|()| form.map_err(|_| Problem::invalid("the form could not be read")));
     let Form(form) = match form {
         Ok(form) => form,
         Err(problem) => return head.problem(&problem).into_response(),
     };
     let to = own_page(&form.to);
     match app.open_session(form.token.trim()) {
-        Some(cookie) => with_cookie(&headers, &cookie, PAGES, SESSION_LASTS.as_secs(), Redirect::to(to)),
+        Some(cookie) => with_cookie(&headers, &cookie, PAGES, SESSION_LIFETIME.as_secs(), Redirect::to(to)),
         None => {
             form_page(head, to, Some("This token is unknown. After a restart, the server prints a new one. Tokens of an issuer (OIDC) cannot be used here."))
                 .with_status(StatusCode::UNAUTHORIZED)
@@ -131,7 +131,7 @@ pub(super) async fn sign_in(
 }
 
 pub(super) async fn sign_out(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
-    match must_be_own(&headers) {
+    match check_origin(&headers) {
         Ok(()) => with_cookie(&headers, &Access::no_session(), PAGES, 0, Redirect::to(PAGES)),
         Err(problem) => Head::new(&app, &arrival, "/ui/").problem(&problem).into_response(),
     }

@@ -11,7 +11,7 @@ use super::format::{count, shell, span, stamp, time, took};
 use super::icons;
 use super::layout::{Head, Page};
 use super::parts::{column, text};
-use super::session::{may_change, must_be_own};
+use super::session::{check_origin, check_writable};
 use crate::access::Right;
 use crate::app::{App, Arrival, Dashboard, Shared};
 use crate::examiner::{Examinations, Examined, LIMIT, Request};
@@ -20,7 +20,7 @@ use crate::problem::Problem;
 
 pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
     let head = Head::new(&app, &arrival, "/ui/store");
-    if arrival.caller.is_stranger() {
+    if arrival.caller.has_no_rights() {
         return head.problem(&Problem::new(StatusCode::FORBIDDEN, "forbidden", "you may not see this store"));
     }
     head.page("Store", "/ui/store", content(&app, &arrival))
@@ -29,8 +29,8 @@ pub(super) async fn page(State(app): Shared, arrival: Arrival) -> Page {
 /// Runs the doctor, and redirects to the page when it has ended.
 pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: HeaderMap) -> Response {
     let done = async {
-        may_change(&app)?;
-        must_be_own(&headers)?;
+        check_writable(&app)?;
+        check_origin(&headers)?;
         if !may_examine(&arrival) {
             let detail = format!("{} may not examine this store", arrival.caller.name());
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail).with_help(format!(

@@ -17,16 +17,16 @@ use tokio::sync::{Notify, watch};
 use super::source::{Set, Source};
 
 /// The time limit of one fetch.
-pub(super) const LIMIT: Duration = Duration::from_secs(10);
+pub(super) const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit of a request that waits for a fetch. It is longer than the limit of the fetch, so that the fetching
 /// task can report the result.
-const WAIT_LIMIT: Duration = Duration::from_secs(11);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(11);
 /// The minimum time between the last fetch and another one that an unknown key causes.
-pub(super) const PAUSE: Duration = Duration::from_secs(10);
+pub(super) const MIN_INTERVAL: Duration = Duration::from_secs(10);
 /// After this time, keys are fetched again, and those that the issuer has withdrawn are no longer accepted.
-pub(super) const AGE: Duration = Duration::from_secs(15 * 60);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 /// After this time, a fetch that failed is repeated.
-const AGAIN: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A public key, and the algorithms of signatures that it may verify.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(super) enum NoKey {
 pub(super) struct Keys {
     source: Source,
     fetched: watch::Sender<Fetched>,
-    wanted: Notify,
+    requested: Notify,
 }
 
 /// The result of the latest fetches.
@@ -66,7 +66,7 @@ struct Fetched {
 
 impl Keys {
     pub(super) fn new(source: Source) -> Self {
-        Self { source, fetched: watch::Sender::default(), wanted: Notify::new() }
+        Self { source, fetched: watch::Sender::default(), requested: Notify::new() }
     }
 
     /// Returns the key `id`. If it is unknown, waits a limited time for a fetch, unless the last fetch is recent.
@@ -80,18 +80,19 @@ impl Keys {
         if found.is_ok() || was_just_fetched {
             return found;
         }
-        self.wanted.notify_one();
-        match clock::timeout(&*env.clock, WAIT_LIMIT, fetched.changed()).await {
+        self.requested.notify_one();
+        match clock::timeout(&*env.clock, WAIT_TIMEOUT, fetched.changed()).await {
             Some(_) => fetched.borrow().find(id),
             None => Err(NoKey::Unavailable),
         }
     }
 
     /// Fetches the keys at once, at intervals, and when an unknown key is requested. Runs until it is dropped.
-    pub(super) async fn keep(&self, issuer: &str, env: &Env) {
+    pub(super) async fn refresh(&self, issuer: &str, env: &Env) {
         loop {
-            let set = clock::timeout(&*env.clock, LIMIT, self.source.fetch()).await;
-            let keys = set.unwrap_or_else(|| Err(format!("no response within {LIMIT:?}"))).and_then(usable);
+            let set = clock::timeout(&*env.clock, FETCH_TIMEOUT, self.source.fetch()).await;
+            let keys =
+                set.unwrap_or_else(|| Err(format!("no response within {FETCH_TIMEOUT:?}"))).and_then(usable);
             let has_failed = keys.is_err();
             if let Err(error) = &keys {
                 tracing::warn!(issuer, error, "the keys of an issuer could not be fetched");
@@ -105,16 +106,16 @@ impl Keys {
                 }
             });
             tokio::select! {
-                () = env.sleep(if has_failed { AGAIN } else { AGE }) => {}
-                () = self.wanted(env) => {}
+                () = env.sleep(if has_failed { RETRY_INTERVAL } else { MAX_AGE }) => {}
+                () = self.requested(env) => {}
             }
         }
     }
 
     /// Waits until a request needs an unknown key and the last fetch is not recent.
-    async fn wanted(&self, env: &Env) {
+    async fn requested(&self, env: &Env) {
         loop {
-            self.wanted.notified().await;
+            self.requested.notified().await;
             if !self.fetched.borrow().is_recent(env.now()) {
                 return;
             }
@@ -128,9 +129,9 @@ impl Fetched {
         self.keys.get(id).cloned().ok_or(missing)
     }
 
-    /// Returns whether the last fetch ended less than [`PAUSE`] before `now`, on the clock that cannot be set.
+    /// Returns whether the last fetch ended less than [`MIN_INTERVAL`] before `now`, on the clock that cannot be set.
     fn is_recent(&self, now: Moment) -> bool {
-        self.at.is_some_and(|at| now.since_boot().saturating_sub(at.since_boot()) < PAUSE)
+        self.at.is_some_and(|at| now.since_boot().saturating_sub(at.since_boot()) < MIN_INTERVAL)
     }
 }
 
@@ -182,13 +183,13 @@ mod tests {
         let env = Env::seeded(clock.clone(), 1);
         let keys = Keys::new(Source::file("/nowhere"));
         let find = || keys.find("k", &env).now_or_never().map(Result::unwrap_err);
-        let begins = || keys.wanted(&env).now_or_never().is_some();
+        let begins = || keys.requested(&env).now_or_never().is_some();
         assert!(find().is_none() && begins(), "nothing was fetched yet");
         keys.fetched.send_modify(|fetched| fetched.at = Some(env.now()));
         assert_eq!(find(), Some(NoKey::Unknown), "it does not wait");
-        keys.wanted.notify_one();
+        keys.requested.notify_one();
         assert!(!begins(), "a request that came before the last fetch ended");
-        clock.suspend(PAUSE);
+        clock.suspend(MIN_INTERVAL);
         assert!(find().is_none() && begins());
     }
 
@@ -197,7 +198,7 @@ mod tests {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         // The task that fetches the keys does not run.
         let keys = Keys::new(Source::file("/nowhere"));
-        let found = clock::timeout(&*env.clock, 2 * LIMIT, keys.find("k", &env)).await;
+        let found = clock::timeout(&*env.clock, 2 * FETCH_TIMEOUT, keys.find("k", &env)).await;
         assert_eq!(found.expect("it waits").unwrap_err(), NoKey::Unavailable);
     }
 

@@ -13,8 +13,8 @@ use tokio::sync::Mutex;
 use tokio::task::{self, JoinHandle};
 
 /// Maximum size of an issuer's document, in bytes.
-const MOST_BODY: usize = 1 << 20;
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const MAX_DOCUMENT: usize = 1 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The source of an issuer's keys.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ impl Endpoint {
         }
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
-            if body.len() + chunk.len() > MOST_BODY {
-                return Err(format!("{url} responded with more than {MOST_BODY} bytes"));
+            if body.len() + chunk.len() > MAX_DOCUMENT {
+                return Err(format!("{url} responded with more than {MAX_DOCUMENT} bytes"));
             }
             body.extend_from_slice(&chunk);
         }
@@ -160,7 +160,7 @@ fn checked(url: &str, plain: bool) -> Result<Url, String> {
 fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> {
     let mut builder = reqwest::Client::builder()
         .redirect(redirect::Policy::none())
-        .connect_timeout(CONNECT_LIMIT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .http1_only()
         .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
     // A proxy from the environment cannot change responses over TLS, but a plain request must not leave this machine.
@@ -183,10 +183,10 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = Vec::new();
-    let most = MOST_BODY as u64 + 1;
+    let most = MAX_DOCUMENT as u64 + 1;
     file.take(most).read_to_end(&mut text).map_err(|error| error.to_string())?;
-    if text.len() > MOST_BODY {
-        return Err(format!("it has more than {MOST_BODY} bytes"));
+    if text.len() > MAX_DOCUMENT {
+        return Err(format!("it has more than {MAX_DOCUMENT} bytes"));
     }
     Ok(text)
 }

@@ -5,7 +5,7 @@ use leasehold::lease::printable;
 use serde_json::Value;
 
 /// Maximum length of a text with claims, in characters. Together with the issuer's name, it fits into a holder's name.
-const MOST_TEXT: usize = 160;
+const MAX_PRINCIPAL: usize = 160;
 
 /// A text with claims in braces: `ci/{repository:2}/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,10 +135,10 @@ impl Template {
             }
             principal.push_str(value);
         }
-        let is_plain = printable(&principal, MOST_TEXT) == principal && principal.trim() == principal;
+        let is_plain = printable(&principal, MAX_PRINCIPAL) == principal && principal.trim() == principal;
         if principal.is_empty() || !is_plain {
             return Err(format!(
-                "its claims must result in 1 to {MOST_TEXT} printable characters, without spaces at the ends"
+                "its claims must result in 1 to {MAX_PRINCIPAL} printable characters, without spaces at the ends"
             ));
         }
         Ok(principal)

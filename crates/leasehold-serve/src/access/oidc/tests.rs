@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::{Access, Caller, Right};
-use super::keys::{AGE, Key, LIMIT, PAUSE};
-use super::{IssuerEntry, Issuers, LEEWAY, MOST_TOKEN};
+use super::keys::{FETCH_TIMEOUT, Key, MAX_AGE, MIN_INTERVAL};
+use super::{IssuerEntry, Issuers, LEEWAY, MAX_TOKEN};
 use crate::problem::Problem;
 
 /// A key of an issuer.
@@ -165,7 +165,7 @@ struct Server {
     access: Access,
     env: Env,
     clock: Arc<TestClock>,
-    keeping: tokio::task::JoinHandle<()>,
+    refreshing: tokio::task::JoinHandle<()>,
 }
 
 impl Server {
@@ -173,11 +173,11 @@ impl Server {
         let access = Access::parse(file).unwrap();
         let clock = Arc::new(TestClock::default());
         let env = Env::seeded(clock.clone(), 1);
-        let keeping = tokio::spawn({
+        let refreshing = tokio::spawn({
             let (access, env) = (access.clone(), env.clone());
-            async move { access.keep_keys(&env).await }
+            async move { access.refresh_keys(&env).await }
         });
-        Self { access, env, clock, keeping }
+        Self { access, env, clock, refreshing }
     }
 
     fn now_s(&self) -> f64 {
@@ -197,8 +197,8 @@ impl Server {
 
     /// Expects a refusal with this status that contains `wanted` and does not repeat the token.
     #[track_caller]
-    fn refused(asked: Result<Caller, Problem>, token: &str, status: u16, wanted: &str) {
-        let problem = asked.unwrap_err();
+    fn refused(outcome: Result<Caller, Problem>, token: &str, status: u16, wanted: &str) {
+        let problem = outcome.unwrap_err();
         let text = format!("{problem:?}");
         assert!(problem.status() == status && problem.detail().contains(wanted), "{wanted}: {text}");
         for part in token.split('.').filter(|part| part.len() > 8) {
@@ -209,7 +209,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.keeping.abort();
+        self.refreshing.abort();
     }
 }
 
@@ -282,14 +282,14 @@ async fn a_token_with_a_flaw_is_refused() {
         ("a beginning that is not a number", with("nbf", json!("soon")), "`nbf`"),
         ("no key", header(Header { kid: None, ..key.header() }), "`kid`"),
         ("an extension", header(Header { crit: Some(vec!["b64".into()]), ..key.header() }), "`crit`"),
-        ("too long", with("more", json!("x".repeat(MOST_TOKEN))), "longer"),
+        ("too long", with("more", json!("x".repeat(MAX_TOKEN))), "longer"),
         ("no text", "a.b.c".to_owned(), "header"),
         ("no token of an issuer", "opaque".to_owned(), "unknown"),
         ("four parts", format!("{good}.x"), "unknown"),
     ] {
-        let asked = server.ask(&token).await;
-        assert!(asked.is_err(), "{flaw}");
-        Server::refused(asked, &token, 401, wanted);
+        let outcome = server.ask(&token).await;
+        assert!(outcome.is_err(), "{flaw}");
+        Server::refused(outcome, &token, 401, wanted);
     }
     assert!(server.ask(&with("exp", json!(now - leeway + 5.0))).await.is_ok(), "clocks differ");
     assert!(server.ask(&with("exp", json!(1e15))).await.is_ok());
@@ -336,13 +336,13 @@ async fn unknown_keys_cause_one_fetch_in_a_pause() {
         Server::refused(server.ask(&unknown).await, &unknown, 401, "`kid`");
     }
     assert_eq!(issuer.fetches(), 1, "the last fetch was a moment ago");
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     let many = (0..100).map(|_| server.ask(&unknown));
     for refused in future::join_all(many).await {
         Server::refused(refused, &unknown, 401, "`kid`");
     }
     assert_eq!(issuer.fetches(), 2, "all of them share one fetch");
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     assert!(server.ask(&good).await.is_ok());
     assert_eq!(issuer.fetches(), 2, "a known key causes none");
 }
@@ -355,7 +355,7 @@ async fn new_keys_are_fetched_when_a_token_names_one() {
     let claims = server.claims(&issuer);
     assert!(server.ask(&old.sign(&claims)).await.is_ok());
     issuer.publish(&[&new]);
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     assert!(server.ask(&new.sign(&claims)).await.is_ok());
     let withdrawn = old.sign(&claims);
     Server::refused(server.ask(&withdrawn).await, &withdrawn, 401, "`kid`");
@@ -373,7 +373,7 @@ async fn withdrawn_keys_end_without_a_request() {
     };
     assert!(server.ask(&good(&old)).await.is_ok());
     issuer.publish(&[&new]);
-    server.clock.suspend(AGE);
+    server.clock.suspend(MAX_AGE);
     issuer.fetched(2).await;
     // The new key is known once that fetch has ended.
     assert!(server.ask(&good(&new)).await.is_ok());
@@ -389,7 +389,7 @@ async fn a_known_key_does_not_wait_for_a_fetch() {
     let (good, other) = (key.sign(&claims), new.sign(&claims));
     assert!(server.ask(&good).await.is_ok());
     issuer.is_open.send_replace(false);
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     let mut waiting = Box::pin(server.ask(&other));
     assert!(waiting.as_mut().now_or_never().is_none());
     // The fetch begins with the configuration, and the issuer does not respond.
@@ -424,18 +424,18 @@ async fn without_its_keys_an_issuer_gives_no_access() {
         ("too long", good().with(json!({"more": "x".repeat(2 << 20)}))),
     ] {
         issuer.set(answers);
-        server.clock.suspend(PAUSE);
-        let asked = server.ask(&token).await;
-        assert!(asked.is_err(), "{flaw}");
-        Server::refused(asked, &token, 503, "`test`");
+        server.clock.suspend(MIN_INTERVAL);
+        let outcome = server.ask(&token).await;
+        assert!(outcome.is_err(), "{flaw}");
+        Server::refused(outcome, &token, 503, "`test`");
     }
     assert_eq!(elsewhere.fetches(), 0);
     issuer.publish(&[&key]);
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     assert!(server.ask(&token).await.is_ok());
     // From now on, an outage does not end the access of anyone.
     issuer.set(down());
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     Server::refused(server.ask(&unknown).await, &unknown, 503, "`test`");
     assert!(server.ask(&token).await.is_ok());
 }
@@ -473,11 +473,11 @@ async fn a_stuck_file_of_keys_stops_no_other_issuer() {
     let token = key.sign(&claims);
     let mut waiting = Box::pin(server.ask(&token));
     assert!(waiting.as_mut().now_or_never().is_none());
-    server.clock.suspend(LIMIT);
+    server.clock.suspend(FETCH_TIMEOUT);
     Server::refused(waiting.await, &token, 503, "`stuck`");
     // The same read is still in progress.
     std::fs::write(&fifo, json!({"keys": [key.public()]}).to_string()).unwrap();
-    server.clock.suspend(PAUSE);
+    server.clock.suspend(MIN_INTERVAL);
     assert!(server.ask(&token).await.is_ok());
 }
 
