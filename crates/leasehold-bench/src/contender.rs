@@ -49,10 +49,10 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio_util::sync::CancellationToken;
 
 /// The exit code if the client does not support the request.
-const CANNOT: u8 = 3;
+const UNSUPPORTED: u8 = 3;
 
 /// How many locks `many` acquires concurrently.
-const AT_ONCE: usize = 64;
+const CONCURRENCY: usize = 64;
 
 /// A lock client.
 pub(crate) trait Client: Send + Sync + 'static {
@@ -64,7 +64,7 @@ pub(crate) trait Client: Send + Sync + 'static {
     fn release(&self, held: Self::Held) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Returns whether an acquired lock is still held, or `None` if the client does not know.
-    fn still(&self, held: &Self::Held) -> Option<bool>;
+    fn is_held(&self, held: &Self::Held) -> Option<bool>;
 }
 
 /// The contenders that are built into this program.
@@ -91,7 +91,7 @@ pub(crate) const BUILT_IN: &[&str] = &[
 ];
 
 /// Runs the contender named by the first argument.
-pub(crate) async fn be(arguments: &[String]) -> ExitCode {
+pub(crate) async fn run(arguments: &[String]) -> ExitCode {
     let name = arguments.first().map(String::as_str).unwrap_or_default();
     let options = match Options::read(arguments.get(1..).unwrap_or_default()) {
         Ok(options) => options,
@@ -123,7 +123,7 @@ pub(crate) async fn be(arguments: &[String]) -> ExitCode {
         "conditional-gcs" => {
             serve(gcs::Uploads::open(&options).map(conditional::Conditional::new), &options).await
         }
-        other => failed(&format!("there is no contender `{other}`; there are: {}", BUILT_IN.join(", "))),
+        other => failed(&format!("unknown contender `{other}`; the contenders are: {}", BUILT_IN.join(", "))),
     }
 }
 
@@ -139,7 +139,7 @@ async fn serve<C: Client>(client: Result<C, String>, options: &Options) -> ExitC
             "contend" => contend(&client, options).await.map(|()| ExitCode::SUCCESS),
             "hold" => hold(&client, options).await.map(|()| ExitCode::SUCCESS),
             "many" => many(&client, options).await,
-            other => Err(format!("there is no verb `{other}`")),
+            other => Err(format!("unknown verb `{other}`")),
         }
     };
     served.await.unwrap_or_else(|error: String| failed(&error))
@@ -151,33 +151,33 @@ async fn contend<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), St
     let hold = Duration::from_micros(options.number("hold-us")?);
     let (tasks, count) = (options.number("tasks")?, options.number("count").ok());
     get_ready(&**client, options).await?;
-    let over = CancellationToken::new();
+    let stop = CancellationToken::new();
     if count.is_none() {
-        let (over, limit) = (over.clone(), options.seconds()?);
+        let (stop, limit) = (stop.clone(), options.seconds()?);
         tokio::spawn(async move {
             SystemClock.sleep(limit).await;
-            over.cancel();
+            stop.cancel();
         });
     }
     let tasks: Vec<_> = (0..tasks)
         .map(|_| {
-            let (client, lock, over) = (client.clone(), options.lock.clone(), over.clone());
-            tokio::spawn(async move { cycle(&*client, &lock, hold, count.unwrap_or(u64::MAX), &over).await })
+            let (client, lock, stop) = (client.clone(), options.lock.clone(), stop.clone());
+            tokio::spawn(async move { cycle(&*client, &lock, hold, count.unwrap_or(u64::MAX), &stop).await })
         })
         .collect();
-    let mut said = String::new();
+    let mut lines = String::new();
     let mut out = tokio::io::stdout();
     for (task, cycles) in tasks.into_iter().enumerate() {
-        for [asked, granted, releasing, released] in cycles.await.map_err(|error| error.to_string())?? {
+        for [requested, granted, releasing, released] in cycles.await.map_err(|error| error.to_string())?? {
             // Writing to a string does not fail.
-            let _ = writeln!(said, "E {task} {asked} {granted} {releasing} {released}");
+            let _ = writeln!(lines, "E {task} {requested} {granted} {releasing} {released}");
         }
-        out.write_all(said.as_bytes()).await.map_err(|error| error.to_string())?;
-        said.clear();
+        out.write_all(lines.as_bytes()).await.map_err(|error| error.to_string())?;
+        lines.clear();
     }
     // Flush now, because `done` is printed through another handle and could come first.
     out.flush().await.map_err(|error| error.to_string())?;
-    say("done").await
+    print_line("done").await
 }
 
 /// Runs the acquisitions of one task.
@@ -186,15 +186,15 @@ async fn cycle<C: Client>(
     lock: &str,
     hold: Duration,
     count: u64,
-    over: &CancellationToken,
+    stop: &CancellationToken,
 ) -> Result<Vec<[u64; 4]>, String> {
     let mut cycles = Vec::new();
-    while (cycles.len() as u64) < count && !over.is_cancelled() {
-        let asked = now_us();
+    while (cycles.len() as u64) < count && !stop.is_cancelled() {
+        let requested = now_us();
         let held = tokio::select! {
             biased;
             held = client.acquire(lock) => held?,
-            () = over.cancelled() => break,
+            () = stop.cancelled() => break,
         };
         let granted = now_us();
         if !hold.is_zero() {
@@ -202,7 +202,7 @@ async fn cycle<C: Client>(
         }
         let releasing = now_us();
         client.release(held).await?;
-        cycles.push([asked, granted, releasing, now_us()]);
+        cycles.push([requested, granted, releasing, now_us()]);
     }
     Ok(cycles)
 }
@@ -210,7 +210,7 @@ async fn cycle<C: Client>(
 async fn hold<C: Client>(client: &Arc<C>, options: &Options) -> Result<(), String> {
     let mut input = get_ready(&**client, options).await?;
     let held = client.acquire(&options.lock).await?;
-    say(&format!("granted {}", now_us())).await?;
+    print_line(&format!("granted {}", now_us())).await?;
     let mut rest = String::new();
     while input.read_line(&mut rest).await.map_err(|error| error.to_string())? > 0 {
         rest.clear();
@@ -226,22 +226,22 @@ async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode,
         async move { client.acquire(&lock).await }
     });
     let mut held = Vec::new();
-    let mut acquired = acquired.buffer_unordered(AT_ONCE);
+    let mut acquired = acquired.buffer_unordered(CONCURRENCY);
     while let Some(lock) = acquired.next().await {
         held.push(lock?);
     }
-    say("held").await?;
+    print_line("held").await?;
     SystemClock.sleep(seconds).await;
-    if held.iter().any(|lock| client.still(lock).is_none()) {
-        eprintln!("contender: this client has no lease that it keeps");
-        return Ok(ExitCode::from(CANNOT));
+    if held.iter().any(|lock| client.is_held(lock).is_none()) {
+        eprintln!("contender: this client does not renew leases");
+        return Ok(ExitCode::from(UNSUPPORTED));
     }
-    let lost = held.iter().filter(|lock| client.still(lock) == Some(false)).count();
+    let lost = held.iter().filter(|lock| client.is_held(lock) == Some(false)).count();
     if lost > 0 {
-        say(&format!("lost {lost}")).await?;
+        print_line(&format!("lost {lost}")).await?;
     }
-    say("done").await?;
-    let released = stream::iter(held).map(|lock| client.release(lock)).buffer_unordered(AT_ONCE);
+    print_line("done").await?;
+    let released = stream::iter(held).map(|lock| client.release(lock)).buffer_unordered(CONCURRENCY);
     released.for_each(|_| std::future::ready(())).await;
     Ok(ExitCode::SUCCESS)
 }
@@ -250,20 +250,20 @@ async fn many<C: Client>(client: &Arc<C>, options: &Options) -> Result<ExitCode,
 async fn get_ready<C: Client>(client: &C, options: &Options) -> Result<BufReader<tokio::io::Stdin>, String> {
     let held = client.acquire(&format!("{}-warm", options.lock)).await?;
     client.release(held).await?;
-    say("ready").await?;
+    print_line("ready").await?;
     let mut input = BufReader::new(tokio::io::stdin());
     let mut line = String::new();
     input.read_line(&mut line).await.map_err(|error| error.to_string())?;
     if line.trim() == "go" { Ok(input) } else { Err(format!("{line:?} is not `go`")) }
 }
 
-async fn say(line: &str) -> Result<(), String> {
+async fn print_line(line: &str) -> Result<(), String> {
     let mut out = tokio::io::stdout();
-    let said = async {
+    let written = async {
         out.write_all(format!("{line}\n").as_bytes()).await?;
         out.flush().await
     };
-    said.await.map_err(|error| error.to_string())
+    written.await.map_err(|error| error.to_string())
 }
 
 fn now_us() -> u64 {
@@ -281,7 +281,7 @@ pub(crate) struct Options {
 
 impl Options {
     fn read(arguments: &[String]) -> Result<Self, String> {
-        let verb = arguments.first().ok_or("there is no verb")?.clone();
+        let verb = arguments.first().ok_or("the verb is missing")?.clone();
         let mut values = HashMap::new();
         for pair in arguments[1..].chunks(2) {
             let name = pair[0].strip_prefix("--").ok_or_else(|| format!("`{}` is not an option", pair[0]))?;

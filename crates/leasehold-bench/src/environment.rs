@@ -20,7 +20,7 @@ pub(crate) struct Environment {
 }
 
 /// The connection of one contender to a store, for one run.
-pub(crate) struct Way<'a> {
+pub(crate) struct Connection<'a> {
     environment: &'a Environment,
     /// `None` if the store has no server.
     proxy: Option<Proxy>,
@@ -31,7 +31,7 @@ impl Environment {
     /// Starts the server of `store`, if it has one.
     pub(crate) async fn start(store: Store) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("leasehold-bench.").tempdir();
-        let folder = folder.map_err(|error| format!("no temporary folder: {error}"))?;
+        let folder = folder.map_err(|error| format!("cannot create a temporary folder: {error}"))?;
         let server = match store.bench().server {
             Some(start) => Some(start(folder.path()).await.map_err(|error| error.to_string())?),
             None => None,
@@ -45,21 +45,21 @@ impl Environment {
     }
 
     /// Opens a connection that adds `round_trip` to each request.
-    pub(crate) async fn way(&self, round_trip: Duration) -> Result<Way<'_>, String> {
+    pub(crate) async fn connect(&self, round_trip: Duration) -> Result<Connection<'_>, String> {
         let proxy = match &self.server {
             None => None,
             Some(server) => {
                 let proxy = Proxy::start(server.address(), server.protocol(), round_trip).await;
-                Some(proxy.map_err(|error| format!("no proxy: {error}"))?)
+                Some(proxy.map_err(|error| format!("cannot start the proxy: {error}"))?)
             }
         };
-        let mut way = Way { environment: self, proxy, before: BTreeMap::new() };
-        way.begin_counting().await;
-        Ok(way)
+        let mut connection = Connection { environment: self, proxy, before: BTreeMap::new() };
+        connection.begin_counting().await;
+        Ok(connection)
     }
 }
 
-impl Way<'_> {
+impl Connection<'_> {
     /// Returns the server, and the address of the proxy in front of it.
     fn server(&self) -> Option<(&dyn Measured, String)> {
         Some((self.environment.server.as_deref()?, self.address()))

@@ -9,7 +9,7 @@ pub(crate) struct Event {
     pub(crate) process: u32,
     pub(crate) task: u32,
     /// When acquire was called.
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     /// When it returned.
     pub(crate) granted: u64,
     /// When release was called.
@@ -24,8 +24,14 @@ impl Event {
         let mut numbers = line.strip_prefix("E ")?.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next()?.ok();
         let task = u32::try_from(next()?).ok()?;
-        let event =
-            Self { process, task, asked: next()?, granted: next()?, releasing: next()?, released: next()? };
+        let event = Self {
+            process,
+            task,
+            requested: next()?,
+            granted: next()?,
+            releasing: next()?,
+            released: next()?,
+        };
         numbers.next().is_none().then_some(event)
     }
 
@@ -53,7 +59,7 @@ impl Window {
 /// milliseconds.
 pub(crate) fn cycles_ms(events: &[Event], window: Window, percents: [f64; 2]) -> [Option<f64>; 2] {
     let inside = events.iter().filter(|event| (window.from..window.until).contains(&event.released));
-    let mut times: Vec<f64> = inside.map(|event| ms(event.asked, event.released)).collect();
+    let mut times: Vec<f64> = inside.map(|event| ms(event.requested, event.released)).collect();
     percents.map(|percent| percentile(&mut times, percent))
 }
 
@@ -80,11 +86,13 @@ pub(crate) fn hand_offs_ms(events: &[Event], window: Window) -> Vec<f64> {
     inside.map(|pair| ms(pair[0].releasing, pair[1].granted)).collect()
 }
 
-/// Counts the grants that overtook another process, which had asked at least `earlier_us` earlier and was granted the
+/// Counts the grants that overtook another process, which had requested it at least `earlier_us` earlier and was granted the
 /// lock later.
 pub(crate) fn overtaken(events: &[Event], earlier_us: u64) -> u64 {
     let overtakes = |one: &Event, other: &Event| {
-        other.process != one.process && other.asked + earlier_us <= one.asked && other.granted > one.granted
+        other.process != one.process
+            && other.requested + earlier_us <= one.requested
+            && other.granted > one.granted
     };
     events.iter().filter(|one| events.iter().any(|other| overtakes(one, other))).count() as u64
 }
@@ -115,7 +123,7 @@ impl Fairness {
         for event in events {
             let Some(share) = shares.get_mut(place(event.who())) else { continue };
             *share += 1;
-            longest = longest.max(event.granted.saturating_sub(event.asked));
+            longest = longest.max(event.granted.saturating_sub(event.requested));
             let since = &mut waits_since[place(event.who())];
             *since = (*since).max(event.released);
         }
@@ -136,8 +144,8 @@ mod tests {
     use super::*;
 
     fn event(process: u32, task: u32, times: [u64; 4]) -> Event {
-        let [asked, granted, releasing, released] = times;
-        Event { process, task, asked, granted, releasing, released }
+        let [requested, granted, releasing, released] = times;
+        Event { process, task, requested, granted, releasing, released }
     }
 
     #[test]

@@ -40,7 +40,7 @@ use crate::scenario::{Scenario, Store};
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
-        Some("contender") => return contender::be(&arguments[1..]).await,
+        Some("contender") => return contender::run(&arguments[1..]).await,
         Some("list") => return list(),
         _ => {}
     }
@@ -50,7 +50,7 @@ async fn main() -> ExitCode {
     };
     if options.plan().is_empty() && !options.report_only {
         return wrong(
-            "there is nothing to measure: that scenario is not measured on that store; see ./bench list",
+            "there is nothing to measure: this scenario is not measured on this store; see ./bench list",
         );
     }
     let done = async {

@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 
-use crate::environment::{Environment, Way};
+use crate::environment::{Connection, Environment};
 use crate::options::Options;
-use crate::program::{Program, Trouble};
+use crate::program::{MeasureError, Program};
 use crate::results::{Block, PROCESSES, Row, Sample};
 use crate::roster::Contender;
 use crate::scenario::{Load, Scenario, Store};
 
 /// How long a contender may take to get ready. Starting 16 Java programs on two processors takes some seconds, and a
 /// lock that was left held must lapse first.
-const READY: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a program may take to exit.
-const END: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One scenario on one store, with one round trip.
 pub(crate) struct Run<'a> {
@@ -39,16 +39,16 @@ impl Run<'_> {
     pub(crate) async fn measure(&self) -> Block {
         let settings = self.settings();
         let all = Contender::of(self.scenario, self.store);
-        let asked = |one: &&&Contender| {
+        let is_selected = |one: &&&Contender| {
             let only = &self.options.only;
             only.is_empty() || only.iter().any(|part| one.name.contains(part.as_str()))
         };
-        let all: Vec<&Contender> = all.iter().filter(asked).copied().collect();
+        let all: Vec<&Contender> = all.iter().filter(is_selected).copied().collect();
         let mut rows: Vec<Row> = all.iter().map(|one| row(one)).collect();
         // Put a random number into the lock names, so that no lock is left over from an earlier measurement.
         let measurement = fastrand::u32(..);
-        let rehearsals = self.scenario.rehearsals() as usize;
-        for round in 0..rehearsals + self.options.rounds(self.scenario) as usize {
+        let warm_up_rounds = self.scenario.warm_up_rounds() as usize;
+        for round in 0..warm_up_rounds + self.options.rounds(self.scenario) as usize {
             for turn in 0..all.len() {
                 // A different contender comes first in each round.
                 let n = (turn + round) % all.len();
@@ -58,10 +58,10 @@ impl Run<'_> {
                     let lock = format!("{}-{round}", self.lock(all[n], measurement));
                     match self.one(all[n], &lock, round).await {
                         Ok(measured) => sample = Some(measured),
-                        Err(trouble) => fail(&mut rows[n], &trouble),
+                        Err(error) => fail(&mut rows[n], &error),
                     }
                 }
-                if round >= rehearsals {
+                if round >= warm_up_rounds {
                     rows[n].samples.push(sample);
                 }
             }
@@ -83,13 +83,13 @@ impl Run<'_> {
         format!("{}-{}-{measurement}", self.scenario.name(), contender.name).replace(' ', "-")
     }
 
-    async fn way(&self) -> Result<Way<'_>, Trouble> {
+    async fn connect(&self) -> Result<Connection<'_>, MeasureError> {
         let round_trip = Duration::from_secs_f64(self.round_trip_ms / 1e3);
-        self.environment.way(round_trip).await.map_err(Trouble::Failed)
+        self.environment.connect(round_trip).await.map_err(MeasureError::Failed)
     }
 
-    async fn one(&self, contender: &Contender, lock: &str, round: usize) -> Result<Sample, Trouble> {
-        let mut way = self.way().await?;
+    async fn one(&self, contender: &Contender, lock: &str, round: usize) -> Result<Sample, MeasureError> {
+        let mut connection = self.connect().await?;
         match self.scenario {
             Scenario::Uncontended
             | Scenario::Tasks
@@ -97,13 +97,13 @@ impl Run<'_> {
             | Scenario::HandOff
             | Scenario::Waiters => {
                 // Acquire the lock once before the measurement, because the first grant of a lock may be slower.
-                contend::take_once(contender, lock, &self.way().await?).await?;
-                contend::measure(self, contender, lock, &mut way).await
+                contend::take_once(contender, lock, &self.connect().await?).await?;
+                contend::measure(self, contender, lock, &mut connection).await
             }
-            Scenario::Recovery => recovery::measure(self, contender, lock, round, &way).await,
-            Scenario::Many => many::measure(self, contender, lock, &mut way).await,
-            Scenario::Run => command::measure(self, contender, lock, &way).await,
-            Scenario::Fairness => Err(Trouble::Failed("it is computed from other scenarios".to_owned())),
+            Scenario::Recovery => recovery::measure(self, contender, lock, round, &connection).await,
+            Scenario::Many => many::measure(self, contender, lock, &mut connection).await,
+            Scenario::Run => command::measure(self, contender, lock, &connection).await,
+            Scenario::Fairness => Err(MeasureError::Failed("it is computed from other scenarios".to_owned())),
         }
     }
 
@@ -111,27 +111,27 @@ impl Run<'_> {
     fn settings(&self) -> BTreeMap<String, f64> {
         let mut settings =
             BTreeMap::from([("rounds".to_owned(), f64::from(self.options.rounds(self.scenario)))]);
-        let mut note = |name: &str, value: f64| settings.insert(name.to_owned(), value);
+        let mut set = |name: &str, value: f64| settings.insert(name.to_owned(), value);
         match self.scenario {
             Scenario::Run => {
-                note("runs in each round", command::runs(self) as f64);
+                set("runs in each round", command::runs(self) as f64);
             }
             Scenario::Recovery => {
-                note("ttl, s", recovery::TTL.as_secs_f64());
+                set("ttl, s", recovery::TTL.as_secs_f64());
             }
             Scenario::Many => {
-                note("locks", self.options.locks as f64);
-                note("ttl, s", many::TTL.as_secs_f64());
-                note("seconds", self.options.measured(self.scenario).as_secs_f64());
+                set("locks", self.options.locks as f64);
+                set("ttl, s", many::TTL.as_secs_f64());
+                set("seconds", self.options.measured(self.scenario).as_secs_f64());
             }
             _ => {
                 let load = self.load;
-                note(PROCESSES, f64::from(load.processes));
-                note("tasks in each", f64::from(load.tasks));
-                note("held, ms", load.hold.as_secs_f64() * 1e3);
+                set(PROCESSES, f64::from(load.processes));
+                set("tasks in each", f64::from(load.tasks));
+                set("held, ms", load.hold.as_secs_f64() * 1e3);
                 match load.turns {
-                    Some(turns) => note("turns of each", f64::from(turns)),
-                    None => note("seconds", self.options.measured(self.scenario).as_secs_f64()),
+                    Some(turns) => set("turns of each", f64::from(turns)),
+                    None => set("seconds", self.options.measured(self.scenario).as_secs_f64()),
                 };
             }
         }
@@ -139,9 +139,9 @@ impl Run<'_> {
     }
 }
 
-fn fail(row: &mut Row, trouble: &Trouble) {
-    eprintln!("  {}: {trouble}", row.contender);
-    row.trouble = Some(trouble.to_string());
+fn fail(row: &mut Row, error: &MeasureError) {
+    eprintln!("  {}: {error}", row.contender);
+    row.trouble = Some(error.to_string());
 }
 
 fn row(contender: &Contender) -> Row {
@@ -161,14 +161,14 @@ fn row(contender: &Contender) -> Row {
 /// Starts `contender` with `verb`. The caller must wait until it prints `ready`.
 fn start(
     contender: &Contender,
-    way: &Way<'_>,
+    connection: &Connection<'_>,
     verb: &str,
     options: &[(&str, String)],
-) -> Result<Program, Trouble> {
-    let command = contender.command().map_err(Trouble::Failed)?;
+) -> Result<Program, MeasureError> {
+    let command = contender.command().map_err(MeasureError::Failed)?;
     let mut arguments = vec![verb.to_owned()];
     arguments.extend(options.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]));
-    arguments.extend(way.options(contender.place));
+    arguments.extend(connection.options(contender.place));
     Program::start(&command, &arguments)
 }
 

@@ -75,7 +75,7 @@ impl Options {
                 "--write" => options.write = true,
                 "report" => options.report_only = true,
                 option if option.starts_with('-') => {
-                    return Err(format!("there is no option `{option}`: try ./bench --help"));
+                    return Err(format!("unknown option `{option}`; see ./bench --help"));
                 }
                 name => options.add(name)?,
             }
@@ -89,18 +89,18 @@ impl Options {
     }
 
     fn add(&mut self, name: &str) -> Result<(), String> {
-        if let Some(scenario) = Scenario::called(name) {
+        if let Some(scenario) = Scenario::named(name) {
             self.scenarios.push(scenario);
-        } else if let Some(store) = Store::called(name) {
+        } else if let Some(store) = Store::named(name) {
             self.stores.get_or_insert_default().push(store);
         } else {
             let scenarios =
                 Scenario::ALL.iter().map(|scenario| format!("{} or {}", scenario.letter(), scenario.name()));
             let stores = Store::all().map(|store| store.name().to_owned());
             let known: Vec<String> = scenarios.chain(stores).collect();
-            let more = if cfg!(feature = "servers") { "" } else { ", and with --all-features more stores" };
+            let more = if cfg!(feature = "servers") { "" } else { "; --all-features adds more stores" };
             return Err(format!(
-                "there is no scenario or store `{name}`; there are: {}{more}",
+                "unknown scenario or store `{name}`; choose from: {}{more}",
                 known.join(", ")
             ));
         }
@@ -198,7 +198,7 @@ mod tests {
 
     #[cfg(feature = "servers")]
     fn store(name: &str) -> Store {
-        Store::called(name).unwrap()
+        Store::named(name).unwrap()
     }
 
     #[cfg(feature = "servers")]

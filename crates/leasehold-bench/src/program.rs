@@ -13,24 +13,24 @@ use tokio::task::JoinHandle;
 use crate::events::Event;
 
 /// How many bytes of the error output are kept.
-const MOST_COMPLAINTS: usize = 64 << 10;
+const MAX_ERROR_OUTPUT: usize = 64 << 10;
 
 /// The exit code if the client does not support the measurement.
-const CANNOT: i32 = 3;
+const UNSUPPORTED: i32 = 3;
 
 /// The reason why a contender was not measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum MeasureError {
     /// The client does not support the measurement.
-    Cannot(String),
+    Unsupported(String),
     /// An error.
     Failed(String),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for MeasureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cannot(why) => write!(f, "cannot: {why}"),
+            Self::Unsupported(why) => f.write_str(why),
             Self::Failed(why) => write!(f, "failed: {why}"),
         }
     }
@@ -42,13 +42,13 @@ pub(crate) struct Program {
     child: Child,
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
-    complaints: JoinHandle<String>,
+    error_output: JoinHandle<String>,
 }
 
 impl Program {
     /// Starts `command`, a program with its first arguments, and `more` arguments.
-    pub(crate) fn start(command: &[String], more: &[String]) -> Result<Self, Trouble> {
-        let no_program = || Trouble::Failed("its command line is empty".to_owned());
+    pub(crate) fn start(command: &[String], more: &[String]) -> Result<Self, MeasureError> {
+        let no_program = || MeasureError::Failed("its command line is empty".to_owned());
         let (program, first) = command.split_first().ok_or_else(no_program)?;
         let mut child = Command::new(program)
             .args(first)
@@ -58,14 +58,16 @@ impl Program {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| Trouble::Failed(format!("{} does not start: {error}", called(program))))?;
+            .map_err(|error| {
+                MeasureError::Failed(format!("{} could not be started: {error}", file_name(program)))
+            })?;
         let (Some(input), Some(output), Some(errors)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
-            return Err(Trouble::Failed(format!("{} has no input or output", called(program))));
+            return Err(MeasureError::Failed(format!("{} has no input or output", file_name(program))));
         };
-        let complaints = tokio::spawn(last_words(errors));
-        Ok(Self { child, input: Some(input), lines: BufReader::new(output).lines(), complaints })
+        let error_output = tokio::spawn(read_error_output(errors));
+        Ok(Self { child, input: Some(input), lines: BufReader::new(output).lines(), error_output })
     }
 
     /// Returns the process id of the program while it runs.
@@ -74,32 +76,33 @@ impl Program {
     }
 
     /// Returns the next line that the program prints.
-    pub(crate) async fn line(&mut self, limit: Duration) -> Result<String, Trouble> {
+    pub(crate) async fn line(&mut self, limit: Duration) -> Result<String, MeasureError> {
         match timeout(&SystemClock, limit, self.lines.next_line()).await {
             Some(Ok(Some(line))) => Ok(line),
-            Some(Ok(None)) => Err(self.why_it_ended().await),
-            Some(Err(error)) => Err(Trouble::Failed(error.to_string())),
-            None => Err(Trouble::Failed(format!("it said nothing for {} s", limit.as_secs_f64()))),
+            Some(Ok(None)) => Err(self.exit_reason().await),
+            Some(Err(error)) => Err(MeasureError::Failed(error.to_string())),
+            None => Err(MeasureError::Failed(format!("it printed nothing for {} s", limit.as_secs_f64()))),
         }
     }
 
     /// Returns the rest of the next line, which must begin with `word`.
-    pub(crate) async fn says(&mut self, word: &str, limit: Duration) -> Result<String, Trouble> {
+    pub(crate) async fn expect_line(&mut self, word: &str, limit: Duration) -> Result<String, MeasureError> {
         let line = self.line(limit).await?;
         match line.strip_prefix(word) {
             Some(rest) => Ok(rest.trim().to_owned()),
-            None => Err(Trouble::Failed(format!("it said {line:?} in place of `{word}`"))),
+            None => Err(MeasureError::Failed(format!("it printed {line:?} instead of `{word}`"))),
         }
     }
 
-    pub(crate) async fn tell(&mut self, line: &str) -> Result<(), Trouble> {
-        let input = self.input.as_mut().ok_or_else(|| Trouble::Failed("its input has ended".to_owned()))?;
-        let told = input.write_all(format!("{line}\n").as_bytes()).await;
-        told.map_err(|error| Trouble::Failed(format!("it does not read its input: {error}")))
+    pub(crate) async fn send(&mut self, line: &str) -> Result<(), MeasureError> {
+        let input =
+            self.input.as_mut().ok_or_else(|| MeasureError::Failed("its input is closed".to_owned()))?;
+        let sent = input.write_all(format!("{line}\n").as_bytes()).await;
+        sent.map_err(|error| MeasureError::Failed(format!("it did not read its input: {error}")))
     }
 
     /// Returns the events that the program reports, up to `done`.
-    pub(crate) async fn events(&mut self, process: u32, limit: Duration) -> Result<Vec<Event>, Trouble> {
+    pub(crate) async fn events(&mut self, process: u32, limit: Duration) -> Result<Vec<Event>, MeasureError> {
         let mut events = Vec::new();
         loop {
             let line = self.line(limit).await?;
@@ -108,18 +111,20 @@ impl Program {
             }
             let event = Event::read(&line, process);
             events.push(
-                event.ok_or_else(|| Trouble::Failed(format!("it said {line:?} in place of an event")))?,
+                event.ok_or_else(|| {
+                    MeasureError::Failed(format!("it printed {line:?} instead of an event"))
+                })?,
             );
         }
     }
 
     /// Kills the program with SIGKILL.
-    pub(crate) async fn kill(&mut self) -> Result<(), Trouble> {
-        self.child.kill().await.map_err(|error| Trouble::Failed(error.to_string()))
+    pub(crate) async fn kill(&mut self) -> Result<(), MeasureError> {
+        self.child.kill().await.map_err(|error| MeasureError::Failed(error.to_string()))
     }
 
     /// Closes the input of the program and waits until it has ended.
-    pub(crate) async fn end(mut self, limit: Duration) -> Result<(), Trouble> {
+    pub(crate) async fn end(mut self, limit: Duration) -> Result<(), MeasureError> {
         self.input = None;
         let ended = timeout(&SystemClock, limit, async {
             // Read the rest of the output, because a full pipe would block the program.
@@ -128,37 +133,37 @@ impl Program {
         });
         match ended.await {
             Some(Ok(status)) if status.success() => Ok(()),
-            Some(_) => Err(self.why_it_ended().await),
-            None => Err(Trouble::Failed(format!("it does not end within {} s", limit.as_secs_f64()))),
+            Some(_) => Err(self.exit_reason().await),
+            None => Err(MeasureError::Failed(format!("it did not end within {} s", limit.as_secs_f64()))),
         }
     }
 
-    async fn why_it_ended(&mut self) -> Trouble {
+    async fn exit_reason(&mut self) -> MeasureError {
         let status = self.child.wait().await;
-        let said = (&mut self.complaints).await.unwrap_or_default();
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let output = (&mut self.error_output).await.unwrap_or_default();
+        let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed no error");
         let last: String = last.chars().take(400).collect();
         match status {
-            Ok(status) if status.code() == Some(CANNOT) => Trouble::Cannot(last),
-            Ok(status) => Trouble::Failed(format!("{status}: {last}")),
-            Err(error) => Trouble::Failed(format!("{error}: {last}")),
+            Ok(status) if status.code() == Some(UNSUPPORTED) => MeasureError::Unsupported(last),
+            Ok(status) => MeasureError::Failed(format!("{status}: {last}")),
+            Err(error) => MeasureError::Failed(format!("{error}: {last}")),
         }
     }
 }
 
 /// Returns the name of a program without its folder, which does not belong in a report.
-pub(crate) fn called(program: impl AsRef<Path>) -> String {
+pub(crate) fn file_name(program: impl AsRef<Path>) -> String {
     let program = program.as_ref();
     program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Reads the error output of a program and returns its end.
-async fn last_words(mut errors: impl tokio::io::AsyncRead + Unpin) -> String {
+async fn read_error_output(mut errors: impl tokio::io::AsyncRead + Unpin) -> String {
     let (mut kept, mut read) = (Vec::new(), vec![0; 8 << 10]);
     while let Ok(count @ 1..) = errors.read(&mut read).await {
         kept.extend_from_slice(&read[..count]);
-        if kept.len() > MOST_COMPLAINTS {
-            kept.drain(..kept.len() - MOST_COMPLAINTS);
+        if kept.len() > MAX_ERROR_OUTPUT {
+            kept.drain(..kept.len() - MAX_ERROR_OUTPUT);
         }
     }
     String::from_utf8_lossy(&kept).into_owned()
@@ -177,8 +182,8 @@ mod tests {
     #[tokio::test]
     async fn a_program_starts_on_request_and_reports_events() {
         let mut program = shell("echo ready; read go; echo E 0 1 2 3 4; echo done; cat >&2");
-        program.says("ready", LIMIT).await.unwrap();
-        program.tell("go").await.unwrap();
+        program.expect_line("ready", LIMIT).await.unwrap();
+        program.send("go").await.unwrap();
         assert_eq!(program.events(1, LIMIT).await.unwrap().len(), 1);
         program.end(LIMIT).await.unwrap();
     }
@@ -186,14 +191,17 @@ mod tests {
     #[tokio::test]
     async fn the_last_output_says_why_it_ended() {
         let mut program = shell("echo no reason >&2; echo the reason >&2; echo >&2; exit 1");
-        let trouble = program.says("ready", LIMIT).await.unwrap_err();
-        assert_eq!(trouble, Trouble::Failed("exit status: 1: the reason".to_owned()));
+        let error = program.expect_line("ready", LIMIT).await.unwrap_err();
+        assert_eq!(error, MeasureError::Failed("exit status: 1: the reason".to_owned()));
         let mut program = shell("echo it has no leases >&2; exit 3");
-        assert_eq!(program.line(LIMIT).await.unwrap_err(), Trouble::Cannot("it has no leases".to_owned()));
+        assert_eq!(
+            program.line(LIMIT).await.unwrap_err(),
+            MeasureError::Unsupported("it has no leases".to_owned())
+        );
         let mut program = shell("echo nonsense; cat");
-        let trouble = program.events(0, LIMIT).await.unwrap_err();
-        assert!(matches!(trouble, Trouble::Failed(why) if why.contains("nonsense")));
+        let error = program.events(0, LIMIT).await.unwrap_err();
+        assert!(matches!(error, MeasureError::Failed(why) if why.contains("nonsense")));
         let missing = Program::start(&["./no-such-program".to_owned()], &[]).unwrap_err();
-        assert!(matches!(missing, Trouble::Failed(why) if why.contains("no-such-program")));
+        assert!(matches!(missing, MeasureError::Failed(why) if why.contains("no-such-program")));
     }
 }

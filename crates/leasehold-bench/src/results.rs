@@ -64,7 +64,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// Records `value`, if there is one.
-    pub(crate) fn note(&mut self, metric: &str, value: Option<f64>) {
+    pub(crate) fn record(&mut self, metric: &str, value: Option<f64>) {
         if let Some(value) = value.filter(|value| value.is_finite()) {
             self.metrics.insert(metric.to_owned(), value);
         }
@@ -131,7 +131,7 @@ impl Block {
 
     /// Returns the store's title and its distance.
     pub(crate) fn place(&self) -> String {
-        let store = Store::called(&self.store).map_or(self.store.as_str(), |store| store.title());
+        let store = Store::named(&self.store).map_or(self.store.as_str(), |store| store.title());
         let mut place = store.to_owned();
         if self.rtt_ms != 0.0 {
             place.push_str(&format!(", {} ms away", self.rtt_ms));
@@ -158,7 +158,7 @@ impl Results {
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         match fs::read_to_string(file) {
             Ok(text) => {
-                let wrong = |error| format!("{}: {error}; delete it to start again", file.display());
+                let wrong = |error| format!("{}: {error}; delete the file to start again", file.display());
                 serde_json::from_str(&text).map_err(wrong)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
@@ -197,7 +197,7 @@ pub(crate) mod tests {
     pub(crate) fn row(contender: &str, role: Role, metric: &str, values: &[f64]) -> Row {
         let sample = |value: &f64| {
             let mut sample = Sample::default();
-            sample.note(metric, Some(*value));
+            sample.record(metric, Some(*value));
             Some(sample)
         };
         Row {

@@ -258,17 +258,17 @@ impl Contender {
                 let this = std::env::current_exe().map_err(|error| error.to_string())?;
                 Ok(vec![this.display().to_string(), "contender".to_owned(), name.to_owned()])
             }
-            ProgramOf::This(name) => Err(format!("`{name}` was not built in: build with --all-features")),
+            ProgramOf::This(name) => Err(format!("`{name}` is not built in: build with --all-features")),
             ProgramOf::Variable(variable) => {
                 let line = std::env::var(variable).unwrap_or_default();
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
                 if words.is_empty() {
-                    Err(format!("{variable} is not set: it is not installed"))
+                    Err(format!("{variable} is not set: the client is not installed"))
                 } else {
                     Ok(words)
                 }
             }
-            ProgramOf::Whole => Err("it is a command and not a contender".to_owned()),
+            ProgramOf::Whole => Err("it is a command, not a contender".to_owned()),
         }
     }
 }

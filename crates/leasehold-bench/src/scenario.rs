@@ -113,7 +113,7 @@ impl Scenario {
 
     /// Returns how many rounds come first and do not count. A server with a just-in-time compiler (DynamoDB Local) gets
     /// faster for minutes. That matters for [`Uncontended`](Self::Uncontended), which measures nothing but requests.
-    pub(crate) fn rehearsals(self) -> u32 {
+    pub(crate) fn warm_up_rounds(self) -> u32 {
         u32::from(self == Self::Uncontended)
     }
 
@@ -133,7 +133,7 @@ impl Scenario {
     }
 
     /// Returns the scenario with this letter or name.
-    pub(crate) fn called(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|scenario| scenario.letter() == name || scenario.name() == name)
     }
 }
@@ -176,7 +176,7 @@ impl Store {
         self.0.fresh_url(&self.0.storages()[0], folder)
     }
 
-    pub(crate) fn called(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         stores::named(name).map(Self)
     }
 }
@@ -199,8 +199,8 @@ mod tests {
             assert!(!names[..n].contains(name), "{name}");
         }
         for scenario in Scenario::ALL {
-            assert_eq!(Scenario::called(scenario.letter()), Some(*scenario));
-            assert_eq!(Scenario::called(scenario.name()), Some(*scenario));
+            assert_eq!(Scenario::named(scenario.letter()), Some(*scenario));
+            assert_eq!(Scenario::named(scenario.name()), Some(*scenario));
         }
     }
 
@@ -209,7 +209,7 @@ mod tests {
         for store in Store::all() {
             let letters = store.bench().scenarios.chars().map(|letter| letter.to_string());
             assert!(letters.clone().count() > 0, "{store:?}");
-            assert!(letters.into_iter().all(|letter| Scenario::called(&letter).is_some()), "{store:?}");
+            assert!(letters.into_iter().all(|letter| Scenario::named(&letter).is_some()), "{store:?}");
         }
     }
 }

@@ -52,7 +52,7 @@ impl<R: Replace> Client for Conditional<R> {
         Ok(())
     }
 
-    fn still(&self, _: &Self::Held) -> Option<bool> {
+    fn is_held(&self, _: &Self::Held) -> Option<bool> {
         None
     }
 }

@@ -49,7 +49,7 @@ impl super::Client for Bare {
         self.update(&held, "free").await
     }
 
-    fn still(&self, _: &String) -> Option<bool> {
+    fn is_held(&self, _: &String) -> Option<bool> {
         None
     }
 }

@@ -73,7 +73,7 @@ impl super::Client for Gateway {
         send(request, &json!({"key": key})).await.map(|_| ())
     }
 
-    fn still(&self, _: &String) -> Option<bool> {
+    fn is_held(&self, _: &String) -> Option<bool> {
         None
     }
 }

@@ -32,7 +32,7 @@ impl GcsLock {
     }
 
     /// Repeats a request until its response is one of `answers`.
-    async fn insist(&self, method: Method, url: &str, answers: &[StatusCode]) {
+    async fn retry_until_done(&self, method: Method, url: &str, answers: &[StatusCode]) {
         let mut pause = FIRST_PAUSE;
         loop {
             let mut request = self.client.request(method.clone(), url);
@@ -59,18 +59,18 @@ impl super::Client for GcsLock {
     async fn acquire(&self, lock: &str) -> Result<String, String> {
         let query = format!("name={lock}&uploadType=media&ifGenerationMatch=0");
         let url = format!("{}/upload/storage/v1/b/{}/o?{query}", self.endpoint, self.bucket);
-        self.insist(Method::POST, &url, &[StatusCode::OK]).await;
+        self.retry_until_done(Method::POST, &url, &[StatusCode::OK]).await;
         Ok(lock.to_owned())
     }
 
     async fn release(&self, held: String) -> Result<(), String> {
         let url = format!("{}/storage/v1/b/{}/o/{held}", self.endpoint, self.bucket);
         // GCS responds with 204. Accept 200 too, because fake-gcs-server responds with it. The original would not.
-        self.insist(Method::DELETE, &url, &[StatusCode::NO_CONTENT, StatusCode::OK]).await;
+        self.retry_until_done(Method::DELETE, &url, &[StatusCode::NO_CONTENT, StatusCode::OK]).await;
         Ok(())
     }
 
-    fn still(&self, _: &String) -> Option<bool> {
+    fn is_held(&self, _: &String) -> Option<bool> {
         None
     }
 }

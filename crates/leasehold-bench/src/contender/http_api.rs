@@ -25,7 +25,7 @@ pub(super) struct Served {
     url: String,
     ttl: String,
     /// The number of acquisitions so far.
-    asked: AtomicUsize,
+    acquisitions: AtomicUsize,
     /// Killed when this is dropped.
     _server: Child,
     _folder: TempDir,
@@ -86,14 +86,14 @@ impl Served {
         let mut line = String::new();
         output.read_line(&mut line).await?;
         let Serving { address } =
-            serde_json::from_str(&line).map_err(|error| format!("the server said {line:?}: {error}"))?;
+            serde_json::from_str(&line).map_err(|error| format!("the server printed {line:?}: {error}"))?;
         // Keep reading, because a full pipe would block the server.
         tokio::spawn(async move { tokio::io::copy(&mut output, &mut tokio::io::sink()).await });
         Ok(Self {
             client: client()?,
             url: format!("{}/v1/holds", address.trim_end_matches('/')),
             ttl: format!("{}ms", options.number("ttl-ms")?),
-            asked: AtomicUsize::new(0),
+            acquisitions: AtomicUsize::new(0),
             _server: server,
             _folder: folder,
         })
@@ -109,7 +109,7 @@ impl super::Client for Served {
     type Held = Held;
 
     async fn acquire(&self, lock: &str) -> Result<Held, String> {
-        let n = self.asked.fetch_add(1, Ordering::Relaxed);
+        let n = self.acquisitions.fetch_add(1, Ordering::Relaxed);
         let token = token(n % PRINCIPALS);
         let request = self.client.post(&self.url).bearer_auth(&token);
         let request = request.header("idempotency-key", format!("{lock}-{n}-{:016x}", fastrand::u64(..)));
@@ -123,7 +123,7 @@ impl super::Client for Served {
         send(request, &json!({"ticket": held.ticket})).await.map(|_| ())
     }
 
-    fn still(&self, _: &Held) -> Option<bool> {
+    fn is_held(&self, _: &Held) -> Option<bool> {
         None
     }
 }

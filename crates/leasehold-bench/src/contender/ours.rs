@@ -29,7 +29,7 @@ impl Client for Ours {
         held.release().await.map(|_| ()).map_err(|error| format!("{error:?}"))
     }
 
-    fn still(&self, held: &Guard) -> Option<bool> {
+    fn is_held(&self, held: &Guard) -> Option<bool> {
         Some(held.check().is_ok())
     }
 }

@@ -66,7 +66,7 @@ impl super::Client for Plain {
         delete.send().await.map(|_| ()).map_err(|error| format!("{error:?}"))
     }
 
-    fn still(&self, _: &String) -> Option<bool> {
+    fn is_held(&self, _: &String) -> Option<bool> {
         None
     }
 }
@@ -98,7 +98,7 @@ impl super::Client for Bare {
         self.put(&held, "free").await
     }
 
-    fn still(&self, _: &String) -> Option<bool> {
+    fn is_held(&self, _: &String) -> Option<bool> {
         None
     }
 }
@@ -111,6 +111,6 @@ impl Replace for Bare {
         let put = self.0.client.put_object().bucket(&self.0.bucket).key(lock).set_if_match(etag);
         let put = put.content_type("application/json").body(record().into_bytes().into()).send().await;
         let written = put.map_err(|error| format!("{error:?}"))?;
-        written.e_tag.ok_or_else(|| "the answer has no ETag".to_owned())
+        written.e_tag.ok_or_else(|| "the response has no ETag".to_owned())
     }
 }

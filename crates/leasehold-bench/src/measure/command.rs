@@ -9,9 +9,9 @@ use leasehold_testkit::launch::leasehold;
 use tokio::process::Command;
 
 use super::Run;
-use crate::environment::Way;
+use crate::environment::Connection;
 use crate::metrics::{RUN_P50, RUN_P90};
-use crate::program::{Trouble, called};
+use crate::program::{MeasureError, file_name};
 use crate::results::Sample;
 use crate::roster::Contender;
 use crate::stats::percentile;
@@ -32,9 +32,9 @@ pub(super) async fn measure(
     run: &Run<'_>,
     contender: &Contender,
     lock: &str,
-    way: &Way<'_>,
-) -> Result<Sample, Trouble> {
-    let (program, arguments) = command_line(run, contender, lock, way)?;
+    connection: &Connection<'_>,
+) -> Result<Sample, MeasureError> {
+    let (program, arguments) = command_line(run, contender, lock, connection)?;
     let mut times = Vec::new();
     for n in 0..WARM_UP + runs(run) {
         let mut command = Command::new(&program);
@@ -46,17 +46,21 @@ pub(super) async fn measure(
         let took = SystemClock.now().longest_since(begin);
         match ended {
             Some(Ok(status)) if status.success() => {}
-            Some(Ok(status)) => return Err(Trouble::Failed(format!("{}: {status}", called(&program)))),
-            Some(Err(error)) => return Err(Trouble::Failed(format!("{}: {error}", called(&program)))),
-            None => return Err(Trouble::Failed(format!("{} does not end", called(&program)))),
+            Some(Ok(status)) => {
+                return Err(MeasureError::Failed(format!("{}: {status}", file_name(&program))));
+            }
+            Some(Err(error)) => {
+                return Err(MeasureError::Failed(format!("{}: {error}", file_name(&program))));
+            }
+            None => return Err(MeasureError::Failed(format!("{} did not end", file_name(&program)))),
         }
         if n >= WARM_UP {
             times.push(took.as_secs_f64() * 1e3);
         }
     }
     let mut sample = Sample::default();
-    sample.note(RUN_P50.name, percentile(&mut times, 50.0));
-    sample.note(RUN_P90.name, percentile(&mut times, 90.0));
+    sample.record(RUN_P50.name, percentile(&mut times, 50.0));
+    sample.record(RUN_P90.name, percentile(&mut times, 90.0));
     Ok(sample)
 }
 
@@ -64,15 +68,15 @@ fn command_line(
     run: &Run<'_>,
     contender: &Contender,
     lock: &str,
-    way: &Way<'_>,
-) -> Result<(PathBuf, Vec<String>), Trouble> {
+    connection: &Connection<'_>,
+) -> Result<(PathBuf, Vec<String>), MeasureError> {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
     Ok(match contender.name {
-        "leasehold run" => (ours()?, words(&["run", "-s", &way.url(), lock, "--", "true"])),
+        "leasehold run" => (ours()?, words(&["run", "-s", &connection.url(), lock, "--", "true"])),
         // The build with default features, as by `cargo install`, without the clients of other stores.
         "leasehold run, SQLite alone" => {
             let program = variable("LEASEHOLD_BENCH_SQLITE_ALONE")?;
-            (program, words(&["run", "-s", &way.url(), lock, "--", "true"]))
+            (program, words(&["run", "-s", &connection.url(), lock, "--", "true"]))
         }
         "flock" => {
             let file = run.environment.file(&format!("{lock}.flock")).display().to_string();
@@ -80,22 +84,26 @@ fn command_line(
         }
         "etcdctl lock" => {
             let etcdctl = variable("LEASEHOLD_TEST_ETCDCTL")?;
-            (etcdctl, words(&["--endpoints", &way.address(), "lock", lock, "true"]))
+            (etcdctl, words(&["--endpoints", &connection.address(), "lock", lock, "true"]))
         }
         _ => ("true".into(), Vec::new()),
     })
 }
 
 /// Returns the path of the command that was built together with this program.
-fn ours() -> Result<PathBuf, Trouble> {
-    let ours = leasehold().map_err(|error| Trouble::Failed(error.to_string()))?;
+fn ours() -> Result<PathBuf, MeasureError> {
+    let ours = leasehold().map_err(|error| MeasureError::Failed(error.to_string()))?;
     if ours.exists() {
         return Ok(ours);
     }
-    Err(Trouble::Failed("leasehold is not beside this program: build the whole workspace".to_owned()))
+    Err(MeasureError::Failed(
+        "the leasehold command is not in the folder of this program: build the whole workspace".to_owned(),
+    ))
 }
 
-fn variable(name: &str) -> Result<PathBuf, Trouble> {
+fn variable(name: &str) -> Result<PathBuf, MeasureError> {
     let value = std::env::var_os(name).filter(|value| !value.is_empty());
-    value.map(PathBuf::from).ok_or_else(|| Trouble::Failed(format!("{name} is not set: start it by ./bench")))
+    value
+        .map(PathBuf::from)
+        .ok_or_else(|| MeasureError::Failed(format!("{name} is not set: start the benchmark with ./bench")))
 }

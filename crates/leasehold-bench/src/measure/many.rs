@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
-use super::{END, READY, Run, now_us, start};
-use crate::environment::Way;
+use super::{END_TIMEOUT, READY_TIMEOUT, Run, now_us, start};
+use crate::environment::Connection;
 use crate::metrics::{ACQUIRE_S, CPU, LOST, MEMORY, REQUESTS_PER_S, STREAMS};
-use crate::program::Trouble;
+use crate::program::MeasureError;
 use crate::results::Sample;
 use crate::roster::Contender;
 
@@ -14,14 +14,14 @@ use crate::roster::Contender;
 pub(super) const TTL: Duration = Duration::from_secs(30);
 
 /// A time limit that is long enough to acquire all locks one by one on a slow server.
-const ACQUIRE: Duration = Duration::from_secs(600);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) async fn measure(
     run: &Run<'_>,
     contender: &Contender,
     lock: &str,
-    way: &mut Way<'_>,
-) -> Result<Sample, Trouble> {
+    connection: &mut Connection<'_>,
+) -> Result<Sample, MeasureError> {
     let seconds = run.options.measured(run.scenario);
     let options = [
         ("lock", lock.to_owned()),
@@ -29,42 +29,42 @@ pub(super) async fn measure(
         ("ttl-ms", TTL.as_millis().to_string()),
         ("seconds", seconds.as_secs_f64().to_string()),
     ];
-    let streams_before = way.keep_alive_streams().await;
-    let mut program = start(contender, way, "many", &options)?;
-    program.says("ready", READY).await?;
+    let streams_before = connection.keep_alive_streams().await;
+    let mut program = start(contender, connection, "many", &options)?;
+    program.expect_line("ready", READY_TIMEOUT).await?;
     let begin = now_us();
-    program.tell("go").await?;
-    program.says("held", ACQUIRE).await?;
+    program.send("go").await?;
+    program.expect_line("held", ACQUIRE_TIMEOUT).await?;
     let (held, id) = (now_us(), program.id());
-    way.begin_counting().await;
+    connection.begin_counting().await;
     let cpu_before = id.and_then(cpu_s);
     let mut lost = 0.0;
     loop {
-        match program.line(seconds + READY).await?.as_str() {
+        match program.line(seconds + READY_TIMEOUT).await?.as_str() {
             "done" => break,
             line => match line.strip_prefix("lost ").and_then(|count| count.parse().ok()) {
                 Some(count) => lost = count,
-                None => return Err(Trouble::Failed(format!("it said {line:?} in place of `done`"))),
+                None => return Err(MeasureError::Failed(format!("it printed {line:?} instead of `done`"))),
             },
         }
     }
     let (cpu_after, memory) = (id.and_then(cpu_s), id.and_then(peak_memory_mb));
     let took = (now_us() - held) as f64 / 1e6;
     let mut sample = Sample::default();
-    if let Some(requests) = way.requests().await {
-        sample.note(REQUESTS_PER_S.name, Some(requests.values().sum::<u64>() as f64 / took));
+    if let Some(requests) = connection.requests().await {
+        sample.record(REQUESTS_PER_S.name, Some(requests.values().sum::<u64>() as f64 / took));
         sample.requests = requests;
     }
-    if let (Some(before), Some(now)) = (streams_before, way.keep_alive_streams().await) {
-        sample.note(STREAMS.name, Some(now.saturating_sub(before) as f64));
+    if let (Some(before), Some(now)) = (streams_before, connection.keep_alive_streams().await) {
+        sample.record(STREAMS.name, Some(now.saturating_sub(before) as f64));
     }
     let cpu = cpu_before.zip(cpu_after).map(|(before, after)| (after - before) / took * 100.0);
-    sample.note(CPU.name, cpu);
-    sample.note(MEMORY.name, memory);
-    sample.note(ACQUIRE_S.name, Some((held - begin) as f64 / 1e6));
-    sample.note(LOST.name, Some(lost));
+    sample.record(CPU.name, cpu);
+    sample.record(MEMORY.name, memory);
+    sample.record(ACQUIRE_S.name, Some((held - begin) as f64 / 1e6));
+    sample.record(LOST.name, Some(lost));
     // Releasing 10,000 locks also takes some time.
-    program.end(ACQUIRE + END).await?;
+    program.end(ACQUIRE_TIMEOUT + END_TIMEOUT).await?;
     Ok(sample)
 }
 

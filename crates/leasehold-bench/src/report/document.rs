@@ -63,7 +63,7 @@ fn section(results: &Results, scenario: Scenario) -> String {
     let mut text = format!("![{}](performance/{}.svg)\n", scenario.title(), scenario.name());
     for block in &blocks {
         // Name the scenario, because fairness uses the runs of two others.
-        let run = Scenario::called(&block.scenario).filter(|run| *run != scenario);
+        let run = Scenario::named(&block.scenario).filter(|run| *run != scenario);
         if let Some(run) = run {
             text.push_str(&format!("\n{}:\n", run.title()));
         }

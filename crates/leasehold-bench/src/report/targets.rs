@@ -134,11 +134,11 @@ mod tests {
     use crate::results::tests::{block, row};
 
     fn add(row: &mut Row, metric: &Metric, value: f64) {
-        row.samples.iter_mut().flatten().for_each(|sample| sample.note(metric.name, Some(value)));
+        row.samples.iter_mut().flatten().for_each(|sample| sample.record(metric.name, Some(value)));
     }
 
     fn reached(block: &Block) -> Vec<bool> {
-        let scenario = Scenario::called(&block.scenario).unwrap();
+        let scenario = Scenario::named(&block.scenario).unwrap();
         judge(scenario, &[block]).iter().map(|verdict| verdict.reached).collect()
     }
 

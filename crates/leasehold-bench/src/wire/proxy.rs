@@ -25,7 +25,7 @@ use super::timer::{self, Timer};
 const PACKET: usize = 64 << 10;
 
 /// How many packets may be in transit in one direction of a connection.
-const UNDER_WAY: usize = 4_096;
+const MAX_IN_TRANSIT: usize = 4_096;
 
 /// Returns the counter for a protocol, or `None` if the server counts its messages.
 fn counter(protocol: Protocol) -> Option<Box<dyn Counter>> {
@@ -59,7 +59,7 @@ impl Counts {
 
 /// The settings of each connection.
 #[derive(Clone, Debug)]
-struct Way {
+struct ConnectionSettings {
     server: String,
     protocol: Protocol,
     half: Duration,
@@ -73,14 +73,14 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let counts = Arc::new(Counts::default());
-        let way = Way {
+        let settings = ConnectionSettings {
             server: server.to_owned(),
             protocol,
             half: round_trip / 2,
             timer: Timer::start(),
             counts: counts.clone(),
         };
-        Ok(Self { address, counts, listener: tokio::spawn(accept(listener, way)) })
+        Ok(Self { address, counts, listener: tokio::spawn(accept(listener, settings)) })
     }
 
     /// Returns the address that clients connect to.
@@ -100,13 +100,13 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, way: Way) {
+async fn accept(listener: TcpListener, settings: ConnectionSettings) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => {
-                    connections.spawn(connect(client, way.clone()));
+                    connections.spawn(connect(client, settings.clone()));
                 }
                 Err(_) => return,
             },
@@ -116,37 +116,37 @@ async fn accept(listener: TcpListener, way: Way) {
 }
 
 /// Forwards a connection until both directions have been closed or it breaks.
-async fn connect(client: TcpStream, way: Way) -> io::Result<()> {
-    let server = TcpStream::connect(&way.server).await?;
+async fn connect(client: TcpStream, settings: ConnectionSettings) -> io::Result<()> {
+    let server = TcpStream::connect(&settings.server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let asked = carry(from_client, to_server, counter(way.protocol), &way);
-    let answered = carry(from_server, to_client, None, &way);
-    tokio::try_join!(asked, answered)?;
+    let requests = forward(from_client, to_server, counter(settings.protocol), &settings);
+    let responses = forward(from_server, to_client, None, &settings);
+    tokio::try_join!(requests, responses)?;
     Ok(())
 }
 
 /// Forwards one direction of a connection until it ends.
-async fn carry(
+async fn forward(
     from: OwnedReadHalf,
     to: OwnedWriteHalf,
     counter: Option<Box<dyn Counter>>,
-    way: &Way,
+    settings: &ConnectionSettings,
 ) -> io::Result<()> {
-    if way.half.is_zero() {
-        carry_at_once(from, to, counter, way).await
+    if settings.half.is_zero() {
+        forward_at_once(from, to, counter, settings).await
     } else {
-        carry_later(from, to, counter, way).await
+        forward_delayed(from, to, counter, settings).await
     }
 }
 
-async fn carry_at_once(
+async fn forward_at_once(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut counter: Option<Box<dyn Counter>>,
-    way: &Way,
+    settings: &ConnectionSettings,
 ) -> io::Result<()> {
     let mut packet = vec![0; PACKET];
     loop {
@@ -154,24 +154,24 @@ async fn carry_at_once(
         if count == 0 {
             return to.shutdown().await;
         }
-        note(&mut counter, &packet[..count], way);
+        count_requests(&mut counter, &packet[..count], settings);
         to.write_all(&packet[..count]).await?;
     }
 }
 
-async fn carry_later(
+async fn forward_delayed(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut counter: Option<Box<dyn Counter>>,
-    way: &Way,
+    settings: &ConnectionSettings,
 ) -> io::Result<()> {
-    let (sent, mut under_way) = mpsc::channel::<(Duration, Vec<u8>)>(UNDER_WAY);
+    let (sent, mut in_transit) = mpsc::channel::<(Duration, Vec<u8>)>(MAX_IN_TRANSIT);
     let reading = async move {
         let mut packet = vec![0; PACKET];
         loop {
             let count = from.read(&mut packet).await?;
-            let due = timer::now() + way.half;
-            note(&mut counter, &packet[..count], way);
+            let due = timer::now() + settings.half;
+            count_requests(&mut counter, &packet[..count], settings);
             // The end of the connection is delayed like the data before it.
             if sent.send((due, packet[..count].to_vec())).await.is_err() || count == 0 {
                 return Ok(());
@@ -179,8 +179,8 @@ async fn carry_later(
         }
     };
     let writing = async move {
-        while let Some((due, packet)) = under_way.recv().await {
-            way.timer.sleep_until(due).await;
+        while let Some((due, packet)) = in_transit.recv().await {
+            settings.timer.sleep_until(due).await;
             if packet.is_empty() {
                 break;
             }
@@ -192,12 +192,12 @@ async fn carry_later(
     Ok(())
 }
 
-fn note(counter: &mut Option<Box<dyn Counter>>, bytes: &[u8], way: &Way) {
+fn count_requests(counter: &mut Option<Box<dyn Counter>>, bytes: &[u8], settings: &ConnectionSettings) {
     if let Some(counter) = counter {
         counter.feed(bytes);
         let new = counter.take();
         if !new.is_empty() {
-            way.counts.add(new);
+            settings.counts.add(new);
         }
     }
 }
