@@ -85,7 +85,7 @@ impl Scenario {
             Self::Recovery => "A holder is killed (-9) while another process waits",
             Self::Many => "One process holds 10,000 locks",
             Self::Run => "A command under a lock",
-            Self::Fairness => "How evenly those who wait are served",
+            Self::Fairness => "How evenly waiters are served",
             Self::Waiters => "Processes wait for one lock and hold it in turn",
         }
     }

@@ -222,9 +222,9 @@ impl Caller {
         );
         Err(match (&self.principal, right) {
             (None, Right::Evict) => problem.with_help(
-                "send the token that `leasehold serve` printed at its start: Authorization: Bearer TOKEN",
+                "send the token that `leasehold serve` printed at startup: Authorization: Bearer TOKEN",
             ),
-            _ => problem.with_help("ask the operator of the server for a rule"),
+            _ => problem.with_help("ask the operator of the server to add a rule"),
         })
     }
 

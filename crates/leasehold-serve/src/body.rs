@@ -57,7 +57,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
         serde_json::from_slice(&body).map(Self).map_err(|error| {
             let what = match error.classify() {
                 serde_json::error::Category::Data => {
-                    "the body has a field that is missing, unknown or of a wrong type"
+                    "the body has a field that is missing, unknown or of the wrong type"
                 }
                 _ => "the body is not JSON",
             };

@@ -69,7 +69,7 @@ impl Examiner {
         });
         if !is_first {
             return Err(Problem::new(StatusCode::CONFLICT, "busy", "the store is already being examined")
-                .with_help("the page Store will show its result"));
+                .with_help("the page Store will show the result"));
         }
         let (locker, examinations) = (locker.clone(), self.0.clone());
         // Run it in a separate task, because an examination that is dropped leaves its writes behind.

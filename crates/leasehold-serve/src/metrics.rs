@@ -109,26 +109,22 @@ impl Metrics {
         let Self { acquisitions, acquire_seconds, renewals, losses, evictions, waiters, viewers, .. } =
             &metrics;
         let Self { store_requests, store_seconds, slack, .. } = &metrics;
-        registry.register("acquisitions", "Requests for a lock, by their outcome", acquisitions.clone());
-        let help = "The time from a request for a lock to its grant";
+        registry.register("acquisitions", "Requests for a lock, by outcome", acquisitions.clone());
+        let help = "Time from a request for a lock to its grant";
         registry.register("acquire_duration_seconds", help, acquire_seconds.clone());
-        registry.register("renewals", "Renewals, by their outcome", renewals.clone());
-        registry.register("losses", "Holds whose loss was reported, by the reason", losses.clone());
-        registry.register("evictions", "Grants that were ended by an operator", evictions.clone());
-        registry.register("waiters", "Requests that wait for a lock or for a change", waiters.clone());
+        registry.register("renewals", "Renewals, by outcome", renewals.clone());
+        registry.register("losses", "Holds whose loss was reported, by reason", losses.clone());
+        registry.register("evictions", "Grants that an operator has ended", evictions.clone());
+        registry.register("waiters", "Requests that are waiting for a lock or for a change", waiters.clone());
         registry.register("viewers", "Open event streams", viewers.clone());
-        registry.register(
-            "store_requests",
-            "Requests to the store, by their outcome",
-            store_requests.clone(),
-        );
-        let help = "The time of requests to the store";
+        registry.register("store_requests", "Requests to the store, by outcome", store_requests.clone());
+        let help = "Duration of requests to the store";
         registry.register("store_request_duration_seconds", help, store_seconds.clone());
-        let help = "Remaining validity of a renewed hold at the response to its renewal, divided by its ttl";
+        let help = "Remaining validity of a hold when its renewal is confirmed, divided by its ttl";
         registry.register("renewal_slack_ratio", help, slack.clone());
         let build =
             Info::new(vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("store", store.to_owned())]);
-        registry.register("build", "The version and the kind of store", build);
+        registry.register("build", "Version of leasehold and kind of store", build);
         Self { registry, ..metrics }
     }
 

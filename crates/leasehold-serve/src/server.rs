@@ -158,14 +158,14 @@ async fn listen(address: SocketAddr, option: &str) -> Result<TcpListener, ServeE
 
 fn refused(address: SocketAddr, has_tokens: bool, has_tls: bool) -> ServeError {
     let missing = match (has_tokens, has_tls) {
-        (false, false) => "tokens and TLS",
+        (false, false) => "tokens and no TLS",
         (false, true) => "tokens",
         (true, _) => "TLS",
     };
     ServeError {
-        message: format!("{address} can be reached from other machines, and there is no protection by {missing}"),
+        message: format!("{address} can be reached from other machines, but the server has no {missing}"),
         help: Some(
-            "give --access, and --tls-cert with --tls-key; or put a proxy with TLS before it on this machine; or give --insecure if the network is trusted"
+            "use --access, --tls-cert and --tls-key; or put a proxy with TLS in front of the server on this machine; or use --insecure if the network is trusted"
                 .to_owned(),
         ),
     }
@@ -175,12 +175,12 @@ fn mismatched(client_ca: bool) -> ServeError {
     let (message, help) = if client_ca {
         (
             "the access file has no [[certificate]], so no client certificate has any rights",
-            "add one, or leave out --client-ca",
+            "add one, or omit --client-ca",
         )
     } else {
         (
-            "the access file has a [[certificate]], and the server accepts no client certificates",
-            "give --client-ca",
+            "the access file has a [[certificate]], but the server accepts no client certificates",
+            "add --client-ca",
         )
     };
     ServeError { message: message.to_owned(), help: Some(help.to_owned()) }

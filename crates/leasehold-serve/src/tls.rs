@@ -146,7 +146,7 @@ impl Files {
         let chain = certificates(&self.certificate, &contents.certificate)?;
         // Drop the error of the parser, so that it cannot repeat the key.
         let key = PrivateKeyDer::from_pem_slice(&contents.key)
-            .map_err(|_| invalid(&self.key, &"it has no private key in PEM form"))?;
+            .map_err(|_| invalid(&self.key, &"it contains no private key in PEM format"))?;
         let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(&error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         if self.client_ca.is_some() {
@@ -178,7 +178,7 @@ fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) | Err(_) => Err(invalid(file, &"it contains no certificate in PEM form")),
+        Ok(_) | Err(_) => Err(invalid(file, &"it contains no certificate in PEM format")),
     }
 }
 

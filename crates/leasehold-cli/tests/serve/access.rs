@@ -106,7 +106,7 @@ fn beyond_this_machine_protection_is_required() {
     let sandbox = Sandbox::new();
     let refused = sandbox.run("serve --listen 0.0.0.0:0").expect(125);
     assert!(
-        refused.stderr.contains("tokens and TLS") && refused.stderr.contains("--insecure"),
+        refused.stderr.contains("no tokens and no TLS") && refused.stderr.contains("--insecure"),
         "{refused:?}"
     );
     let missing = sandbox.run("serve --access missing.toml").expect(2);

@@ -183,7 +183,7 @@ fn wrong_tls_files_are_refused_at_the_start() {
         ("--client-ca ca.crt", 2, "--tls-cert"),
         ("--tls-cert missing.crt --tls-key ca.key", 2, "missing.crt"),
         ("--tls-cert empty --tls-key ca.key", 2, "empty: it contains no certificate"),
-        ("--tls-cert ca.crt --tls-key empty", 2, "empty: it has no private key"),
+        ("--tls-cert ca.crt --tls-key empty", 2, "empty: it contains no private key"),
         ("--tls-cert ca.crt --tls-key other.key", 2, "other.key"),
         (
             "--tls-cert ca.crt --tls-key ca.key --access access.toml --client-ca empty",

@@ -61,7 +61,7 @@ impl Hosts {
                 "misdirected",
                 "the header `Host` names another server",
             )
-            .with_help("use the address of the server, or start it with --host NAME"));
+            .with_help("use the server's address, or start the server with --host NAME"));
         }
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
         let origin = origin.to_str().unwrap_or_default().to_ascii_lowercase();

@@ -101,20 +101,21 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
     let principals: Vec<&String> = tokens.values().chain(certificates.values()).collect();
     if let Some(principal) = principals.iter().find(|principal| issuers.has_principal(principal)) {
         return Err(InvalidAccess(format!(
-            "the principal `{principal}` looks like one of an issuer: choose another name for it or for the issuer"
+            "the principal `{principal}` begins with the name of an issuer: rename the principal or the issuer"
         )));
     }
     if principals.is_empty() && issuers.is_empty() {
         return Err(InvalidAccess(
-            "the file has neither a [[token]] nor a [[certificate]] nor an [[issuer]], so no caller would have access"
-                .into(),
+            "the file has no [[token]], [[certificate]] or [[issuer]], so no caller would have access".into(),
         ));
     }
     let mut rules = Vec::new();
     for RuleEntry { principal, issuer, claims, prefix, allow } in file.rule {
         match (principal, issuer) {
             (Some(principal), None) if claims.is_some() => {
-                return Err(InvalidAccess(format!("a rule of the principal `{principal}` has `claims`")));
+                return Err(InvalidAccess(format!(
+                    "a rule for the principal `{principal}` has `claims`, which only a rule for an issuer may have"
+                )));
             }
             (Some(principal), None) if !principals.contains(&&principal) => {
                 return Err(InvalidAccess(format!(
@@ -133,7 +134,7 @@ pub(super) fn parse(text: &str) -> Result<Access, InvalidAccess> {
 
 fn check(principal: &str) -> Result<(), InvalidAccess> {
     if principal.is_empty() || principal.len() > 100 || principal.chars().any(char::is_control) {
-        let text = "a principal has 1 to 100 characters, none of them a control character";
+        let text = "a principal must have 1 to 100 characters, without control characters";
         return Err(InvalidAccess(text.into()));
     }
     Ok(())
@@ -148,7 +149,7 @@ mod tests {
         let digest = "ab".repeat(32);
         let token = format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{digest}\"\n");
         for (text, wanted) in [
-            (String::new(), "neither a [[token]]"),
+            (String::new(), "no [[token]]"),
             (format!("[[token]]\nprincipal = \"a\"\nsha256 = \"{}\"", &digest[1..]), "64 hexadecimal"),
             (format!("[[token]]\nprincipal = \"\"\nsha256 = \"{digest}\""), "principal"),
             (

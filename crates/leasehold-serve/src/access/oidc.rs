@@ -90,7 +90,10 @@ impl Issuers {
             let issuer = Issuer::new(entry)?;
             for other in &issuers {
                 if other.name == issuer.name || other.url == issuer.url {
-                    return Err(format!("two issuers have the name `{}` or the same `url`", issuer.name));
+                    return Err(format!(
+                        "the issuer `{}` has the same name or the same `url` as another issuer",
+                        issuer.name
+                    ));
                 }
             }
             issuers.push(issuer);
@@ -114,7 +117,7 @@ impl Issuers {
         };
         // With some issuers, such as GitHub, anyone can get a token.
         let claims = claims.ok_or_else(|| {
-            format!("a rule of the issuer `{issuer}` has no `claims`: name those that a token must have; `claims = {{}}` means every token of the issuer")
+            format!("a rule for the issuer `{issuer}` has no `claims`: list the claims that a token must have; `claims = {{}}` matches every token of the issuer")
         })?;
         let conditions = claims.into_iter().map(|(claim, pattern)| Condition::parse(claim, pattern));
         let conditions = conditions.collect::<Result<_, _>>()?;
@@ -156,7 +159,7 @@ impl Issuers {
             return Err(refused(&format!("is longer than {MAX_TOKEN} bytes")));
         }
         let header = jsonwebtoken::decode_header(token)
-            .map_err(|_| refused("has a header that cannot be read, or a wrong algorithm (`alg`)"))?;
+            .map_err(|_| refused("has a header that cannot be read, or an unknown algorithm (`alg`)"))?;
         if header.crit.is_some() {
             return Err(refused("has an extension (`crit`) that is not supported"));
         }
@@ -179,7 +182,8 @@ impl Issuer {
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if !(1..=32).contains(&name.len()) || !name.bytes().all(is_plain) {
             return Err(
-                "the `name` of an issuer has 1 to 32 characters: small letters, digits and `-`".into()
+                "the `name` of an issuer must have 1 to 32 characters: lower-case letters, digits and `-`"
+                    .into(),
             );
         }
         let flaw = |flaw: String| format!("the issuer `{name}`: {flaw}");
@@ -237,7 +241,7 @@ impl Issuer {
             // Some issuers have many users without any rights here.
             let detail = format!("no rule of the access file matches the token of `{principal}`");
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
-                .with_help("ask the operator of the server for a rule"));
+                .with_help("ask the operator of the server to add a rule"));
         }
         Ok(Caller {
             principal: Some(principal),
@@ -272,7 +276,7 @@ fn invalid(error: &jsonwebtoken::errors::Error) -> Problem {
         ErrorKind::InvalidAlgorithm | ErrorKind::InvalidAlgorithmName => {
             "has an algorithm (`alg`) that its key does not allow".to_owned()
         }
-        ErrorKind::MissingRequiredClaim(claim) => format!("has no claim `{claim}` that can be used"),
-        _ => "has a wrong signature, or cannot be read".to_owned(),
+        ErrorKind::MissingRequiredClaim(claim) => format!("has no usable claim `{claim}`"),
+        _ => "has a wrong signature or cannot be read".to_owned(),
     })
 }

@@ -21,7 +21,7 @@ impl Issuers {
         if entries.is_empty() {
             return Ok(Self::default());
         }
-        Err("the file has an [[issuer]], and this build of leasehold has no OIDC: build it with `--features oidc`"
+        Err("the file has an [[issuer]], but this build of leasehold does not support OIDC: build it with `--features oidc`"
             .into())
     }
 

@@ -53,7 +53,7 @@ pub(crate) async fn events(
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "too-many-viewers",
-            format!("{MAX_VIEWERS} streams are open"),
+            format!("too many event streams are open (maximum {MAX_VIEWERS})"),
         )
         .retry_after(Duration::from_secs(10)));
     }

@@ -41,7 +41,7 @@ const MAX_NOTE: usize = 200;
 /// The header with the idempotency key.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const KEY_HELP: &str =
-    "send the header Idempotency-Key with a random text, new for each acquisition: $(uuidgen)";
+    "send the header Idempotency-Key with a new random value for each acquisition, such as $(uuidgen)";
 /// The length of an idempotency key.
 const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 
@@ -297,9 +297,7 @@ pub(crate) async fn renew(
             let results = futures_util::future::join_all(tickets.into_iter().map(one)).await;
             Ok(Json(RenewAnswer::All(RenewedAll { results })))
         }
-        (None, Some(_)) => {
-            Err(Problem::invalid(format!("`tickets` has between 1 and {MAX_RENEWALS} tickets")))
-        }
+        (None, Some(_)) => Err(Problem::invalid(format!("`tickets` must have 1 to {MAX_RENEWALS} tickets"))),
         _ => Err(Problem::invalid("the body needs either `ticket` or `tickets`")),
     }
 }

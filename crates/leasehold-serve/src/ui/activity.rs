@@ -135,8 +135,8 @@ fn content(app: &App, arrival: &Arrival, reading: &Reading) -> Markup {
     html! {
         h1 { "Activity" }
         p class="muted" {
-            "The latest grants of each lock, as far as the store keeps them, and evictions by this server with their reasons. "
-            "Times are the store's."
+            "The latest grants of each lock that the store has kept, and the evictions by this server with their reasons. "
+            "Times are on the store's clock."
         }
         table class="cards activity" role="table" {
             caption data-key="caption" { "The latest " (count(entries.len(), "entry", "entries")) ", newest first." (age(reading.age_ms)) }

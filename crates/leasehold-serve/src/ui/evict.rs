@@ -131,9 +131,9 @@ fn consequence(detail: &LockDetail) -> Markup {
                 @match waiters.first() {
                     Some(first) => {
                         "Then " b { (text(&first.holder.name)) } @if !first.holder.host.is_empty() { "@" (text(&first.holder.host)) }
-                        " gets the lock: it is first of " (count(waiters.len(), "process that waits", "processes that wait")) "."
+                        " gets the lock: it is the first of " (count(waiters.len(), "waiting process", "waiting processes")) "."
                     }
-                    None => "No process waits, so the lock will be free.",
+                    None => "No process is waiting, so the lock will be free.",
                 }
             }
         }

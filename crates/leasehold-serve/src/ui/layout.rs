@@ -165,5 +165,5 @@ pub(super) fn alert(effect: Option<&str>, problem: &Problem) -> Markup {
 
 /// Returns a note about the age of the data on a page, if it is old enough to mention.
 pub(super) fn age(age_ms: u64) -> Markup {
-    html! { @if age_ms > 15_000 { " Some of it was read " (span(age_ms)) " ago." } }
+    html! { @if age_ms > 15_000 { " Some of this data was read " (span(age_ms)) " ago." } }
 }

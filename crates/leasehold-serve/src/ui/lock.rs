@@ -163,7 +163,7 @@ fn line(lock: &LockView, has_order: bool) -> Markup {
         @if !has_order {
             p class="muted" { "This store keeps no line of waiters." }
         } @else if lock.waiters.is_empty() {
-            p class="muted" { "No process waits." }
+            p class="muted" { "No process is waiting." }
         } @else {
             table role="table" class="plain" {
                 caption class="sr" { "Processes that wait for this lock, first to last" }

@@ -219,7 +219,7 @@ fn states(filter: &Filter, found: &[LockView]) -> Markup {
         nav class="states" aria-label="States" data-key="states" {
             (link("", html! { "All" }, found.len()))
             @for state in STATES { (link(icons::word(state), icons::badge(state), of(state))) }
-            (link(WAITED_FOR, html! { "Waited for" }, waited_for))
+            (link(WAITED_FOR, html! { "With waiters" }, waited_for))
         }
     }
 }

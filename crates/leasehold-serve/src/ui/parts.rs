@@ -142,15 +142,15 @@ fn is_by_ticket(lock: &LockView) -> bool {
 /// Returns a state and its meaning, for the page of a lock.
 pub(super) fn meaning(lock: &LockView) -> Markup {
     let text = match lock.state {
-        StateView::Free => "The next process that asks gets it.",
+        StateView::Free => "The next process that requests the lock gets it.",
         StateView::Held if is_by_ticket(lock) => {
             "It is held until its lease ends, unless the holder renews it."
         }
         StateView::Held => "Its holder renews the lease while it works.",
-        StateView::Reserved => "It is free, and reserved for the first in line for a moment.",
+        StateView::Reserved => "It is free, but reserved for the first waiter in the line for a short time.",
         StateView::Cooldown => "It was released, and is not granted before the cooldown ends.",
         StateView::Lapsed => {
-            "Its holder did not renew the lease in time. The next process that asks takes the lock over."
+            "Its holder has not renewed the lease in time. The next process that requests the lock takes it over."
         }
     };
     html! { (icons::badge(lock.state)) " " span class="muted" { (text) } }

@@ -134,7 +134,7 @@ pub(super) async fn perform(
             "key-spent" => Problem::new(
                 StatusCode::CONFLICT,
                 "key-spent",
-                "this form was sent before, and the reservation has ended",
+                "this form was already sent, and the reservation has ended",
             )
             .with_help("send it again to reserve the lock again"),
             _ => problem,
@@ -154,7 +154,7 @@ pub(super) async fn perform(
             release_one(app, arrival, &ticket, None).await?;
             Ok(None)
         }
-        _ => Err(Problem::invalid("`action` is none of `reserve`, `renew` and `release`")),
+        _ => Err(Problem::invalid("`action` must be `reserve`, `renew` or `release`")),
     }
 }
 

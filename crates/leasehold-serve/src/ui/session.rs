@@ -91,7 +91,7 @@ pub(super) async fn page(
 fn form_page(head: Head, to: &str, flaw: Option<&str>) -> Page {
     let content = html! {
         h1 { "Sign in" }
-        p { "Paste the token that " code { "leasehold serve" } " printed at its start, or your own token if the server has an access file." }
+        p { "Paste the token that " code { "leasehold serve" } " printed at startup, or your own token if the server has an access file." }
         @if let Some(flaw) = flaw { p class="notice bad" role="alert" id="flaw" { (flaw) } }
         form method="post" action="/ui/sign-in" class="stack" {
             input type="hidden" name="to" value=(to);
@@ -100,7 +100,7 @@ fn form_page(head: Head, to: &str, flaw: Option<&str>) -> Page {
                 aria-describedby=[flaw.is_some().then_some("flaw")];
             div class="buttons" { button type="submit" { "Sign in" } }
         }
-        p class="muted" { "It lasts for 12 hours. The token is not stored in the browser." }
+        p class="muted" { "The session lasts for 12 hours. The token is not stored in the browser." }
     };
     head.page("Sign in", "", content)
 }

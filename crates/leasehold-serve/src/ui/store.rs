@@ -34,7 +34,7 @@ pub(super) async fn examine(State(app): Shared, arrival: Arrival, headers: Heade
         if !may_examine(&arrival) {
             let detail = format!("{} may not examine this store", arrival.caller.name());
             return Err(Problem::new(StatusCode::FORBIDDEN, "forbidden", detail).with_help(format!(
-                "sign in with a token that may evict holders of all locks, or of those below `{RESERVED}`"
+                "sign in with a token that may evict the holders of all locks, or of those that begin with `{RESERVED}`"
             )));
         }
         app.limits.admit(arrival.caller.name(), arrival.at)?;
@@ -59,7 +59,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
     let capabilities = app.locker.capabilities();
     let url = app.locker.url().unwrap_or("given by the program");
     let watching = match app.dashboard {
-        Dashboard::ReadWrite => "on; locks can be reserved, holders evicted",
+        Dashboard::ReadWrite => "read-write: locks can be reserved, holders evicted",
         Dashboard::ReadOnly | Dashboard::Off => "read-only",
     };
     html! {
@@ -72,7 +72,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
         }
         div class="columns" {
             section { h2 { "What this store can do" } (abilities(app)) }
-            section { h2 { "What this dashboard costs" } (cost(app)) }
+            section { h2 { "Requests of this dashboard" } (cost(app)) }
         }
         section {
             h2 { "Is the store safe?" }
@@ -94,7 +94,7 @@ fn doctor(app: &App, arrival: &Arrival) -> Markup {
         @if app.dashboard != Dashboard::ReadWrite {
             p class="muted" { "This dashboard is read-only. Start the server with " code { "--ui=rw" } " to examine the store here." }
         } @else if let Some(running) = &running {
-            p class="notice" role="status" { "An examination is running: " (asked(running)) ". Load this page again to see its result." }
+            p class="notice" role="status" { "An examination is running: " (requested_by(running)) ". Reload this page to see the result." }
         } @else if may_examine(arrival) {
             form method="post" action="/ui/store" class="buttons" { button type="submit" { "Examine the store" } }
             p class="muted" { "It takes a few seconds, at most " (LIMIT.as_secs() / 60) " minutes." }
@@ -102,7 +102,7 @@ fn doctor(app: &App, arrival: &Arrival) -> Markup {
             p { a class="button" href="/ui/sign-in?to=/ui/store" { "Examine the store…" } }
             p class="muted" { "You will be asked to sign in first." }
         } @else {
-            p class="muted" { "You may not examine it: this needs the right to evict the holders of all locks." }
+            p class="muted" { "You may not examine the store: this requires the right to evict the holders of all locks." }
         }
         @match &last {
             None => p class="muted" { "This server has not examined the store since it started." },
@@ -111,7 +111,7 @@ fn doctor(app: &App, arrival: &Arrival) -> Markup {
     }
 }
 
-fn asked(request: &Request) -> Markup {
+fn requested_by(request: &Request) -> Markup {
     html! {
         b { (text(&request.by)) } " asked for it at "
         time datetime=(stamp(request.at_us)) { (time(request.at_us)) " UTC" }
@@ -124,11 +124,11 @@ fn result(last: &Examined) -> Markup {
         p class="muted" { "This server keeps it in memory, until it stops." }
         @match &last.report {
             None => p class="notice bad" {
-                "The examination had not ended after " (span(last.took_ms)) ", and was stopped: " (asked(&last.request))
+                "The examination had not ended after " (span(last.took_ms)) " and was stopped: " (requested_by(&last.request))
                 ". Records whose names begin with " code { (RESERVED) } " may remain. They affect no lock."
             },
             Some(report) => {
-                p class=(if report.is_safe() { "notice" } else { "notice bad" }) { b { (summary(report)) } " " (asked(&last.request)) "; it took " (took(last.took_ms)) "." }
+                p class=(if report.is_safe() { "notice" } else { "notice bad" }) { b { (summary(report)) } " " (requested_by(&last.request)) "; it took " (took(last.took_ms)) "." }
                 (findings(&report.findings))
             }
         }
@@ -175,16 +175,16 @@ fn findings(findings: &[Finding]) -> Markup {
 fn abilities(app: &App) -> Markup {
     let can = app.locker.capabilities();
     let rows = [
-        ("Fencing tokens", can.tokens, "each grant has a greater token than all before"),
-        ("Waiters in order of arrival", can.fifo(), "a line of waiters is kept"),
-        ("Permits in order", can.permits_in_order, "semaphores and shared holds too"),
+        ("Fencing tokens", can.tokens, "each grant has a higher token than all earlier grants"),
+        ("Waiters in order of arrival", can.fifo(), "the store keeps a line of waiters"),
+        ("Permits in order", can.permits_in_order, "also for semaphores and shared holds"),
         ("History", can.history, "the latest grants of each lock"),
         ("Cooldowns", can.cooldowns, "a release can delay the next grant"),
         ("Notifies waiters", can.watches, "waiters do not poll"),
         (
             "Detects dead processes",
             can.sees_dead_processes,
-            "on the same machine, without waiting for the lease's end",
+            "on the same machine, without waiting for the end of the lease",
         ),
     ];
     html! {
@@ -212,7 +212,7 @@ fn cost(app: &App) -> Markup {
             div { dt { "Viewers now" } dd class="num" data-viewers=(app.feed.viewers()) { (app.feed.viewers()) } }
             div { dt { "Requests, last minute" } dd class="num" { (minute.len()) } }
             div { dt { "Failed" } dd class="num" { (failed) } }
-            div { dt { "Since the start" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
+            div { dt { "Since the server started" } dd class="num" data-total=(app.feed.meter().total()) { (app.feed.meter().total()) } }
         }
         p class="muted" {
             "While pages are open and visible, the server reads their locks with at most 5 requests per second, shared by all viewers. "
@@ -236,11 +236,11 @@ fn latency(latest: &[Measured]) -> Markup {
         |share: f64| ms.get(((ms.len().max(1) - 1) as f64 * share) as usize).copied().unwrap_or_default();
     html! {
         @if shown.is_empty() {
-            p class="muted" { "No request was measured yet." }
+            p class="muted" { "No requests have been measured yet." }
         } @else {
             figure class="latency" {
                 svg width="100%" height=(HEIGHT + 2.0) role="img"
-                    aria-label={ "Time of the latest requests: median " (format!("{:.1}", share(0.5))) " ms, longest " (format!("{most:.1}")) " ms" } {
+                    aria-label={ "Duration of the latest requests: median " (format!("{:.1}", share(0.5))) " ms, longest " (format!("{most:.1}")) " ms" } {
                     line class="axis" x1="0" x2="100%" y1=(HEIGHT + 1.0) y2=(HEIGHT + 1.0) {}
                     @for (at, (height, failed)) in bars.iter().enumerate() {
                         rect class=(if *failed { "failed" } else { "request" })

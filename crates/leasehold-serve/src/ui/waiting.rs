@@ -33,14 +33,14 @@ fn content(reading: &Reading, has_order: bool) -> Markup {
     html! {
         h1 { "Waiting" }
         @if !has_order {
-            p class="notice" { "This store keeps no line of waiters, so it is not known who waits." }
+            p class="notice" { "This store keeps no line of waiters, so it is not known which processes are waiting." }
         }
         table class="cards" role="table" {
             caption data-key="caption" {
                 @match waiters.len() {
-                    0 => "No process waits.",
+                    0 => "No process is waiting.",
                     number => {
-                        (count(number, "process waits", "processes wait")) " for " (count(locks, "lock", "locks"))
+                        (count(number, "process is waiting", "processes are waiting")) " for " (count(locks, "lock", "locks"))
                         @if let Some(ms) = longest { ", the longest for " (span(ms)) }
                         "."
                     }

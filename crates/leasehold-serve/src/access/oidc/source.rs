@@ -60,7 +60,7 @@ struct Configuration {
 
 impl Source {
     /// Creates the source of the keys of `issuer`. If `jwks` is given, the keys are at this URL or file path. The file
-    /// `ca` contains additional certificate authorities for servers, in PEM form.
+    /// `ca` contains additional certificate authorities for servers, in PEM format.
     pub(super) fn new(issuer: &str, jwks: Option<&str>, ca: Option<&Path>) -> Result<Self, String> {
         let of_issuer = checked(issuer, true)?;
         let keys = match jwks {
@@ -145,10 +145,10 @@ fn checked(url: &str, plain: bool) -> Result<Url, String> {
     let is_here = match parsed.host_str() {
         Some("localhost" | "[::1]") => true,
         Some(host) => host.parse().is_ok_and(|address: std::net::Ipv4Addr| address.is_loopback()),
-        None => return Err(flaw("names no server")),
+        None => return Err(flaw("has no host name")),
     };
     if !parsed.username().is_empty() || parsed.password().is_some() {
-        return Err("a URL contains a login".to_owned());
+        return Err("a URL contains a user name or a password".to_owned());
     }
     match parsed.scheme() {
         "https" => Ok(parsed),
@@ -168,15 +168,15 @@ fn client(is_plain: bool, ca: Option<&Path>) -> Result<reqwest::Client, String> 
         builder = builder.no_proxy();
     }
     if let Some(file) = ca {
-        let flaw = |flaw: String| format!("the file `{}` of `ca` {flaw}", file.display());
+        let flaw = |flaw: String| format!("the `ca` file `{}` {flaw}", file.display());
         let pem = read(file).map_err(|error| flaw(format!("cannot be read: {error}")))?;
         match Certificate::from_pem_bundle(&pem) {
             Ok(authorities) if !authorities.is_empty() => builder = builder.tls_certs_merge(authorities),
             // Drop the error of the parser, because it could repeat a key that is in the file.
-            _ => return Err(flaw("has no certificate that can be read".to_owned())),
+            _ => return Err(flaw("contains no certificate that can be read".to_owned())),
         }
     }
-    builder.build().map_err(|error| format!("no HTTPS client could be created: {}", chain(&error)))
+    builder.build().map_err(|error| format!("cannot create an HTTPS client: {}", chain(&error)))
 }
 
 /// Reads a file of at most 1 MiB.

@@ -38,14 +38,14 @@ impl Claim {
             [digit @ b'1'..=b'9'] if !name.is_empty() => {
                 Ok(Self { name: name.to_owned(), segments: Some(usize::from(digit - b'0')) })
             }
-            _ => Err(format!("`{{{text}}}` is not a claim and a number of segments from 1 to 9")),
+            _ => Err(format!("`{{{text}}}` is not a claim with a number of segments from 1 to 9")),
         }
     }
 }
 
 impl Template {
     fn parse(text: &str) -> Result<Self, String> {
-        let flaw = || format!("`{text}` is not a text with claims in braces, such as `ci/{{repository:2}}/`");
+        let flaw = || format!("`{text}` must be text with claims in braces, such as `ci/{{repository:2}}/`");
         let mut parts = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -74,7 +74,7 @@ impl Template {
         for pair in template.0.windows(2) {
             if let [Part::Claim(one), Part::Claim(other)] = pair {
                 return Err(format!(
-                    "in the principal `{text}`, a text must be between the claims `{}` and `{}`, as in `{{a}}:{{b}}`",
+                    "in the principal `{text}`, there must be text between the claims `{}` and `{}`, as in `{{a}}:{{b}}`",
                     one.name, other.name
                 ));
             }
@@ -94,12 +94,12 @@ impl Template {
             let ends = matches!(after, Some(Part::Text(text)) if text.starts_with('/'));
             if !begins || !ends {
                 return Err(format!(
-                    "in the prefix `{text}`, `{{{name}}}` must be between `/`, as in `ci/{{{name}}}/`"
+                    "in the prefix `{text}`, `{{{name}}}` must be a whole segment, as in `ci/{{{name}}}/`"
                 ));
             }
         }
         if !text.is_empty() && !text.ends_with('/') {
-            return Err(format!("the prefix `{text}` of an issuer's rule must end with `/`"));
+            return Err(format!("the prefix `{text}` of a rule for an issuer must end with `/`"));
         }
         Ok(template)
     }
@@ -130,7 +130,7 @@ impl Template {
                 && !(end == '/' && segments.is_some())
             {
                 return Err(format!(
-                    "its claim `{name}` contains `{end}`, which ends that claim in `principal`"
+                    "its claim `{name}` contains `{end}`, which separates it from the next claim in `principal`"
                 ));
             }
             principal.push_str(value);
@@ -138,7 +138,7 @@ impl Template {
         let is_plain = printable(&principal, MAX_PRINCIPAL) == principal && principal.trim() == principal;
         if principal.is_empty() || !is_plain {
             return Err(format!(
-                "its claims must result in 1 to {MAX_PRINCIPAL} printable characters, without spaces at the ends"
+                "its claims must give a principal of 1 to {MAX_PRINCIPAL} printable characters, without leading or trailing spaces"
             ));
         }
         Ok(principal)

@@ -589,16 +589,19 @@ fn a_bad_issuer_is_refused_with_its_reason() {
         #[cfg(unix)]
         (format!("{good}ca = \"/dev/zero\""), "more than"),
         (format!("{good}secret = \"hunter2\""), "line 5"),
-        (good.repeat(2), "two issuers"),
+        (good.repeat(2), "as another issuer"),
         (rule(""), "`claims`"),
         (rule("claims = { a = \"b*\" }"), "`b*`"),
         (rule("claims = {}\nprefix = \"ci\""), "end with `/`"),
-        (rule("claims = {}\nprefix = \"{a}-{b}/\""), "between `/`"),
+        (rule("claims = {}\nprefix = \"{a}-{b}/\""), "a whole segment"),
         (
             format!("{good}[[token]]\nprincipal = \"a:x\"\nsha256 = \"{digest}\""),
-            "looks like one of an issuer",
+            "begins with the name of an issuer",
         ),
-        (format!("{good}[[certificate]]\nprincipal = \"a:x\"\nname = \"x\""), "looks like one of an issuer"),
+        (
+            format!("{good}[[certificate]]\nprincipal = \"a:x\"\nname = \"x\""),
+            "begins with the name of an issuer",
+        ),
     ] {
         let error = Access::parse(&text).unwrap_err().to_string();
         assert!(error.contains(wanted) && !error.contains("hunter2"), "{text}: {error}");
