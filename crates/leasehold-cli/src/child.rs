@@ -488,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_that_ends_nothing_does_not_shorten_the_pause() {
+    fn with_on_lost_none_a_loss_does_not_shorten_the_pause() {
         let pause = |on_lost| {
             let plan = Plan { on_lost, grace: MAX_SLEEP, ttl: MAX_SLEEP * 100, cgroup: false };
             plan.pause(Stage::Running, Duration::ZERO)

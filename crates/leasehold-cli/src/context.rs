@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_holds_no_argument_unless_asked_for() {
+    fn a_note_has_no_arguments_unless_requested() {
         let note = |shell, words: &[&str]| {
             let command = words.iter().map(Into::into).collect();
             Note::of(&CommandArgs { shell, command, ..CommandArgs::default() })

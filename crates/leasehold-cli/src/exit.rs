@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_childs_status_becomes_its_code_or_128_and_its_signal() {
+    fn the_exit_code_is_the_childs_or_128_plus_its_signal() {
         assert_eq!(of_child(ExitStatus::from_raw(0)), 0);
         assert_eq!(of_child(ExitStatus::from_raw(7 << 8)), 7);
         assert_eq!(of_child(ExitStatus::from_raw(9)), 137);

@@ -195,7 +195,7 @@ mod tests {
     use leasehold::clock::TestClock;
 
     #[test]
-    fn a_lease_that_has_run_out_on_the_display_was_renewed() {
+    fn an_elapsed_remaining_time_is_no_longer_shown() {
         let clock = Arc::new(TestClock::default());
         let waiting = WaitProgress::new(LockName::new("x").unwrap(), clock.clone());
         let mut held = HolderInfo::default();

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rule_covers_its_prefix_and_its_rights_alone() {
+    async fn a_rule_covers_only_its_prefix_and_its_rights() {
         let digest = digest("t").iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let access = Access::parse(&format!(
             "[[token]]\nprincipal = \"ci\"\nsha256 = \"{digest}\"\n[[rule]]\nprincipal = \"ci\"\nprefix = \"ci/\"\nallow = [\"read\"]"

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_line_spoils_no_other_line() {
+    fn a_partial_line_does_not_corrupt_other_lines() {
         let name = LockName::new("x").unwrap();
         let record = |audit: &Audit| audit.record(&FeedEvent::new("acquired", &name), "ci");
         for is_opened_again in [true, false] {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_before_is_found_behind_a_long_log() {
+    fn the_last_line_of_a_long_log_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let long = "x".repeat(2 * usize::try_from(END).unwrap());

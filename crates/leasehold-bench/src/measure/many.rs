@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_process_has_both() {
+    fn a_running_process_has_processor_time_and_memory() {
         let this = std::process::id();
         assert!(cpu_s(this).is_some());
         assert!(peak_memory_mb(this).is_some_and(|mb| mb > 1.0));

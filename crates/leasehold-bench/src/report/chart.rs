@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn places_grow_by_powers_of_ten() {
+    fn positions_are_logarithmic() {
         let spread = |least, most| Spread { median: least, least, most };
         let scale = Scale::over([spread(2.0, 900.0)].into_iter());
         assert_eq!((scale.at(1.0), scale.at(1_000.0)), (LEFT, RIGHT));

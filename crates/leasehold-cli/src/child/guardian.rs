@@ -282,7 +282,7 @@ mod tests {
 
     /// Simulates a stopped guardian: nothing reads its pipe.
     #[test]
-    fn a_full_pipe_blocks_nothing_and_its_end_is_sent_again() {
+    fn a_full_pipe_does_not_block_and_the_end_is_sent_again() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut process = Command::new("true").spawn().unwrap();
         process.stdin = Some(OwnedFd::from(writer).into());

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_waiting_line_is_the_documented_one() {
+    fn the_waiting_line_matches_its_documentation() {
         let holder = Holder {
             name: "alice".into(),
             host: "ci-7".into(),

@@ -152,7 +152,7 @@ fn bad_objects_are_usage_errors_with_a_reason() {
 }
 
 #[test]
-fn a_missing_folder_of_a_store_is_made_by_init_only() {
+fn only_init_creates_the_missing_folder_of_a_store() {
     let sandbox = Sandbox::new();
     for subcommand in ["ls", "show x", "run x -- true", "acquire x"] {
         let refused = sandbox.run(&format!("-s sqlite:no/such/locks.db {subcommand}")).expect(125);

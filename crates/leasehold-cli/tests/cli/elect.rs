@@ -168,7 +168,7 @@ fn the_delay_between_campaigns_grows() {
 }
 
 #[test]
-fn with_on_exit_exit_it_ends_with_the_command() {
+fn with_on_exit_exit_elect_ends_with_the_command() {
     let sandbox = Sandbox::new();
     sandbox.run_script("elect x --on-exit exit", "exit 5").expect(5);
     sandbox.run_script("elect x --on-exit exit", "kill -9 $$").expect(137);
@@ -291,7 +291,7 @@ fn conflicting_arguments_are_usage_errors() {
 }
 
 #[test]
-fn with_once_a_candidate_leads_once_and_an_observer_looks_once() {
+fn with_once_a_candidate_leads_and_an_observer_prints_once() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.run("elect x --observe --once").expect(0).stdout, "no leader\n");
     let ended = sandbox.run_script("elect x --once", "echo led; exit 3").expect(3);

@@ -19,7 +19,7 @@ fn documents(outcome: &Outcome) -> Vec<Value> {
 }
 
 #[test]
-fn ls_shows_what_is_held_and_what_is_free() {
+fn ls_shows_held_and_free_locks() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.run("ls").expect(0).stdout, "");
     let holder = held(&sandbox, "run deploy/prod --owner alice --note releasing");
@@ -105,7 +105,7 @@ fn a_reader_that_closes_its_pipe_causes_no_panic() {
 }
 
 #[test]
-fn sweep_deletes_what_has_been_free_for_long_and_nothing_else() {
+fn sweep_deletes_only_locks_that_were_free_for_long() {
     let sandbox = Sandbox::new();
     let holder = held(&sandbox, "run deploy/prod");
     sandbox.run("run deploy/test -- true").expect(0);

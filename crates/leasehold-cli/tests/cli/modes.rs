@@ -81,7 +81,7 @@ fn the_report_names_the_permit_if_there_is_one() {
 }
 
 #[test]
-fn readers_are_together_and_a_writer_is_alone() {
+fn readers_share_the_lock_and_a_writer_excludes_all() {
     let sandbox = Sandbox::new();
     let (first, second) =
         (held(&sandbox, "run index --shared --owner alice"), held(&sandbox, "run index --shared"));

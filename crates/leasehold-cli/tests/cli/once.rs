@@ -104,7 +104,7 @@ fn a_crashed_run_is_repeated_by_the_next_process() {
 }
 
 #[test]
-fn it_runs_again_when_its_period_is_over() {
+fn the_command_runs_again_after_its_period() {
     let sandbox = Sandbox::new();
     let env = leasehold::env::Env::system();
     let start = env.now();

@@ -72,7 +72,7 @@ fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
 }
 
 #[test]
-fn no_descriptor_of_ours_reaches_the_command() {
+fn the_command_inherits_no_descriptor_of_leasehold() {
     let sandbox = Sandbox::new();
     // The test may have inherited descriptors, so compare with a command that leasehold did not start.
     let list = "for fd in /proc/self/fd/*; do readlink $fd; done | sort; true";
@@ -163,7 +163,7 @@ fn a_guardian_killed_before_the_command_starts_is_replaced() {
 }
 
 #[test]
-fn being_stopped_by_a_terminal_stops_the_command_too() {
+fn a_stop_by_a_terminal_stops_the_command_too() {
     let sandbox = Sandbox::new();
     // The script starts no process, because a shell that is stopped between vfork(2) and exec is never reported as
     // stopped.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::{Outcome, Sandbox};
 
 #[test]
-fn the_commands_own_code_is_passed_on() {
+fn the_exit_code_of_the_command_is_returned() {
     let sandbox = Sandbox::new();
     for code in [0, 1, 3, 122, 255] {
         sandbox.run_script("run x", &format!("exit {code}")).expect(code);
@@ -17,7 +17,7 @@ fn the_commands_own_code_is_passed_on() {
 }
 
 #[test]
-fn the_command_finds_lock_token_and_store_in_its_environment() {
+fn the_environment_contains_lock_token_and_store() {
     let sandbox = Sandbox::new();
     let script = "echo $LEASEHOLD_LOCK $LEASEHOLD_TOKEN $LEASEHOLD_STORE";
     let first = sandbox.run_script("run deploy/prod", script).expect(0).stdout;

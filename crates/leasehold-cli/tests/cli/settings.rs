@@ -14,7 +14,7 @@ fn owner(sandbox: &Sandbox, words: &str, variable: Option<&str>) -> String {
 }
 
 #[test]
-fn the_nearest_setting_wins() {
+fn an_option_overrides_a_variable_which_overrides_the_file() {
     let sandbox = Sandbox::new();
     assert_eq!(owner(&sandbox, "run x", None), "tester");
     sandbox.write("config/leasehold/config.toml", "owner = \"file\"\n");
@@ -73,7 +73,7 @@ fn an_invalid_setting_is_named_with_its_source() {
 }
 
 #[test]
-fn a_flag_about_waiting_overrides_a_variable_about_trying() {
+fn wait_and_try_options_override_the_variables() {
     let sandbox = Sandbox::new();
     let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
     let run = |words: &str, variable: (&str, &str)| {

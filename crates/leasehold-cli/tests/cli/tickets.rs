@@ -34,7 +34,7 @@ fn acquire_prints_only_a_ticket_that_renew_and_release_accept() {
 }
 
 #[test]
-fn a_ticket_of_another_store_needs_that_store_by_name() {
+fn a_ticket_of_another_store_requires_the_store_option() {
     let sandbox = Sandbox::new();
     let url = format!("sqlite:{}", sandbox.path("other.db").display());
     let ticket = sandbox.run(&format!("-s {url} acquire x")).expect(0).stdout.trim().to_owned();

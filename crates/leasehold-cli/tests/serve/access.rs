@@ -102,7 +102,7 @@ fn pages_of_other_sites_are_refused() {
 }
 
 #[test]
-fn beyond_this_machine_protection_is_required() {
+fn listening_beyond_this_machine_requires_protection() {
     let sandbox = Sandbox::new();
     let refused = sandbox.run("serve --listen 0.0.0.0:0").expect(125);
     assert!(

@@ -133,7 +133,7 @@ fn stale_and_forged_tickets_change_nothing() {
 }
 
 #[test]
-fn no_path_leads_out_of_the_locks() {
+fn no_path_reaches_anything_but_locks() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     for path in [

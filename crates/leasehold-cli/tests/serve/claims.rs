@@ -49,7 +49,7 @@ fn a_withdrawal_ends_the_request_that_waits() {
 }
 
 #[test]
-fn a_waiter_that_asks_again_has_its_place() {
+fn a_waiter_that_repeats_its_request_keeps_its_place() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     let held = server.acquire("x", "a").expect(201);

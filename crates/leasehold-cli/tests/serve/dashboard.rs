@@ -95,7 +95,7 @@ fn is_held(server: &Server, lock: &str) -> bool {
 const PAGES: [&str; 5] = ["/ui/", "/ui/lock/deploy", "/ui/waiting", "/ui/activity", "/ui/store"];
 
 #[test]
-fn the_address_alone_leads_to_the_dashboard() {
+fn the_root_path_redirects_to_the_dashboard() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     for path in ["/", "/ui"] {
@@ -186,7 +186,7 @@ fn pages_contain_no_secret() {
 }
 
 #[test]
-fn a_dashboard_that_is_read_only_has_no_forms() {
+fn a_read_only_dashboard_has_no_forms() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     server.acquire("deploy", "k").expect(201);

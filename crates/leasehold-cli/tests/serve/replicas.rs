@@ -38,7 +38,7 @@ fn a_hold_survives_the_server_that_granted_it() {
 }
 
 #[test]
-fn a_key_means_nothing_to_a_server_with_another_secret() {
+fn a_key_is_unknown_to_a_server_with_another_secret() {
     let sandbox = Sandbox::new();
     let one = Server::start(&sandbox, "");
     one.acquire("x", "a").expect(201);

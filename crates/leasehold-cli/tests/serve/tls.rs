@@ -45,7 +45,7 @@ fn curl(sandbox: &Sandbox, server: &Server, authority: &str, more: &str, path: &
 const FILES: &str = "--tls-cert server.crt --tls-key server.key";
 
 #[test]
-fn a_server_with_a_certificate_speaks_https_alone() {
+fn a_server_with_a_certificate_accepts_only_https() {
     let sandbox = Sandbox::new();
     make_authority(&sandbox, "ca");
     make_certificate(&sandbox, "ca", "server", "IP:127.0.0.1");

@@ -27,7 +27,7 @@ fn locks_are_listed_page_by_page() {
 }
 
 #[test]
-fn a_change_is_waited_for() {
+fn a_request_can_wait_for_a_change() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");
     let held = server.acquire_with("a", &json!({ "lock": "x", "ttl": "10m" })).expect(201);

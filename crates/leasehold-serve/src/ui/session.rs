@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sign_in_leads_to_own_pages_alone() {
+    fn sign_in_redirects_only_to_pages_of_this_server() {
         assert_eq!(own_page("/ui/lock/a?x=1"), "/ui/lock/a?x=1");
         for other in [
             "",

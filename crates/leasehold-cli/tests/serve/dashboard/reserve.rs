@@ -123,7 +123,7 @@ fn reserving_needs_the_right_to_acquire() {
 }
 
 #[test]
-fn a_reservation_counts_for_its_principal_and_its_lock_alone() {
+fn a_reservation_is_valid_only_for_its_principal_and_lock() {
     let sandbox = Sandbox::new();
     let server = with_principals(&sandbox);
     let (ci, other) = (session(&server, "test"), session(&server, "other"));
@@ -149,7 +149,7 @@ fn a_reservation_counts_for_its_principal_and_its_lock_alone() {
 }
 
 #[test]
-fn a_reservation_counts_for_its_store_alone() {
+fn a_reservation_is_valid_only_for_its_store() {
     let sandbox = Sandbox::new();
     let on = |store: &str| Server::start(&sandbox, &format!("--ui rw -s sqlite:{store}.db"));
     let (one, other) = (on("one"), on("other"));
@@ -240,7 +240,7 @@ fn a_lost_reservation_is_shown_as_lost() {
 }
 
 #[test]
-fn the_ticket_of_a_reservation_is_in_its_cookie_alone() {
+fn only_the_cookie_contains_the_ticket_of_a_reservation() {
     let sandbox = Sandbox::new();
     let audit = sandbox.path("audit.jsonl");
     let server = Server::start(&sandbox, &format!("--ui rw --audit {}", audit.display()));

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_has_the_values_of_claims() {
+    fn a_template_inserts_the_values_of_claims() {
         let claims = json!({"sub": "x", "repository": "org/app", "kubernetes.io": {"namespace": "ci"}});
         for (template, text) in [
             ("{sub}", "x"),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_printable_text_makes_no_text() {
+    fn an_unprintable_value_is_refused() {
         let template = Template::principal("{a}").unwrap();
         for value in [
             json!(null),
