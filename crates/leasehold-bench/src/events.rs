@@ -86,8 +86,8 @@ pub(crate) fn hand_offs_ms(events: &[Event], window: Window) -> Vec<f64> {
     inside.map(|pair| ms(pair[0].releasing, pair[1].granted)).collect()
 }
 
-/// Counts the grants that overtook another process, which had requested it at least `earlier_us` earlier and was granted the
-/// lock later.
+/// Counts the grants that overtook another process, which had requested the lock at least `earlier_us` earlier and was
+/// granted it later.
 pub(crate) fn overtaken(events: &[Event], earlier_us: u64) -> u64 {
     let overtakes = |one: &Event, other: &Event| {
         other.process != one.process

@@ -88,8 +88,8 @@ impl Guardian {
         self.send(&format!("{group} {}", tree.leader.pid.as_raw_nonzero()));
     }
 
-    /// Sends the guardian the end of the lease, `remaining` after `now`. If its pipe is full, the next call tries again.
-    /// Until then, the guardian uses the previous end, which is earlier unless the lock was lost.
+    /// Sends the guardian the end of the lease, `remaining` after `now`. If its pipe is full, the next call tries
+    /// again. Until then, the guardian uses the previous end, which is earlier unless the lock was lost.
     pub(super) fn set_end(&mut self, now: Moment, remaining: Duration) {
         let known = self.sent_end.map_or(Duration::ZERO, |end| end.remaining(now));
         if self.sent_end.is_some() && remaining.abs_diff(known) < MIN_CHANGE {
