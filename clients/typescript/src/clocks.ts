@@ -14,7 +14,7 @@ export interface Moment {
 export interface Clocks {
   /** Reads both clocks. Returns `null` if one cannot be read. No lock counts as held then. */
   read(): Moment | null;
-  /** How much too low a reading may be. */
+  /** How far a reading may be below the time. */
   readonly resolution: number;
   /** Whether `boot` is the number that the agent calls `boot_us`. */
   readonly sharedBoot: boolean;

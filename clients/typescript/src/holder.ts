@@ -24,9 +24,9 @@ export interface HeldBy {
   readonly heldMs: number | null;
   /** If the holder is dead, its lease ends within this time, in milliseconds. */
   readonly lapsesWithinMs: number | null;
-  /** No process holds the lock: it is in its cooldown. */
+  /** Whether the lock is in its cooldown. No process holds it then. */
   readonly inCooldown: boolean;
-  /** No process holds the lock: it is reserved for the first waiter. */
+  /** Whether the lock is reserved for the first waiter. No process holds it then. */
   readonly reserved: boolean;
   /** The description of a holder that leasehold did not write. */
   readonly foreign: string | null;

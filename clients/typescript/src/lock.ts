@@ -22,7 +22,7 @@ export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
 export interface OnceOptions extends AcquireOptions {
   /** The period, from grant to grant. */
   readonly per: Duration;
-  /** Whether not to wait while another process runs the job. */
+  /** If `true`, the call does not wait while another process runs the job. */
   readonly noWait?: boolean | undefined;
   /** Whether a failed job counts as run. By default, another process may try it at once. */
   readonly cooldownAfterFailure?: boolean | undefined;

@@ -16,7 +16,7 @@ export interface LockOptions {
   readonly lockDelay?: Duration | undefined;
   /** How long to keep trying a store that does not respond. */
   readonly storeTimeout?: Duration | undefined;
-  /** Whether not to queue behind other waiters. */
+  /** If `true`, this process does not queue behind other waiters. */
   readonly barge?: boolean | undefined;
   /** Whether the lock will be passed on with {@link Guard.ticket}. */
   readonly forTicket?: boolean | undefined;

@@ -363,7 +363,7 @@ class Agent:
         """Raises :class:`LockLost` unless the lock is certain to be held now."""
         self.forbid_forked()
         with self.lock:
-            # Reads all messages first: an unread renewal is not a loss, and the end of the agent is one.
+            # Reads all messages first, because an unread renewal is not a loss, but the end of the agent is one.
             self.drain()
             self._expire(hold, _clock.now())
             hold.raise_if_over()

@@ -45,7 +45,7 @@ def _after_fork() -> None:
     agent, _agent = _agent, None
     if agent is not None:
         agent.abandon_in_child()
-        # Keeps the agent referenced: its finalizers would wait for a process that is not a child of this one.
+        # Keeps the agent referenced, because its finalizers would wait for a process that is not a child of this one.
         _of_parents.append(agent)
 
 

@@ -94,9 +94,9 @@ class HolderInfo:
     held_for: float | None = None
     #: If the holder is dead, its lease ends within this many seconds.
     lapses_within: float | None = None
-    #: No process holds the lock: it is in its cooldown.
+    #: The lock is in its cooldown. No process holds it.
     in_cooldown: bool = False
-    #: No process holds the lock: it is reserved for the first in line.
+    #: The lock is reserved for the first in line. No process holds it.
     reserved: bool = False
     #: The description of a holder that leasehold did not write.
     foreign: str | None = None

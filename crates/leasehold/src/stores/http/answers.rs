@@ -82,7 +82,7 @@ impl Problem {
         self.kind.strip_prefix("urn:leasehold:").unwrap_or_default()
     }
 
-    /// Who has the lock.
+    /// Returns the holder of the lock.
     pub(super) fn holder(self) -> HolderInfo {
         self.held.map(HeldBy::info).unwrap_or_default()
     }
@@ -116,7 +116,7 @@ pub(super) struct Named {
     pub(super) lock: String,
 }
 
-/// One lock.
+/// The state of a lock.
 #[derive(Debug, Deserialize)]
 pub(super) struct Shown {
     lock: String,
@@ -161,7 +161,7 @@ impl Shown {
     }
 }
 
-/// Who has a lock.
+/// The holder of a lock.
 #[derive(Debug, Deserialize)]
 struct HeldBy {
     holder: Option<Person>,

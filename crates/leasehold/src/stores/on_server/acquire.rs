@@ -75,8 +75,8 @@ async fn granted<L: ServerLeases>(
         // A repetition of the claim may have the same grant by now.
         return Ok(AcquireOutcome::Lost(grant.came_too_late()));
     }
-    // Reports a loss whatever the response is: a release that arrives later must not end another grant of the same
-    // claim.
+    // Reports a loss whatever the response is, because a release that arrives later must not end another grant of the
+    // same claim.
     let _ = hold::end(leases, &mut grant, None).await;
     Ok(AcquireOutcome::Lost(grant.came_too_late()))
 }

@@ -18,7 +18,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     if left.is_zero() {
         return Ok(lost(grant, LossReason::Expired { last_error: None }));
     }
-    // Does not retry until the deadline: the renewal task must get errors earlier, and retries at its own pace.
+    // Stops before the deadline, because the renewal task must get errors earlier and retries at its own pace.
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
     loop {
         match budget.request(leases.renew(grant)).await {

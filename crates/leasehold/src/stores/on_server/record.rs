@@ -32,9 +32,9 @@ pub(in super::super) struct Waiter {
     /// `None` if it cannot be read. It still delays the others.
     pub(in super::super) claim: Option<Id>,
     pub(in super::super) holder: Holder,
-    /// When it joined.
+    /// When the waiter joined.
     pub(in super::super) since_us: u64,
-    /// It polls at least this often.
+    /// The longest time between two polls of the waiter.
     pub(in super::super) polls: Duration,
 }
 

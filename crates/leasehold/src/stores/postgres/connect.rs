@@ -24,7 +24,7 @@ use crate::stores::tls::client_config;
 /// after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// After this time, a connection to a server that has vanished without closing it fails.
+/// How long it takes to notice a server that has vanished without closing its connections.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// A startup setting of connections for notifications. Poolers do not pass it on.
@@ -53,8 +53,8 @@ impl Link {
         self.doubt.swap(false, Ordering::SeqCst)
     }
 
-    /// Closes the connection without waiting for the statement that it runs. Sends no cancel request: if it canceled a
-    /// wait for standbys, the commit could be lost.
+    /// Closes the connection without waiting for the statement that it runs. Sends no cancel request, because canceling
+    /// a wait for standbys would leave a commit that may be lost.
     pub(super) fn abort(&self) {
         self.driver.abort();
     }

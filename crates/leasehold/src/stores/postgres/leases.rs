@@ -179,7 +179,7 @@ impl ServerLeases for PostgresLeases {
     }
 
     /// Waits until the standbys have all commits to the row of `name`, because an earlier commit may have stopped
-    /// waiting for them. Writes the row again: this commit waits for the earlier one too.
+    /// waiting for them. Writes the row again, because that commit also waits for the earlier one.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];

@@ -181,7 +181,7 @@ fn host(text: &str, port: u16) -> Result<Host, Error> {
 fn database(path: &str) -> Result<u16, Error> {
     match path.trim_matches('/') {
         "" => Ok(0),
-        // The error does not repeat the path: it can be the end of a password that contains a slash.
+        // The error does not repeat the path, because it may be the end of a password that contains a slash.
         number => number.parse().map_err(|_| {
             Error::invalid("the path of the Redis store URL is not the number of a database")
                 .with_help("the prefix of the locks is an option: redis://host/0?prefix=locks/")

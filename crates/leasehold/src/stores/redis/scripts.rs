@@ -1,4 +1,4 @@
-//! The scripts. Each step of a lock is one script, which the server runs atomically and by its own clock.
+//! The scripts. Each step of a lock is one script, which the server runs without interruption and by its own clock.
 //!
 //! A lock has two keys. The first is a string with a time to live, like the one that other clients set. Its value is
 //! the grant's id. The second key is a hash, the record. Only the record decides about grants of leasehold. The string

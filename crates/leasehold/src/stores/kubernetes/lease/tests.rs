@@ -56,7 +56,7 @@ fn the_spec_names_the_holder() {
     );
     let free = Record { state: RecordState::Free, ..held.clone() };
     let spec = &lease_of(&free, Some((&revision(4, 0), Some(&held))))["spec"];
-    // As client-go releases a lock.
+    // client-go releases a lock like this.
     assert_eq!((&spec["holderIdentity"], &spec["leaseDurationSeconds"]), (&json!(""), &json!(1)));
     assert_eq!(spec["leaseTransitions"], json!(4));
     let cooldown = Record { state: RecordState::Cooldown, rest_ms: Some(60_000), ..held };
@@ -155,11 +155,11 @@ fn another_clients_lock_is_held_for_its_duration() {
     lease["spec"]["leaseDurationSeconds"] = json!(7 * 86_400);
     let long = record(&lease);
     assert!(long.ttl_ms + long.lock_delay_ms >= 7 * 86_400_000);
-    // As client-go releases a lock.
+    // client-go releases a lock like this.
     lease["spec"]["holderIdentity"] = json!("");
     lease["spec"]["leaseDurationSeconds"] = json!(1);
     assert_eq!(record(&lease).state, RecordState::Free);
-    // As kubectl creates a Lease.
+    // kubectl creates a Lease like this.
     assert_eq!(record(&json!({ "metadata": { "resourceVersion": "7" } })).state, RecordState::Free);
 }
 
