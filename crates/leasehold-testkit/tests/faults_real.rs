@@ -53,7 +53,7 @@ fn as_strs(strings: &[String]) -> Vec<&str> {
 }
 
 async fn granted(process: &mut Process) -> u64 {
-    let line = process.line().await.expect("the worker ended without a word");
+    let line = process.line().await.expect("the worker ended without output");
     line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
 }
 

@@ -176,7 +176,7 @@ impl Guard {
         let renewals = try_join_all(renewals.collect::<Vec<_>>());
         async move {
             let deadlines = renewals.await?.into_iter().reduce(Deadline::earliest);
-            deadlines.ok_or_else(|| Error::invalid("a guard without a lock"))
+            deadlines.ok_or_else(|| Error::invalid("the guard holds no lock"))
         }
     }
 

@@ -67,7 +67,7 @@ fn check(files: &[String]) -> ExitCode {
             println!("broken: {finding}");
         }
         for finding in &verdict.observed {
-            println!("found, and not promised: {finding}");
+            println!("found, not promised: {finding}");
         }
         fine &= verdict.broken.is_empty();
     }

@@ -250,10 +250,7 @@ impl Case {
         }
         // A file without a `run` event is no history, so it proves nothing.
         if self.promises.is_none() {
-            self.find(
-                Rule::Readable,
-                "nothing says what was run and promised: this is no history".to_owned(),
-            );
+            self.find(Rule::Readable, "there is no `run` event".to_owned());
         }
         let promises = self.promises.unwrap_or_default();
         let (broken, observed) = self

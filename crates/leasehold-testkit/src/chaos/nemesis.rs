@@ -132,7 +132,7 @@ fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>
     if let Some(rule) = scenario.must_break
         && !verdict.observed.iter().any(|finding| finding.rule == rule)
     {
-        wrong.push(format!("this lock is none, and the checker has not found out: {}", rule.name()));
+        wrong.push(format!("the lock is incorrect, but the checker found no violation of: {}", rule.name()));
     }
     if verdict.counts.grants < scenario.least_grants {
         wrong.push(format!("only {} grants: nothing was tried", verdict.counts.grants));

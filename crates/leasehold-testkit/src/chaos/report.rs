@@ -102,7 +102,7 @@ fn line(outcome: &Outcome) -> String {
         let _ = write!(text, "\n    {wrong}");
     }
     for (rule, findings) in by_rule(outcome) {
-        let _ = write!(text, "\n    found, as it may be: {rule} ({findings} times)");
+        let _ = write!(text, "\n    found, not promised: {rule} ({findings} times)");
     }
     if let Some(kept) = &outcome.kept {
         let _ = write!(text, "\n    histories: {}", kept.display());

@@ -101,7 +101,7 @@ async fn observe(client: Arc<Client>, tell: watch::Sender<Option<u64>>) {
         before = Some(told);
         let _ = tell.send(term);
     }
-    client.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
+    client.world.checker.violated(OBSERVERS_ARE_TOLD, "the stream of leaders ended".to_owned());
 }
 
 /// Breaks and heals the network of an observer.
@@ -138,12 +138,12 @@ impl Checker {
         let flaw = if term < highest {
             Some(format!("after {highest:?}"))
         } else if term.is_none_or(|term| checked.values.get(&term) != leader.value.as_ref()) {
-            Some("and that was not granted to who advertises it".to_owned())
+            Some("whose value does not match its grant".to_owned())
         } else {
             None
         };
         if let Some(flaw) = flaw {
-            checked.violates(OBSERVERS_ARE_TOLD, format!("an observer was told of {leader:?} {flaw}"));
+            checked.violates(OBSERVERS_ARE_TOLD, format!("an observer was told of {leader:?}, {flaw}"));
         }
     }
 }

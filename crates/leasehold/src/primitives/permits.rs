@@ -292,7 +292,10 @@ impl Attempt {
         let first = lock.acquire().await;
         let now = store.env().now();
         if let Err(error) = &first {
-            tracing::warn!(lock = %queue.name, %error, "waits for permits in no particular order");
+            tracing::warn!(
+                lock = %queue.name, %error,
+                "the permit queue is unavailable; permits are granted in any order"
+            );
         }
         // Permits may have been released in the meantime.
         self.tried = now.longest_since(asked) < store.capabilities().poll_interval.min;

@@ -239,13 +239,13 @@ impl RwLock {
                     match whole.check() {
                         Ok(()) => return Ok(whole),
                         Err(error) => {
-                            tracing::warn!(%error, "lost before all of it was acquired");
+                            tracing::warn!(%error, "the exclusive hold was lost before it was complete");
                             continue;
                         }
                     }
                 }
             };
-            tracing::warn!(%loss, "lost before all of it was acquired");
+            tracing::warn!(%loss, "the exclusive hold was lost before it was complete");
         }
     }
 

@@ -172,7 +172,10 @@ impl Ttl {
             return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
         }
         Err(InvalidValue::new(format!("a ttl of {ttl:?} is out of range"))
-            .with_help("the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s suits most"))
+            .with_help(
+                "the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s is suitable \
+                 for most locks",
+            ))
     }
 
     /// Creates a time to live from the milliseconds in a record.

@@ -1,5 +1,5 @@
 //! Properties of the items of a table, whichever client wrote them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use serde_json::Value as Json;
 
@@ -55,7 +55,11 @@ fn anothers(item: &Item, record: &Record) {
     assert_ne!(record.state, RecordState::Cooldown);
     let version = item[item::VERSION].as_s().unwrap();
     let repeated = |ours: &AttributeValue| ours.as_m().ok()?.get("version")?.as_s().ok().cloned();
-    assert_ne!(item.get(item::OURS).and_then(repeated).as_ref(), Some(version), "ours, and not read as such");
+    assert_ne!(
+        item.get(item::OURS).and_then(repeated).as_ref(),
+        Some(version),
+        "a record of ours was read as another client's"
+    );
 }
 
 fn ours(item: &Item, record: &Record, dialect: Dialect) {
