@@ -64,7 +64,7 @@ pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &d
         [election(harness, "one").await, election(harness, "two").await, election(harness, "three").await];
     let leads = std::sync::atomic::AtomicBool::new(false);
     let terms = std::sync::Mutex::new(Vec::new());
-    let careers = candidates.iter().map(|(client, election)| {
+    let candidacies = candidates.iter().map(|(client, election)| {
         let (leads, terms) = (&leads, &terms);
         async move {
             let leadership = campaign(client, election).await;
@@ -76,7 +76,7 @@ pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &d
             assert_eq!(client.within("to resign", leadership.resign()).await.unwrap(), Released::Released);
         }
     });
-    join_all(careers).await;
+    join_all(candidacies).await;
     let terms = terms.into_inner().unwrap();
     assert!(terms.is_sorted_by(|earlier, later| earlier < later), "{terms:?}");
     candidates[0].0.assert_free(&name("lock")).await;

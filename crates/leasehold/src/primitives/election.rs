@@ -72,7 +72,7 @@ impl Election {
     fn new(lock: Lock) -> Self {
         // It matters more to have a new leader than which candidate leads. So no candidate waits for one that has died
         // in the line.
-        Self { lock: lock.not_handed_on().barge() }
+        Self { lock: lock.not_passed_on().barge() }
     }
 
     /// Sets the value that this candidate advertises while it leads, such as its address.

@@ -40,9 +40,9 @@ pub fn dynamodb_item(data: &[u8]) {
                     assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.heartbeat < Token::LIMIT);
                     assert_readable(&record.holder.to_string());
                     if record.unconfirmed && item::version_of(&record) != found.version {
-                        anothers(&item, &record);
+                        assert_not_ours(&item, &record);
                     } else {
-                        ours(&item, &record, dialect);
+                        assert_round_trip(&item, &record, dialect);
                     }
                 }
             },
@@ -50,7 +50,7 @@ pub fn dynamodb_item(data: &[u8]) {
     }
 }
 
-fn anothers(item: &Item, record: &Record) {
+fn assert_not_ours(item: &Item, record: &Record) {
     assert!(record.unconfirmed, "its token is not trusted");
     assert_ne!(record.state, RecordState::Cooldown);
     let version = item[item::VERSION].as_s().unwrap();
@@ -62,7 +62,7 @@ fn anothers(item: &Item, record: &Record) {
     );
 }
 
-fn ours(item: &Item, record: &Record, dialect: Dialect) {
+fn assert_round_trip(item: &Item, record: &Record, dialect: Dialect) {
     let format = item[item::OURS].as_m().unwrap()["format"].as_n().unwrap();
     assert_eq!((record.leasehold, format.parse()), (FORMAT, Ok(FORMAT)), "nothing newer, or of no format");
     let (fitted, set) = item::fitted(record, "a", dialect);
