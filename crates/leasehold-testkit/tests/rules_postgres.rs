@@ -161,7 +161,7 @@ async fn a_claim_that_arrives_late_is_not_granted() {
     server.stop();
     let error = store.try_acquire(&hasty(&*store)).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-    server.go_on();
+    server.resume();
     let running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
     drop(store);
     until(&url, running, "0").await;

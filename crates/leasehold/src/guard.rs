@@ -169,7 +169,7 @@ impl Guard {
         let asked = self.hold.lease.now();
         let renewals = self.each().map(|guard| {
             let (lease, identity) = (guard.hold.lease.clone(), guard.hold.identity.clone());
-            lease.ask_for_renewal();
+            lease.request_renewal();
             // The response to a renewal that was sent before this call does not count.
             async move { lease.renewed_since(asked).await.map_err(|()| Error::lost(lease.loss_of(&identity))) }
         });
@@ -353,7 +353,7 @@ impl Guard {
         let (reply, answer) = oneshot::channel();
         let lost = self.hold.lease.end();
         let answer = match self.hold.renewer.take() {
-            Some(renewer) => renewer.tell(command(reply), answer).await,
+            Some(renewer) => renewer.send(command(reply), answer).await,
             None => None,
         };
         match (answer, lost) {

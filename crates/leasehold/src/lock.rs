@@ -156,11 +156,11 @@ impl Lock {
         self
     }
 
-    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock. Useful for progress displays
-    /// and logs.
+    /// Calls `callback` whenever a waiting acquisition learns which process holds the lock. Useful for progress
+    /// displays and logs.
     #[must_use]
-    pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
-        self.on_wait = Some(Arc::new(tell));
+    pub fn on_wait(mut self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+        self.on_wait = Some(Arc::new(callback));
         self
     }
 
@@ -419,7 +419,7 @@ impl Lock {
         Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
 
-    pub(crate) fn tell(&self, held: &HolderInfo) {
+    pub(crate) fn report_holder(&self, held: &HolderInfo) {
         if let Some(on_wait) = &self.on_wait {
             on_wait(held);
         }

@@ -118,7 +118,7 @@ impl World {
         drop(linger);
         let lasts_ms = u64::try_from(fault.lasts.as_millis()).unwrap_or(u64::MAX);
         let event = json!({ "kind": kind.name(), "target": target, "lasts_ms": lasts_ms });
-        self.history.tell("fault", from, event);
+        self.history.record("fault", from, event);
         Ok(())
     }
 

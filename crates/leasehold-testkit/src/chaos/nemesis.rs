@@ -147,7 +147,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     let history = History::create(&histories, "nemesis")?;
     let promises: Vec<&str> = scenario.promises.iter().map(|rule| Rule::name(*rule)).collect();
     let run = json!({ "store": scenario.name, "seed": settings.seed, "promises": promises });
-    history.tell("run", history.now(), run);
+    history.record("run", history.now(), run);
     let environment = Environment::start(scenario, WORKERS, folder).await?;
     let resource = Resource::start(History::create(&histories, "counter")?).await?;
     let mut world = World { environment, slots: Vec::new(), resource, steppers: Vec::new(), history };
@@ -235,7 +235,7 @@ impl World {
                 variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
                 variables.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
                 self.steppers.push(stepper);
-                self.history.tell(
+                self.history.record(
                     "fault",
                     self.history.now(),
                     json!({ "kind": "clock that is stepped", "target": format!("w{n}") }),
@@ -253,7 +253,7 @@ impl World {
         }
         variables.push(("FAKETIME".into(), spec.into()));
         let event = json!({ "kind": format!("clock of {spec}"), "target": format!("w{n}") });
-        self.history.tell("fault", self.history.now(), event);
+        self.history.record("fault", self.history.now(), event);
         Ok(variables)
     }
 
@@ -273,7 +273,7 @@ impl World {
 
     /// Records the end of the faults, and waits for further grants.
     async fn recover(&self) {
-        self.history.tell("healed", self.history.now(), json!({}));
+        self.history.record("healed", self.history.now(), json!({}));
         self.granted(GRANTS_AFTERWARDS).await;
     }
 

@@ -118,10 +118,10 @@ impl Election {
         Self { lock: self.lock.store_timeout(timeout) }
     }
 
-    /// Calls `tell` whenever a waiting campaign learns which process leads. Useful for progress displays and logs.
+    /// Calls `callback` whenever a waiting campaign learns which process leads. Useful for progress displays and logs.
     #[must_use]
-    pub fn on_wait(self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
-        Self { lock: self.lock.on_wait(tell) }
+    pub fn on_wait(self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+        Self { lock: self.lock.on_wait(callback) }
     }
 
     /// Waits until this candidate leads, for as long as it takes.

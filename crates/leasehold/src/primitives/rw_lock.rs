@@ -254,7 +254,7 @@ impl RwLock {
         let (name, held) = (permits.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
             Some(held) => Error::held(name, held),
-            None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.told()), held),
+            None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.described()), held),
         }
     }
 

@@ -368,8 +368,8 @@ async fn every_race_covers_every_name_even_with_many_addresses() {
     let front = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "many", &addresses(20));
     let endpoints = vec!["b".to_owned(), "c".to_owned()];
     let fronts = Fronts::open(&front, &endpoints, RACERS).await.unwrap();
-    let [asked, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
-    let shown = asked.seen.split_once(": ").unwrap().1;
+    let [chosen, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
+    let shown = chosen.seen.split_once(": ").unwrap().1;
     let many = |n| format!("many at 10.0.0.{n}");
     let expected = [&many(1), "b", "c", &many(2), &many(3), &many(4), &many(5), &many(6)];
     assert_eq!(shown.split(", ").collect::<Vec<_>>(), expected);
