@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_two_moments_differ_in_the_bits_of_the_moment() {
+    fn an_id_at_a_moment_contains_the_bits_of_that_moment() {
         let (id, moment) = (Id(0b1100), Moment::from_raw(5, 7));
         assert_eq!(id.at(moment).0 ^ id.0, moment.bits());
         assert_ne!(moment.bits(), 0);

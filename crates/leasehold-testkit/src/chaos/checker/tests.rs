@@ -72,7 +72,7 @@ fn grants_that_may_be_sequential_are_no_violation() {
 }
 
 #[test]
-fn holders_of_different_locks_do_not_meet() {
+fn holders_of_different_locks_are_not_compared() {
     let events = Events::default()
         .held("a", 1, 100, 300)
         .event("granted", (110, 120), ",\"lock\":\"m\",\"grant\":\"b\",\"token\":1")

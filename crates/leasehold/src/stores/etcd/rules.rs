@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_key_is_not_before_us() {
+    fn the_own_key_does_not_count_as_the_key_before() {
         let mine = own(8, Standing::Waiting);
         let found = refused(Some(foreign(5)), Some(mine.clone()), Some(mine), false);
         let Step::Held(_, Some(place)) = found else { panic!() };
