@@ -305,7 +305,8 @@ impl OncePer {
         let output = tokio::select! {
             biased;
             loss = guard.lost() => {
-                return Err(Error::lost(loss).with_help("the job was stopped before it finished; it may run again at once"));
+                return Err(Error::lost(loss)
+                    .with_help("the job was stopped before it finished; it may run again at once"));
             }
             output = body(&guard) => output,
         };
