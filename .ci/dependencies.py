@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks the dependencies against deny.toml: licences, banned crates, duplicates, sources.
 
-cargo-deny reads the same file and does the same, and looks for advisories besides; it takes minutes to build, so this is
-what every test run does. Needs Python 3.11. Where cargo-deny is installed, and its database can be had, the advisories are checked too.
+cargo-deny reads the same file and does the same checks, and it also looks for advisories. But it takes minutes to
+build, so every test run uses this script. Needs Python 3.11. If cargo-deny is installed and its database can be
+downloaded, this script also checks the advisories.
 """
 
 import json
@@ -17,7 +18,7 @@ CRATES_IO = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 def fulfils(expression, allowed):
-    """Whether the SPDX expression can be fulfilled with the allowed licences."""
+    """Returns whether the SPDX expression can be fulfilled with the allowed licences."""
     tokens = re.findall(r"\(|\)|[^\s()]+", expression.replace("/", " OR "))
 
     def either():
@@ -49,7 +50,7 @@ def fulfils(expression, allowed):
 
 
 def check(packages, rules):
-    """What is wrong with the packages, and what deserves a look."""
+    """Returns the errors and the warnings about the packages."""
     errors, warnings = [], []
     allowed = set(rules["licenses"]["allow"])
     banned = {ban["crate"] for ban in rules["bans"]["deny"]}
@@ -76,7 +77,7 @@ def check(packages, rules):
 
 
 def check_can_fail(rules):
-    """A check that finds nothing must be able to find something."""
+    """Tests that the check can fail."""
     good = {"name": "a", "version": "1.0.0", "license": "MIT OR GPL-3.0-only", "source": CRATES_IO}
     bad = [
         {"license": "MIT AND GPL-3.0-only"},

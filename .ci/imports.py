@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that imports run one way: no circle among the modules of one folder, in any crate and in any client, and no import
-that goes up in the layers of the library that ARCHITECTURE.md lists.
+"""Checks that imports have one direction. In each crate and each client, the modules of a folder must not import each
+other in a circle. In the library, no import may go up in the layers that ARCHITECTURE.md lists.
 
-Modules that lie side by side (files, or folders with all that is in them) may not import each other in a circle; a parent and
-its children may know each other. An import for types alone counts. Tests are left out. With --floors, prints each folder's
-modules from top to bottom.
+The modules of a folder are its files, and its folders with all their contents. A parent and its children may import
+each other. An import of only types counts. Tests do not count. With --floors, prints each folder's modules from top to
+bottom.
 """
 
 import ast
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A comment, a string, a character, or anything else.
+# A comment, a string or a character.
 LEXEMES = re.compile(
     r"//[^\n]*|/\*.*?\*/|b?r(#*)\".*?\"\1|b?\"(?:\\.|[^\"\\])*\"|b?'(?:\\.[^']*|[^\\'])'", re.DOTALL
 )
@@ -37,8 +37,8 @@ def end_of_block(text, start):
 
 
 def without_tests(text):
-    """The code, without comments, strings and what is compiled for tests or fuzzing alone; and the modules that are. Lines keep
-    their numbers."""
+    """Returns the code without comments, strings and the items that are compiled only for tests or fuzzing, and the
+    names of the modules among these items. Lines keep their numbers."""
     text = LEXEMES.sub(lambda found: (" " if found[0].startswith("/") else '""') + lines_of(found[0]), text)
     test_modules = set()
     while found := TEST_ITEM.search(text):
@@ -63,7 +63,7 @@ def lines_of(text):
 
 
 def leaves(tree):
-    """The paths of a use tree: `a::{b, c::d}` gives `a::b` and `a::c::d`."""
+    """Returns the paths of a use tree: `a::{b, c::d}` gives `a::b` and `a::c::d`."""
     tree = re.sub(r"\s+as\s+\w+", "", tree).strip()
     start = tree.find("{")
     if start < 0:
@@ -112,7 +112,7 @@ class Crate:
         return (*at, *names)
 
     def home(self, path):
-        """The module that `path` is in, through re-exports."""
+        """Returns the module that `path` is in. Follows re-exports."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.code:
                 if length < len(path):
@@ -186,7 +186,7 @@ def sources():
 
 
 def circles(arrows):
-    """The strongly connected components of more than one node (Tarjan 1972)."""
+    """Returns the strongly connected components (Tarjan 1972)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -210,7 +210,7 @@ def circles(arrows):
 
 
 def folders(crate):
-    """For each folder, who imports whom in it, and by what."""
+    """Returns, for each folder, which of its modules import which others, and the imports."""
     found = {}
     for module in crate.code:
         if module:
@@ -226,8 +226,8 @@ def folders(crate):
 
 
 def layers():
-    """The layer of each module in the list in ARCHITECTURE.md, as (number, text). The first line is the highest layer. On the
-    last line, each module is a layer: it may import those to its right."""
+    """Returns the layer of each module in the list in ARCHITECTURE.md, as (number, text). The first line is the highest
+    layer. On the last line, each module is a layer: it may import those to its right."""
     section = (ROOT / "ARCHITECTURE.md").read_text().split("## Layers of the library\n")[1].split("\n## ")[0]
     lines = [re.findall(r"(\w+)(?:\.rs|/)(?=[,\s]|$)", line) for line in section.splitlines() if line.startswith("    ")]
     floors = lines[:-1] + [[module] for module in lines[-1]]
@@ -235,7 +235,8 @@ def layers():
 
 
 def upward(arrows):
-    """What is wrong with the library's imports, given which module imports which: one line for each import that goes up."""
+    """Yields the problems of the library's imports, one line for each import that goes up. `arrows` says which module
+    imports which."""
     layer = layers()
     for one, imports in sorted(arrows.items()):
         for other, uses in sorted(imports.items()):

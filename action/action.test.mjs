@@ -1,8 +1,8 @@
-// The action as the runner starts it, with a tarball that ./package has built:
+// Tests the action as the runner starts it, with a tarball that ./package has built:
 //
 //   DIST=FOLDER node --test action/action.test.mjs
 //
-// A server on this machine takes the place of the releases on GitHub.
+// A server on this machine replaces the releases on GitHub.
 
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
@@ -38,7 +38,7 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(place, { recursive: true }));
 
-/** Starts a step; resolves with its exit code and what it wrote to stdout and to the runner's files. */
+/** Runs a step. Resolves with its exit code, and with its output on stdout and in the runner's files. */
 async function step(entry, inputs, env = {}, started = () => {}) {
   const files = Object.fromEntries(
     ["OUTPUT", "ENV", "STATE", "PATH"].map((name) => [`GITHUB_${name}`, join(place, `file-${name}`)]),
@@ -65,7 +65,7 @@ async function step(entry, inputs, env = {}, started = () => {}) {
   return { code, log: log.join(""), path, outputs: read("OUTPUT"), variables: read("ENV"), state: read("STATE") };
 }
 
-/** The runner's reading of NAME<<END, lines, END. */
+/** Parses NAME<<END, lines, END as the runner does. */
 function parsed(text) {
   return Object.fromEntries([...text.matchAll(/^(.+)<<(.+)\n([\s\S]*?)\n\2\n/gm)].map(([, name, , value]) => [name, value]));
 }
@@ -113,14 +113,14 @@ test("without a script, it holds the lock until the end of the job", async () =>
   assert.match(log, new RegExp(`^::add-mask::${variables.LEASEHOLD_TICKET}$`, "m"));
   assert.equal(log.split(variables.LEASEHOLD_TICKET).length, 2, "only the mask has the ticket");
   assert.equal(await held(path, "x"), true);
-  // What a later step does.
+  // A later step uses the ticket.
   const env = { ...process.env, ...variables };
   const later = await run(join(path, "leasehold"), ["run", "--ticket", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"], { env });
   assert.equal(later.stdout, `${outputs.token}\n`);
   const saved = Object.fromEntries(Object.entries(state).map(([name, value]) => [`STATE_${name}`, value]));
   assert.equal((await step("post", {}, saved)).code, 0);
   assert.equal(await held(path, "x"), false);
-  // It was released: a second time, it is lost.
+  // The lock was released, so a second release reports a loss.
   const again = await step("post", {}, saved);
   assert.equal(again.code, 1);
   assert.match(again.log, /::error::the lock was not held until the end of the job/);
@@ -135,7 +135,7 @@ test("a lock that is held fails the step after the wait", async () => {
   assert.match(acquire.log, /::error::the lock was not acquired: exit code 124/);
   assert.deepEqual(acquire.state, {});
   assert.equal((await step("main", { store, command, lock: "x", wait: "10ms", run: "true" })).code, 124);
-  // The end of a job whose step acquired nothing.
+  // At the end of a job whose step acquired nothing, nothing is released.
   assert.equal((await step("post", {})).code, 0);
 });
 

@@ -3,8 +3,9 @@
 import { spawn } from "node:child_process";
 
 /**
- * Runs the command; resolves with its exit code and, if its stdout is a pipe, with what it wrote there. If the runner
- * cancels the step, by SIGINT and later SIGTERM, the command gets SIGTERM: bash may ignore SIGINT while it runs a program.
+ * Runs the command. Resolves with its exit code and, if its stdout is a pipe, with its output. If the runner cancels
+ * the step, with SIGINT and later SIGTERM, the command gets SIGTERM, because bash may ignore SIGINT while it runs a
+ * program.
  */
 export async function execute(command, args, { env = {}, stdout = "inherit" } = {}) {
   const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["ignore", stdout, "inherit"] });

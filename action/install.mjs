@@ -13,7 +13,7 @@ const TARGETS = {
   "darwin-arm64": "aarch64-apple-darwin",
 };
 
-/** The folder with the command, of the version that was asked for. */
+/** Installs the requested version. Resolves with the folder that contains the command. */
 export async function install() {
   const platform = `${process.platform}-${process.arch}`;
   const target = TARGETS[platform];
@@ -42,7 +42,7 @@ export async function install() {
   return join(folder, name);
 }
 
-/** The version of the client in the same repository, which is the action's too. */
+/** Returns the version of the client in the same repository, which is also the action's version. */
 function ownVersion() {
   return JSON.parse(readFileSync(new URL("../clients/typescript/package.json", import.meta.url), "utf8")).version;
 }

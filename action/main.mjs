@@ -1,4 +1,4 @@
-// The step: installs the command, and holds the lock for a script, or acquires it for the steps that follow.
+// The step. Installs the command, and holds the lock while a script runs, or acquires it for the steps that follow.
 
 import { delimiter, dirname } from "node:path";
 import { execute } from "./command.mjs";
@@ -25,7 +25,7 @@ try {
   fail(error);
 }
 
-/** Runs the script under the lock, as the runner runs the script of a step. */
+/** Runs the script under the lock, in the same way as the runner runs the script of a step. */
 async function hold(command, args, script, env) {
   const shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script];
   const { code } = await execute(command, ["run", ...args, "--", ...shell], { env });
@@ -49,7 +49,7 @@ async function acquire(command, args, env) {
 
 async function tokenOf(command, env) {
   const { code, output } = await execute(command, ["renew", "--json"], { env, stdout: "pipe" });
-  // By its text: a token may have more digits than a number of JavaScript.
+  // Reads the token as text, because it may have more digits than a JavaScript number.
   const [, token] = /"token":([0-9]+)/.exec(output) ?? [];
   if (code !== 0 || token === undefined) throw new Error(`the lock could not be renewed: exit code ${code}`);
   return token;

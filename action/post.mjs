@@ -1,4 +1,4 @@
-// The end of the job: releases the lock of the step, also if a later step failed. If the lock was lost, the job fails.
+// The end of the job. Releases the lock of the step, even if a later step failed. If the lock was lost, the job fails.
 
 import { execute } from "./command.mjs";
 import { fail, savedState } from "./runner.mjs";

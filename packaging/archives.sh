@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The tarball and the Debian package. ./package sources this file.
-# shellcheck disable=SC2154 # Its variables.
+# shellcheck disable=SC2154 # ./package sets the variables.
 
 readonly MAINTAINER="The leasehold maintainers <leasehold@users.noreply.github.com>"
 
@@ -11,11 +11,11 @@ tarball() {
     cp "$scratch/leasehold" README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$scratch/share/THIRD-PARTY.txt" "$stage"
     cp "$scratch"/share/man/*.1 "$stage/man/man1"
     cp -R "$scratch/share/completions" "$stage"
-    # No name of the user who built it.
+    # The archive does not contain the name of the user who built it.
     (cd "$scratch/tarball" && tar -czf "$out/$name.tar.gz" $(owned_by_root) "$name")
 }
 
-# The option differs between GNU's tar and BSD's.
+# Prints the options of tar, which differ between GNU and BSD.
 owned_by_root() {
     if tar --version | grep -q GNU; then echo --owner=0 --group=0 --numeric-owner; else echo --uid 0 --gid 0; fi
 }
@@ -44,7 +44,7 @@ complete_with() {
     ' bash "$1" "$2"
 }
 
-# complete_in_zsh SCRIPTS FOLDER: the same in zsh, which loads the script from SCRIPTS at the first completion.
+# complete_in_zsh SCRIPTS FOLDER: does the same in zsh, which loads the script from SCRIPTS at the first completion.
 complete_in_zsh() {
     local said
     said=$(in_fresh_folder timeout 60 zsh -f "$PWD/packaging/complete.zsh" "$1" "$2" 2>&1) &&
@@ -52,7 +52,7 @@ complete_in_zsh() {
         fail "zsh does not complete \"hist\": $said"
 }
 
-# read_page FILE: formats the manual page, if there is a program for it.
+# read_page FILE: formats the manual page, if `man` is installed.
 read_page() {
     command -v man >/dev/null || return 0
     LC_ALL=C man --warnings --local-file "$1" 2>&1 | grep -q '^ *leasehold-run' || fail "the manual page $1 cannot be read"
@@ -78,7 +78,7 @@ deb() {
     deb_control >"$scratch/deb/control"
     cp "$scratch/deb/control" "$root/DEBIAN/control"
     (cd "$root" && find usr -type f -exec md5sum {} + >DEBIAN/md5sums)
-    # To compress a debug build takes half a minute.
+    # Compressing a debug build well would take half a minute.
     dpkg-deb --root-owner-group $([[ $profile != dev ]] || echo -Zgzip -z1) --build "$root" "$out/leasehold_$version-1_$(dpkg --print-architecture).deb" >/dev/null
 }
 
@@ -101,7 +101,7 @@ Description: distributed locks on the storage you already have
 CONTROL
 }
 
-# The system's libraries that the command is linked with, in the versions that it needs.
+# Prints the system libraries that the command is linked with, with the versions that it needs.
 deb_depends() {
     local stage=$scratch/deb/depends
     local binaries=debian/leasehold/usr/bin
@@ -119,7 +119,7 @@ deb_copyright() {
     cat LICENSE-MIT
 }
 
-# Debian's format. What has changed is in changelog.gz.
+# Prints a changelog in Debian's format. changelog.gz lists the changes.
 deb_changelog() {
     printf 'leasehold (%s-1) unstable; urgency=medium\n\n  * Version %s.\n\n -- %s  %s\n' "$version" "$version" \
         "$MAINTAINER" "$(date -R ${SOURCE_DATE_EPOCH:+-d "@$SOURCE_DATE_EPOCH"})"
@@ -128,7 +128,8 @@ deb_changelog() {
 try_deb() {
     local package root=$scratch/root
     package=$(echo "$out"/*.deb)
-    # Only root can let dpkg give files to root. The system's libraries are not in the fresh root.
+    # Only root can install files that belong to root. The new root folder does not contain the system libraries, so
+    # dpkg must ignore dependencies.
     if ((EUID == 0)); then
         mkdir -p "$root/var/lib/dpkg"
         touch "$root/var/lib/dpkg/status"
@@ -143,21 +144,23 @@ try_deb() {
     ! command -v zsh >/dev/null || complete_in_zsh "$root/usr/share/zsh/vendor-completions" "$root/usr/bin"
     read_page "$root/usr/share/man/man1/leasehold-run.1.gz"
     [[ -s $root/usr/share/doc/leasehold/copyright && -s $root/usr/share/zsh/vendor-completions/_leasehold ]]
-    # Two rules are for packages in Debian itself, which use Debian's SQLite and close a bug.
+    # Suppresses two rules for packages in Debian itself, which must use Debian's SQLite and close a bug.
     ! command -v lintian >/dev/null || lintian --allow-root --fail-on error,warning \
         --suppress-tags embedded-library,initial-upload-closes-no-bugs "$package"
 }
 
-# The GitHub Action, which downloads the tarball.
+# Tests the GitHub Action, which downloads the tarball.
 try_action() {
     checksums
     DIST=$out TMPDIR=$scratch node --test --test-reporter=spec action/action.test.mjs
 }
 
-# Checksums of what was built here. A release's are computed again over the packages of all platforms.
+# Writes the checksums of the files that were built here. For a release, they are computed again for the packages of all
+# platforms.
 checksums() { (cd "$out" && "${SHA256[@]}" -- * >"$scratch/SHA256SUMS" && mv "$scratch/SHA256SUMS" .); }
 
-# What ./package builds has the names that a release needs; packaging/release finds what is missing.
+# Checks that ./package builds files with the names that a release needs, and that packaging/release detects missing
+# files.
 try_release() {
     local fake=$scratch/release pattern file refused
     for file in "$out"/*; do
@@ -179,11 +182,11 @@ try_release() {
     [[ $refused == *"has no leasehold_$version-1_amd64.deb"* ]] || fail "$refused"
 }
 
-# is_expected NAME
+# is_expected NAME: fails if a release has no file called NAME.
 is_expected() {
     local pattern
     while read -r pattern; do
-        # shellcheck disable=SC2053 # It is a pattern.
+        # shellcheck disable=SC2053 # The right side is a pattern.
         [[ $1 != $pattern ]] || return 0
     done < <(packaging/release names)
     return 1

@@ -1,4 +1,4 @@
-// What ./package runs with the npm packages: it holds a lock, which another holder does not get meanwhile.
+// ./package runs this program with the npm packages. It holds a lock, and checks that another holder does not get it.
 
 import { LeaseholdError, Locker, type Guard } from "leasehold";
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serves the npm packages of a folder on a free loopback port, as a registry: packaging/npm-registry.py FOLDER
 
-Prints its address. The packages for other platforms, which are built elsewhere, are described but cannot be downloaded.
+Prints the address. Describes the packages for other platforms, which are built elsewhere and cannot be downloaded here.
 """
 
 import base64
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 
 def described(file):
-    """The package.json of a package, with what a registry adds."""
+    """Returns the package.json of a package, with the fields that a registry adds."""
     with tarfile.open(file) as package:
         description = json.load(package.extractfile("package/package.json"))
     digest = hashlib.sha512(file.read_bytes()).digest()
@@ -24,7 +24,7 @@ def described(file):
 
 
 def elsewhere(name, version):
-    """The description of a package for another platform."""
+    """Returns the description of a package for another platform."""
     system, processor = name.removeprefix("@leasehold/").split("-")
     dist = {"tarball": f"{address}/-/missing.tgz", "integrity": "sha512-" + base64.b64encode(bytes(64)).decode()}
     return {"name": name, "version": version, "os": [system], "cpu": [processor], "dist": dist}

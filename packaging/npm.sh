@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The npm packages: `leasehold`, the client, and `@leasehold/PLATFORM` with the command, which npm installs as an optional
 # dependency of the client where it fits. ./package sources this file.
-# shellcheck disable=SC2154 # Its variables.
+# shellcheck disable=SC2154 # ./package sets the variables.
 
 npm_packages() {
     local client=$scratch/npm/client tools
@@ -29,7 +29,7 @@ NODE
     platform_package
 }
 
-# The package with the command. Nothing runs when it is installed.
+# Builds the package with the command. It runs no scripts when it is installed.
 platform_package() {
     local stage=$scratch/npm/platform platform
     platform=$(npm_platform)
@@ -65,10 +65,10 @@ npm_platform() {
     esac
 }
 
-# As users install it: from a registry, here one on this machine that has nothing but these packages.
+# Installs the packages as users do, from a registry. This registry is on this machine and has only these packages.
 try_npm() {
     local registry
-    touch "$scratch/registry" # It is read before the server has opened it.
+    touch "$scratch/registry" # The loop may read the file before the server has opened it.
     packaging/npm-registry.py "$out" >"$scratch/registry" 2>"$scratch/registry.log" &
     server=$!
     while registry=$(cat "$scratch/registry") && [[ -z $registry ]]; do
@@ -90,7 +90,7 @@ try_npm_from() {
     in_fresh_folder "$(command -v node)" "$place/program.js"
     hold_with "$place/node_modules/.bin/leasehold"
 
-    # Without the platform's package, the error says so.
+    # Without the platform's package, the error names it.
     place=$scratch/npm/without
     npm_install "$1" "$place" --omit=optional
     cp "$scratch/npm/user/program.js" "$place"

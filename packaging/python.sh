@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # The Python wheel. ./package sources this file.
-# shellcheck disable=SC2154 # Its variables.
+# shellcheck disable=SC2154 # ./package sets the variables.
 
 readonly MATURIN=1.16.0
 readonly PIP=(-m pip install --quiet --disable-pip-version-check)
 
-# The module and the command, for this platform.
+# Builds the wheel, which contains the module and the command for this platform.
 wheel() {
     local tools=$cache/maturin-$MATURIN
     [[ -x $tools/bin/maturin ]] || { python3 -m venv "$tools" && "$tools/bin/python" "${PIP[@]}" "maturin==$MATURIN"; }

@@ -15,7 +15,7 @@ TEXTS = re.compile(r"(licen[cs]e|copying|copyright|notice|unlicense)", re.IGNORE
 
 
 def linked(metadata):
-    """The ids of the crates that the command is linked with."""
+    """Returns the ids of the crates that the command is linked with."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     todo = [metadata["resolve"]["root"]]
     found = set()
@@ -31,7 +31,7 @@ def linked(metadata):
 
 
 def texts(package):
-    """The licence texts in the crate's folder."""
+    """Yields the licence texts in the crate's folder."""
     folder = Path(package["manifest_path"]).parent
     for file in sorted(folder.iterdir()):
         if file.is_file() and TEXTS.match(file.name) and file.suffix not in {".rs", ".html"}:
@@ -47,7 +47,7 @@ def main():
     having = defaultdict(list)
     without = []
     for package in sorted(metadata["packages"], key=lambda package: package["name"]):
-        # leasehold itself has no source: its licences are files beside this one.
+        # leasehold's own crates have no source. Their licences are in separate files next to this output.
         if package["id"] not in wanted or package["source"] is None:
             continue
         name = f"{package['name']} {package['version']} ({package['license']})"

@@ -1,4 +1,4 @@
-// Measures locks from Node: a line of JSON. `./bench-clients` runs it.
+// Measures locks from Node, and prints a line of JSON. `./bench-clients` runs it.
 //
 //     bench.mjs CONTENDER SECONDS [STORE]
 
@@ -37,7 +37,7 @@ const contenders = {
     };
     const lockTable = "bench-dynamodb-lock-client";
     await createTable(new AWS.DynamoDB(options), lockTable);
-    // The options of its README.
+    // The options in its README.
     const locks = new DynamoDBLockClient.FailOpen({
       dynamodb: new AWS.DynamoDB.DocumentClient(options),
       lockTable,
@@ -66,7 +66,7 @@ async function createTable(dynamodb, name) {
   try {
     await dynamodb.createTable(table).promise();
   } catch (error) {
-    if (error.code !== "ResourceInUseException") throw error; // An earlier round created it.
+    if (error.code !== "ResourceInUseException") throw error; // An earlier round created the table.
   }
 }
 
@@ -78,5 +78,5 @@ for (let start = performance.now(); start < end; start = performance.now()) {
   await once();
   times.push((performance.now() - start) / 1_000);
 }
-// Once all of it is in the pipe, which Node writes to in the background.
+// Exits once all output is in the pipe, because Node writes to it in the background.
 process.stdout.write(`${JSON.stringify(times)}\n`, () => process.exit(0));

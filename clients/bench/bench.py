@@ -1,4 +1,4 @@
-"""Measures locks from Python: a line of JSON. `./bench-clients` runs it.
+"""Measures locks from Python, and prints a line of JSON. `./bench-clients` runs it.
 
 bench.py CONTENDER SECONDS [STORE]
 """
@@ -72,7 +72,7 @@ def python_dynamodb_lock() -> Callable[[], None]:
 
     options = {"region_name": "us-east-1", "endpoint_url": parse_qs(urlsplit(rest[0]).query)["endpoint"][0]}
     table, client = "bench-python-dynamodb-lock", boto3.client("dynamodb", **options)
-    with contextlib.suppress(client.exceptions.ResourceInUseException):  # an earlier round created it
+    with contextlib.suppress(client.exceptions.ResourceInUseException):  # an earlier round created the table
         DynamoDBLockClient.create_dynamodb_table(client, table_name=table)
     locks = DynamoDBLockClient(boto3.resource("dynamodb", **options), table_name=table)
 
@@ -95,9 +95,10 @@ def measure(once: Callable[[], None]) -> list[float]:
 
 
 def of_the_rust_library() -> list[float]:
-    """The library in a separate program, which LEASEHOLD_BENCH names (crates/leasehold-bench/src/contender.rs)."""
-    # A new lock each time: the program may end during an acquisition, and the lock is then held until its lease ends. On
-    # DynamoDB, the first grant of a new lock takes a second longer.
+    """Measures the Rust library in a separate program, which LEASEHOLD_BENCH names
+    (crates/leasehold-bench/src/contender.rs)."""
+    # Uses a new lock each time, because the program may end during an acquisition, and the lock is then held until its
+    # lease ends. On DynamoDB, the first grant of a new lock takes a second longer.
     options = {"lock": f"bench-rust/{os.getpid()}", "seconds": float(seconds) + 1, "store": rest[0]}
     options |= {"tasks": 1, "ttl-ms": 30_000, "hold-us": 0}
     command = [os.environ["LEASEHOLD_BENCH"], "contender", "ours", "contend"]
@@ -109,7 +110,7 @@ def of_the_rust_library() -> list[float]:
 
 
 def start_of_an_agent() -> list[float]:
-    """From the first request of a process to its response, with the end of the agent in between."""
+    """Measures the time from the first request of a process to its response. Ends the agent before each measurement."""
     from leasehold_locks import Locker, _shared
 
     times: list[float] = []
@@ -123,7 +124,8 @@ def start_of_an_agent() -> list[float]:
 
 
 def memory_of_workers(count: int = 32) -> dict[str, float]:
-    """Prefork: the memory of 32 agents, each with a held lock, in MiB. Pages that agents share count once."""
+    """Measures the memory of the agents of 32 prefork workers, each with a held lock, in MiB. Pages that agents share
+    count once."""
     from leasehold_locks import Locker, _shared
 
     locker = Locker(rest[0])

@@ -8,7 +8,7 @@ import sys
 
 rounds = [json.loads(line) for line in open(sys.argv[1])]
 memory = json.load(open(sys.argv[2]))
-#: Each with what it is compared with, in the same round.
+#: Pairs of contenders that are compared, in the same round.
 ROWS = [
     ("python leasehold, SQLite", "rust leasehold, SQLite"),
     ("node leasehold, SQLite", "rust leasehold, SQLite"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plays the side of `leasehold agent` by a script, to test clients against agents that misbehave. See README.md."""
+"""Plays the part of `leasehold agent` by a script, to test clients against agents that misbehave. See README.md."""
 
 import json
 import os
@@ -11,7 +11,7 @@ BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clocks(ago_us=0, boot_ago_us=None, wall_ago_us=None):
-    """Both clocks, some time ago."""
+    """Returns the readings of both clocks some time ago."""
     return {
         "boot_us": time.clock_gettime_ns(BOOT) // 1_000 - (ago_us if boot_ago_us is None else boot_ago_us),
         "wall_us": time.time_ns() // 1_000 - (ago_us if wall_ago_us is None else wall_ago_us),
@@ -51,7 +51,7 @@ class Script:
         self.expect_one_of(number, [wanted])
 
     def expect_one_of(self, number, wanted):
-        """Reads a request and removes it from those that are `wanted`."""
+        """Reads a request and removes it from `wanted`."""
         line = sys.stdin.readline()
         request = json.loads(line) if line else {}
         for one in wanted:
@@ -79,7 +79,7 @@ class Script:
 
 
 def report(outcome):
-    """The outcome of the script: what the client did wrong, or `done`."""
+    """Records the outcome of the script: what the client did wrong, or `done`."""
     pathlib.Path(os.environ["LEASEHOLD_SCENARIO_LOG"]).write_text(outcome)
     return 0
 

@@ -1,4 +1,4 @@
-"""What the checks of the files in deploy/ share: the command, other programs, and a server."""
+"""The common part of the tests of deploy/: the command, other programs, and a server."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ import pytest
 
 DEPLOY = pathlib.Path(__file__).resolve().parent.parent
 
-# Missing variables are errors: no check is skipped.
+# Missing variables are errors, so that no check is skipped.
 LEASEHOLD = os.environ["LEASEHOLD"]
 PROMETHEUS = pathlib.Path(os.environ["PROMETHEUS"])
 HELM = os.environ["HELM"]
 HADOLINT = os.environ["HADOLINT"]
 KUBERNETES = os.environ["LEASEHOLD_TEST_KUBERNETES"]
 
-# Of the user "ci", whose token is "test".
+# Gives access to the user "ci", whose token is "test".
 ACCESS = """
 [[token]]
 principal = "ci"
@@ -40,7 +40,7 @@ def free_port():
 
 
 def answer(url, data=None, **headers):
-    """The status and the text of a response."""
+    """Returns the status and the text of a response."""
     request = urllib.request.Request(url, data=data, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -51,7 +51,8 @@ def answer(url, data=None, **headers):
 
 @contextlib.contextmanager
 def started(command, url, **options):
-    """A process, once `url` responds with 2xx. It is stopped by SIGTERM and must end well."""
+    """Starts a process, and yields it when `url` responds with 2xx. Stops it with SIGTERM, after which it must exit
+    with 0."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **options)
 
@@ -77,7 +78,7 @@ def started(command, url, **options):
 
 
 class Serve:
-    """`leasehold serve` with metrics, on which locks were acquired, lost, evicted and refused."""
+    """A `leasehold serve` with metrics."""
 
     def __init__(self, port, metrics):
         self.url, self.metrics = f"http://127.0.0.1:{port}", f"127.0.0.1:{metrics}"

@@ -1,4 +1,5 @@
-"""The Dockerfile: linted, its command starts, and the command needs no library that the image has not."""
+"""Tests the Dockerfile: hadolint finds nothing, the command starts, and it needs no library that the image does not
+have."""
 
 import json
 import re
@@ -8,7 +9,7 @@ import subprocess
 from conftest import ACCESS, DEPLOY, HADOLINT, LEASEHOLD, SECRET, answer, free_port, started
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
-# Those of the image distroless/cc.
+# The libraries in the image distroless/cc.
 LIBRARIES = {
     "linux-vdso.so.1",
     "libc.so.6",
@@ -32,7 +33,7 @@ def test_rust_is_the_oldest_supported_one():
 
 
 def test_the_build_gets_the_files_that_it_needs(tmp_path):
-    """Cargo accepts the workspace, and each file that the sources include is there."""
+    """Cargo accepts the workspace, and all files that the sources include exist."""
     rules = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().split()
     assert rules[0] == "*"
     for name in (rule.removeprefix("!") for rule in rules if rule.startswith("!")):

@@ -1,4 +1,5 @@
-"""The Helm chart: linted, refuses wrong values, and what it renders is accepted by a real API server and starts."""
+"""Tests the Helm chart: `helm lint` finds nothing, the chart refuses wrong values, a real API server accepts the
+manifests, and the container's command starts."""
 
 import base64
 import json
@@ -13,7 +14,7 @@ from conftest import ACCESS, DEPLOY, HELM, KUBERNETES, LEASEHOLD, SECRET, answer
 
 CHART = DEPLOY / "helm/leasehold"
 
-# The clusters that the chart supports begin with this version.
+# The oldest version of Kubernetes that the chart supports.
 VERSION = ["--kube-version", "1.30.0"]
 GIVEN = {"image": {"repository": "registry.example.com/leasehold"}, "store": "s3://bucket/locks"}
 TOKENS = {"access": {"existingSecret": "leasehold-tokens"}}
@@ -122,7 +123,8 @@ def api_server():
 
 
 def created(document):
-    """What a real API server says to the document: unknown fields are errors, and nothing is stored."""
+    """Sends the document to a real API server in a dry run, in which unknown fields are errors. Returns the
+    response."""
     url = f"{api_server()}{PATHS[document['kind']]}?dryRun=All&fieldValidation=Strict"
     return answer(url, json.dumps(document).encode(), **{"Content-Type": "application/json"})
 
@@ -136,9 +138,9 @@ def test_a_real_api_server_accepts_the_manifests(tmp_path, name):
 
 
 def test_chart_is_installed_upgraded_and_removed_on_a_real_api_server(tmp_path):
-    """There is no node, so no pod starts."""
+    """The cluster has no node, so no pod starts."""
     at = ["--kube-apiserver", api_server(), "--namespace", "default"]
-    # The server of the tests is built from a module and does not know its version.
+    # The test server is built from a module and does not know its version.
     chart = shutil.copytree(CHART, tmp_path / "chart")
     description = chart / "Chart.yaml"
     description.write_text(re.sub("(?m)^kubeVersion:.*\n", "", description.read_text()))
@@ -152,13 +154,13 @@ def test_chart_is_installed_upgraded_and_removed_on_a_real_api_server(tmp_path):
 
     access = {"accessToml": ACCESS, "secret": SECRET}
     before = checksum("install", access)
-    # New tokens start the pods again.
+    # New tokens restart the pods.
     assert checksum("upgrade", {**access, "accessToml": ACCESS + "# new"}) != before
     command = [HELM, "uninstall", "chart", *at]
     subprocess.run(command, check=True, capture_output=True, env={"HOME": str(tmp_path), "PATH": ""})
     for kind in ["Deployment", "Service", "Secret", "ServiceAccount", "PodDisruptionBudget"]:
         status, text = answer(f"{api_server()}{PATHS[kind]}/chart-leasehold")
-        # Without the garbage collector of a whole cluster, an object may wait for it.
+        # This server has no garbage collector, so an object may wait for its deletion.
         assert status == 404 or "deletionTimestamp" in text, text
 
 

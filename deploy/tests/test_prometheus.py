@@ -1,4 +1,4 @@
-"""The alert rules and the Grafana dashboard, against the metrics of a real server, by a real Prometheus."""
+"""Tests the alert rules and the Grafana dashboard with a real Prometheus and the metrics of a real server."""
 
 import json
 import re
@@ -20,9 +20,9 @@ ALERTS = {
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 QUERIES += [annotation["expr"] for annotation in DASHBOARD["annotations"]["list"]]
 
-# One selector: a metric, and in braces the labels that it is chosen by.
+# A selector: a metric, and its label matchers in braces.
 SELECTOR = re.compile(r"\b(up|leasehold_\w+)(\{[^}]*\})?")
-# Prometheus adds them.
+# The labels that Prometheus adds.
 ADDED = {"job", "instance"}
 
 
@@ -48,7 +48,7 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not():
 
 
 def exported(text):
-    """The series in the format of Prometheus: for each metric, a list of its labels."""
+    """Parses the series in Prometheus' text format. Returns, for each metric, a list of the labels of its series."""
     series = {}
     for line in text.splitlines():
         found = re.match(r"(leasehold_\w+)(?:\{(.*)\})? ", line)
@@ -58,7 +58,7 @@ def exported(text):
 
 
 def unmatched(query, series):
-    """The selectors in `query` that choose none of the `series`, and the labels that no series has."""
+    """Yields the selectors in `query` that match none of the `series`, and the labels that no series has."""
     for name, labels in SELECTOR.findall(query):
         if name == "up":
             continue
@@ -72,7 +72,7 @@ def unmatched(query, series):
             if label not in rows[0]:
                 yield f"{name} has no label {label}"
             elif operator in ("=", "=~"):
-                # Each alternative has to exist, so that a word that was renamed is noticed.
+                # Each alternative must exist, so that a renamed word is noticed.
                 for word in value.split("|") if operator == "=~" else [value]:
                     if not any(re.fullmatch(word if operator == "=~" else re.escape(word), row[label]) for row in rows):
                         yield f'{name} never has {label}="{word}"'
@@ -111,7 +111,7 @@ def test_names_that_do_not_exist_are_found(series):
 
 @pytest.fixture(scope="module")
 def prometheus(serve, tmp_path_factory):
-    """A Prometheus that scrapes the server every second and evaluates the rules."""
+    """Starts a Prometheus that scrapes the server every second and evaluates the rules."""
     folder = tmp_path_factory.mktemp("prometheus")
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},

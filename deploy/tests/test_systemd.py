@@ -1,4 +1,5 @@
-"""The systemd unit: valid, closed, and its command starts with the files and rights that systemd gives it."""
+"""Tests the systemd unit: it is valid and hardened, and its command starts with the files and rights that systemd gives
+it."""
 
 import os
 import pwd
@@ -15,7 +16,7 @@ INSTALLED = "/usr/local/bin/leasehold"
 
 @pytest.fixture
 def unit(tmp_path):
-    """The unit, with a command that exists at its path."""
+    """Returns a copy of the unit whose command exists."""
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace(INSTALLED, shutil.which("true")))
     return copy
@@ -36,7 +37,7 @@ def test_a_misspelt_setting_is_found(unit):
 
 
 def test_unit_is_hardened(unit):
-    """An exposure of at most 1.5 of 10. The rest is what a server needs: addresses of the Internet, and /proc."""
+    """The exposure is at most 1.5 of 10. The server needs the rest: Internet addresses and /proc."""
     status, text = analyze("security", "--offline=true", "--threshold=15", str(unit))
     assert status == 0, text
 
@@ -52,7 +53,7 @@ def test_command_starts_as_another_user_with_the_units_files(tmp_path):
     state.mkdir()
     credentials.mkdir()
     texts = {"access.toml": ACCESS, "secret": SECRET}
-    # Exactly the files that the unit loads.
+    # Creates exactly the files that the unit loads.
     for name in (credential.split(":")[0] for credential in settings("LoadCredential")):
         (credentials / name).write_text(texts.pop(name))
     assert texts == {}
@@ -72,7 +73,7 @@ def test_command_starts_as_another_user_with_the_units_files(tmp_path):
         nobody = pwd.getpwnam("nobody")
         options |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         shutil.chown(state, nobody.pw_uid)
-        # The folders of the test are root's. Only the way to the two has to be open.
+        # The test's folders belong to root. Other users must be able to reach the two folders.
         for folder in [tmp_path, *tmp_path.parents]:
             mode = folder.stat().st_mode
             if not mode & 0o001:

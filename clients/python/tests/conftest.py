@@ -16,7 +16,7 @@ import pytest
 from leasehold_locks import Locker, _shared
 from leasehold_locks._agent import Agent
 
-#: No test waits longer for an event, in seconds.
+#: The longest time that a test waits for an event, in seconds.
 LIMIT = float(os.environ.get("LEASEHOLD_TEST_LIMIT", "60"))
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -54,7 +54,7 @@ def agent_pid() -> int:
 
 @pytest.fixture
 def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the agent of clients/conformance the command, with the steps of a script."""
+    """Replaces the command with the agent of clients/conformance, which follows the steps of a script."""
 
     def use(*steps: dict[str, Any], greets: bool = True) -> None:
         command = shutil.copy(ROOT / "clients/conformance/agent.py", tmp_path)
@@ -68,7 +68,7 @@ def scripted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 class Program:
-    """Another Python process, whose lines of output are awaited."""
+    """Another Python process. Tests wait for its lines of output."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         self.process = subprocess.Popen(

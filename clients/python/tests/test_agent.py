@@ -1,4 +1,4 @@
-"""Messages and errors that nobody expects. The agent is real, or follows a script."""
+"""Tests unexpected messages and errors. The agent is real, or follows a script."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_error_of_the_thread_that_reads_is_the_death_of_the_agent(
 
 @pytest.mark.parametrize("interface", [leasehold_locks, aio], ids=["blocking", "asyncio"])
 def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., None], interface: Any) -> None:
-    # No event reports the loss.
+    # The agent sends no event about the loss.
     deadline = {"span_us": 29_550_000, "clocks": {}}
     grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": "41", **deadline}
     refusal = {"to": "renew", "ev": "error", "kind": "lost", "message": "evicted", "help": []}
@@ -84,7 +84,7 @@ def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., 
 
 
 class Interrupted(BaseException):
-    """As a signal handler raises it: at any place."""
+    """An exception that a signal handler can raise at any point."""
 
 
 def interrupt(*_: object) -> None:
@@ -93,7 +93,7 @@ def interrupt(*_: object) -> None:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """What is no longer referenced is finalized without a garbage collection."""
+    """Turns the garbage collector off. Objects must be finalized when their last reference is dropped."""
     gc.disable()
     yield
     gc.enable()

@@ -1,4 +1,4 @@
-"""The interface for asyncio."""
+"""Tests the interface for asyncio."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_both_interfaces_have_the_same_operations() -> None:
 
     assert operations(Locker) == operations(leasehold_locks.Locker)
     assert operations(aio.Object) == operations(leasehold_locks.Object)
-    # asyncio.Lock.acquire has no parameters. There is no `on_lost`, since the body is cancelled.
+    # asyncio.Lock.acquire has no parameters. There is no `on_lost`, because a loss cancels the body.
     differing = {"acquire", "hold"}
     ours, others = operations(aio.Lock), operations(leasehold_locks.Lock)
     assert ours.keys() == others.keys()
@@ -150,7 +150,7 @@ def test_a_loss_cancels_the_body(locker: Locker) -> None:
         assert task is not None
         if sys.version_info >= (3, 11):
             assert task.cancelling() == 0
-        await asyncio.sleep(0)  # Nothing is cancelled any more.
+        await asyncio.sleep(0)  # No cancellation is pending.
 
     asyncio.run(main())
 
@@ -223,7 +223,7 @@ def test_the_errors_of_a_body_are_not_replaced(locker: Locker) -> None:
 
 
 def cancelled_at(step: int, work: Callable[[], Awaitable[object]]) -> bool:
-    """Cancels ``work`` when it has been resumed ``step`` times. Returns whether it was not done by then."""
+    """Cancels ``work`` after ``step`` short waits. Returns whether it was still running."""
 
     async def main() -> bool:
         task = asyncio.ensure_future(work())
@@ -262,7 +262,7 @@ def test_cancelled_when_the_grant_has_arrived_it_is_released(locker: Locker) -> 
         here = await asyncio.get_running_loop().run_in_executor(None, agent)
         acquisition = asyncio.ensure_future(locker.lock("x", ttl=3_600).guard())
         await asyncio.sleep(0)
-        while not here._holds:  # This loop does not run, so the task has not been notified yet.
+        while not here._holds:  # The event loop does not run here, so the task has not been notified yet.
             os.sched_yield()
         acquisition.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The scenarios of clients/conformance, in which the agent misbehaves."""
+"""Runs the scenarios of clients/conformance, in which the agent misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md, of the README and of docstrings run."""
+"""Runs the examples in docs/python.md, in the README and in docstrings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import leasehold_locks
 from conftest import ROOT
 from leasehold_locks import Locker, _agent
 
-#: What an example calls of its program.
+#: The functions of the user's program that the examples call.
 PROGRAM = ("deploy", "report", "save", "render", "search", "rebuild", "read")
 
 

@@ -1,4 +1,4 @@
-"""Forks: a guard belongs to the process that acquired it, and a locker works in both."""
+"""Tests forks: a guard belongs to the process that acquired it, and a locker works in both processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold_locks import ForkedError, Locker, _fork, _shared
 
 
 def in_child(body: Callable[[], None]) -> None:
-    """Runs ``body`` in a forked child, which ends without handlers."""
+    """Runs ``body`` in a forked child, which ends without exit handlers."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -80,7 +80,7 @@ def test_an_id_that_is_used_again_does_not_deceive(locker: Locker, monkeypatch: 
 
 def test_a_fork_without_handlers_is_noticed(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = locker.lock("x").guard()
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # What a child of a C library sees.
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # A child that a C library forked sees another id.
     with pytest.raises(ForkedError):
         guard.check()
     monkeypatch.undo()
@@ -135,7 +135,7 @@ def test_a_child_does_not_keep_the_agent_of_its_parent(locker: Locker) -> None:
         os.read(reads, 1)
         os._exit(0)
     try:
-        _shared._at_exit()  # Closes the pipe to the agent, which ends if no other process has it.
+        _shared._at_exit()  # Closes the pipe to the agent, which ends if no other process has it open.
         assert here._process.returncode == 0
     finally:
         os.close(writes)

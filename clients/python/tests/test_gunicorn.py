@@ -1,4 +1,4 @@
-"""gunicorn with ``--preload``: the locker is made before the workers are forked, and has started an agent there."""
+"""Tests gunicorn with ``--preload``: the process that forks the workers has created the locker and started an agent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORKERS = 4
 
 @pytest.fixture
 def server(tmp_path: pathlib.Path, url: str) -> Iterator[str]:
-    """The address of a server with the application."""
+    """Starts a server with the application. Yields its address."""
     (tmp_path / "application.py").write_text(APPLICATION.format(url=url))
     (tmp_path / "count").write_text("0")
     command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", str(WORKERS), "--bind", "127.0.0.1:0"]
@@ -72,12 +72,12 @@ def test_workers_of_gunicorn(server: str, tmp_path: pathlib.Path, locker: Locker
     seen: set[tuple[str, str]] = set()
     total, deadline = 0, time.monotonic() + LIMIT
     with ThreadPoolExecutor(WORKERS) as threads:
-        while len(seen) < 2:  # Which worker accepts a connection is up to the system.
+        while len(seen) < 2:  # The system decides which worker accepts a connection.
             assert time.monotonic() < deadline
             seen.update(threads.map(request, range(20)))
             total += 20
     assert (tmp_path / "count").read_text() == str(total)
     workers, agents = ({pair[which] for pair in seen} for which in (0, 1))
     assert len(workers) == len(agents) == len(seen)
-    # The process that forks still holds its lock.
+    # The process that forked the workers still holds its lock.
     assert locker.lock("preloaded").try_acquire() is None

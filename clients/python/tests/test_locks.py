@@ -1,4 +1,4 @@
-"""Locks on the real agent and SQLite."""
+"""Tests locks with the real agent and SQLite."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_wait_of_no_time_is_one_attempt(locker: Locker) -> None:
 
 
 class Context:
-    """As AWS Lambda passes it."""
+    """The context that AWS Lambda passes to a function."""
 
     def __init__(self, remaining_ms: int) -> None:
         self.remaining_ms = remaining_ms
@@ -285,7 +285,7 @@ def test_durations() -> None:
 
 
 def test_a_relative_store_stays_in_its_folder(tmp_path: pathlib.Path) -> None:
-    agent()  # Started here.
+    agent()  # The agent starts in this folder.
     (tmp_path / "50%?").mkdir()
     os.chdir(tmp_path / "50%?")
     with Locker("sqlite:here.db").lock("x").hold():
@@ -303,7 +303,7 @@ def test_a_command_that_is_not_an_agent(locker: Locker, monkeypatch: pytest.Monk
 def test_the_agent_ends_when_it_is_idle(locker: Locker) -> None:
     with pytest.MonkeyPatch.context() as patch:
         with locker.lock("x").hold():
-            # Not before: without a hold or a request, it could end before the first one.
+            # Not set earlier: without a hold or a request, the agent could end before the first request.
             patch.setattr("leasehold_locks._agent._IDLE", 0.0)
             first = agent()
         first._reader.join()
@@ -316,7 +316,7 @@ def test_an_idle_agent_is_kept_for_the_request_that_follows(locker: Locker) -> N
     locker.lock("x").guard().release()
     first = agent()
     with first.lock:
-        # As in a function that was frozen for an hour. The thread that ends idle agents waits for the lock.
+        # Simulates a function that was frozen for an hour. The thread that ends idle agents waits for the lock.
         first._used -= 3_600
         assert _shared.shared() is first
         assert time.monotonic() - first._used < 3_600

@@ -1,4 +1,4 @@
-"""Losses: what the holder notices, and when. The agent is stopped and killed."""
+"""Tests losses: what the holder notices, and when. The tests stop and kill the agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lost_event(guard: object) -> threading.Event:
 
 
 def stop_agent(pid: int, locker: Locker) -> None:
-    """Stops an agent, but not while it writes: until it continues, nobody else could write to the file then."""
+    """Stops an agent, but not while it writes, because no other process could write to the file until it continues."""
     while True:
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -53,7 +53,7 @@ def test_an_eviction_is_reported(locker: Locker) -> None:
 
 
 def test_an_agent_forgets_a_hold_that_is_over(locker: Locker) -> None:
-    # Otherwise its thread would look at a deadline that has passed, again and again.
+    # Otherwise, its thread would check a deadline that has passed again and again.
     released, evicted = locker.lock("x").guard(), locker.lock("y", ttl="500ms").guard()
     here, event = agent(), lost_event(evicted)
     locker.break_lock("y", evicted.token)
@@ -72,7 +72,7 @@ def test_the_end_of_the_agent_is_a_loss_at_once(locker: Locker) -> None:
 
 
 def test_a_killed_agent_keeps_the_lock_from_others(locker: Locker, program: Callable[..., Program], url: str) -> None:
-    # This process may still be in a step that it checked before.
+    # This process may still be in a step that it began after a check.
     guard = locker.lock("x", ttl=3_600).guard()
     os.kill(agent_pid(), signal.SIGKILL)
     agent()._reader.join()
@@ -101,13 +101,13 @@ def test_a_stopped_agent_is_a_loss_at_the_deadline(locker: Locker) -> None:
         assert lost.value.reason == "expired"
     finally:
         os.kill(first._process.pid, signal.SIGCONT)
-    # The agent goes on, and reads the release. The lock is free, and the loss is final.
+    # The agent continues and reads the release. The lock is free, and the loss is final.
     locker.lock("x").guard(timeout=LIMIT).release()
     assert not guard.is_held and not guard.release()
 
 
 def test_a_check_reads_the_clocks(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As after a sleep of the machine, when no timer has fired yet.
+    # Simulates a machine that has just woken from sleep, when no timer has fired yet.
     for clock in range(2):
         guard = locker.lock("x", ttl=3_600).guard()
         now = list(_clock.now())
@@ -126,7 +126,7 @@ def test_an_unread_renewal_is_not_a_loss(locker: Locker) -> None:
     guard = locker.lock("x", ttl="1s").guard()
     here = agent()
     with here.lock:
-        # The thread that reads waits for this lock, and the agent renews.
+        # The thread that reads waits for this lock, while the agent renews.
         first = guard._hold._deadline
         while _clock.now().boot_us <= first.start.boot_us + first.span_us + 100_000:
             os.sched_yield()
@@ -154,7 +154,7 @@ def test_a_stop_of_both_is_a_loss(program: Callable[..., Program], url: str, loc
     os.kill(host.process.pid, signal.SIGSTOP)
     # Others get the lock when the lease has ended.
     other = locker.lock("x").guard(timeout=LIMIT)
-    # The host first, so that its agent cannot notify it.
+    # Continues the host first, so that its agent cannot notify it.
     os.kill(host.process.pid, signal.SIGCONT)
     host.say("check")
     assert host.line() == "lost expired"
@@ -175,7 +175,7 @@ def test_a_killed_host_frees_its_lock(program: Callable[..., Program], url: str,
 def test_the_agent_ends_with_its_host_although_children_have_the_pipe(
     program: Callable[..., Program], url: str, locker: Locker
 ) -> None:
-    # A child that a C library forked has the pipe open: Python's handlers did not close it.
+    # A child that a C library forked has the pipe open, because Python's fork handlers did not close it.
     fork = """
 import ctypes
 child = ctypes.CDLL(None).fork()

@@ -1,4 +1,4 @@
-"""On each store: the servers are those that ./test starts."""
+"""Tests locks on each store. `./test` starts the servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold_locks import Locker, LockLost, open_object
 
 PREFIX = "LEASEHOLD_TEST_"
 
-#: The URLs that ./test sets, except those of servers that leasehold has to refuse.
+#: The URLs that ./test sets, except those of servers that leasehold must refuse.
 SERVERS = {
     name.removeprefix(PREFIX): value
     for name, value in os.environ.items()
@@ -21,7 +21,7 @@ SERVERS = {
 
 
 def is_granted_to_another(url: str, name: str) -> bool:
-    """Whether another process gets the lock without waiting."""
+    """Returns whether another process gets the lock without waiting."""
     command = [os.environ["LEASEHOLD_COMMAND"], "run", "--try", "--store", url, name, "--", "true"]
     code = subprocess.run(command, capture_output=True).returncode
     assert code in (0, 123)
@@ -51,7 +51,7 @@ def test_a_lock_on(store: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.skipif("S3_MINIO" not in SERVERS, reason="no such server: ./test --with-servers")
 def test_objects_on_s3() -> None:
-    # Another object in each run.
+    # Each run uses another object.
     place, _, options = SERVERS["S3_MINIO"].partition("?")
     url = f"{place}/python-{os.getpid()}.json?{options}"
     state = open_object(url, content_type="application/json")

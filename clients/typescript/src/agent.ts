@@ -1,6 +1,7 @@
-// The child process that holds locks for this one: it is started, spoken to, watched and ended here.
+// The agent: the child process that holds locks for this process. Starts it, sends requests, reads messages and ends
+// it.
 //
-// Rules of docs/agent.md, "What a client must do", are named where they are kept.
+// Comments name the rules in docs/agent.md, "What a client must do", where the code implements them.
 
 import { readSync } from "node:fs";
 import { clearTimeout, setTimeout } from "node:timers";
@@ -15,28 +16,28 @@ import { refusal } from "./refusal.js";
 const PROTOCOL = 1;
 /** How long the command may take to respond with `hello`. */
 const START_LIMIT_MS = 30_000;
-/** How often deadlines are looked at. Timers stand still while the machine sleeps. */
+/** How often deadlines are checked. Timers stop while the machine sleeps. */
 const WATCH_MS = 1_000;
-/** The length of a read. */
+/** The number of bytes in a read. */
 const CHUNK = 65_536;
 
-// The function of this moment: see the clocks.
+// The original function, as in the module of the clocks.
 const monotonic = performance.now.bind(performance);
 
 /** The final response to a request. */
 export interface Answer {
   readonly agent: Agent;
   readonly message: Message;
-  /** With `held`. */
+  /** The hold of a `held` message. */
   readonly hold?: Hold;
 }
 
 export interface CallOptions {
   /** Cancels the request. */
   readonly signal?: AbortSignal | undefined;
-  /** Gets the messages before the last one. */
+  /** Gets the messages before the final response. */
   readonly progress?: ((message: Message) => void) | undefined;
-  /** To whom the request and its hold belong: {@link Agent.abandon} ends both. */
+  /** The owner of the request and its hold. {@link Agent.abandon} ends both. */
   readonly owner?: object | undefined;
 }
 
@@ -48,7 +49,7 @@ interface Pending {
   fail(error: unknown): void;
 }
 
-/** What comes before the final response. */
+/** The messages before the final response. */
 const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
 /** The final responses, besides `error`. */
 const FINAL = new Set([
@@ -57,7 +58,7 @@ const FINAL = new Set([
 ]);
 
 export class Agent {
-  /** Settles when the agent can do nothing any more. */
+  /** Settles when the agent is dead. */
   readonly ended: Promise<void>;
   readonly #process: AgentProcess;
   readonly #command: string;
@@ -67,7 +68,7 @@ export class Agent {
   readonly #holds = new Map<number, Hold>();
   #state: "open" | "closing" | "dead" = "open";
   #lastId = 0;
-  /** Requests that somebody waits for. */
+  /** The number of requests whose callers wait. */
   #awaited = 0;
   #watch: NodeJS.Timeout | null = null;
   #watchDue = Infinity;
@@ -90,7 +91,7 @@ export class Agent {
     });
   }
 
-  /** Starts an agent, and compares its clocks with those of this process. */
+  /** Starts an agent and compares its clocks with those of this process. */
   static async start(command: string, idleMs: number): Promise<Agent> {
     const agent = Agent.#spawn(command, idleMs);
     const limit = setTimeout(() => agent.#die(`did not respond for ${START_LIMIT_MS / 1000} s`), START_LIMIT_MS);
@@ -120,7 +121,7 @@ export class Agent {
     let differs: string | null = "no response";
     const fields = { protocol: PROTOCOL, pid: process.pid, client: "leasehold-typescript/0.1.0" };
     const { message } = await this.call("hello", fields, {
-      // Compared as the response is read, not when this function continues.
+      // Compares the clocks when the response is read, and not later, when this function continues.
       progress: (hello) => {
         differs = mismatch(before, hello, clocks.read());
         this.#lines.limit = optional(object(hello["limits"] ?? {}), "line_bytes", number) ?? this.#lines.limit;
@@ -144,14 +145,14 @@ export class Agent {
     return this.#state === "open";
   }
 
-  /** Whether it ends because nothing was left to do. */
+  /** Whether the agent is ending, because it was closed or idle. */
   get isClosing(): boolean {
     return this.#state === "closing";
   }
 
   // --- requests ---------------------------------------------------------------------------------------------------
 
-  /** Sends a request. Rejects with an error response, or if the agent dies, or with the signal's reason. */
+  /** Sends a request. Rejects with the error of an error response, if the agent dies, or with the signal's reason. */
   call(op: string, fields: Message, options: CallOptions = {}): Promise<Answer> {
     return new Promise((resolve, reject) => {
       const { signal } = options;
@@ -162,7 +163,7 @@ export class Agent {
       if (Buffer.byteLength(line) > this.#lines.limit) {
         return reject(new StoreError("limit", `the request is longer than ${this.#lines.limit} bytes`));
       }
-      // Rule 7: the caller gives up.
+      // Rule 7: the caller cancels the request.
       const cancel = () => {
         settle(() => reject(signal?.reason as Error));
         this.#send("cancel", { request: id });
@@ -185,7 +186,7 @@ export class Agent {
     });
   }
 
-  /** Ends the wait for a request, once. */
+  /** Ends the wait for a request. Does nothing if it has ended before. */
   #give(pending: Pending, settle: () => void): void {
     if (pending.abandoned) return;
     pending.abandoned = true;
@@ -194,7 +195,7 @@ export class Agent {
     this.#stir();
   }
 
-  /** A request whose response does not matter. */
+  /** Sends a request whose response is ignored. */
   #send(op: string, fields: Message): void {
     if (this.#state === "dead") return;
     const id = ++this.#lastId;
@@ -202,17 +203,17 @@ export class Agent {
     this.#process.write(JSON.stringify({ id, op, ...fields }) + "\n");
   }
 
-  /** Gives a hold back. */
+  /** Requests the release of a hold without waiting for the response. */
   #releaseUnasked(hold: Hold): void {
     this.#send("release", { hold: hold.id });
   }
 
   // --- messages ---------------------------------------------------------------------------------------------------
 
-  /** Rule 1: reads all that has arrived, also what the event loop has not delivered yet. */
+  /** Rule 1: reads everything that has arrived, including what the event loop has not delivered yet. */
   drain(): void {
     const file = this.#process.outputFile;
-    // Of what was read, lines may be left, if user code comes here while one is taken.
+    // Lines may be left from earlier reads, if user code calls this while a line is processed.
     this.#read();
     if (file === null) return;
     while (this.#alive()) {
@@ -236,7 +237,10 @@ export class Agent {
     return this.#state !== "dead";
   }
 
-  /** Takes all complete lines. User code runs meanwhile, and may come back here: each line is taken once, in order. */
+  /**
+   * Processes all complete lines. This runs user code, which may call this again. Each line is processed once, in
+   * order.
+   */
   #read(): void {
     try {
       while (this.#alive()) {
@@ -280,7 +284,7 @@ export class Agent {
   #answer(pending: Pending, event: string, message: Message): Answer {
     if (event === "renewed") this.#holds.get(number(message["hold"]))?.renewed(message);
     if (event !== "held") return { agent: this, message };
-    // At once, since news about the hold may come in the next line.
+    // Registers the hold at once, because the next line may contain news about it.
     const hold = new Hold(pending.options.owner, message);
     if (pending.abandoned) {
       // Rule 7.
@@ -292,7 +296,7 @@ export class Agent {
     return { agent: this, message, hold };
   }
 
-  /** News about a hold. That of an unknown hold is ignored: this process gave it up (rule 3). */
+  /** Processes news about a hold. Ignores news about an unknown hold, which this process has given up (rule 3). */
   #news(event: string, message: Message): void {
     if (event === "renewed") {
       this.#holds.get(number(message["hold"]))?.renewed(message);
@@ -300,26 +304,26 @@ export class Agent {
       const hold = this.#holds.get(number(message["hold"]));
       if (hold !== undefined) this.lose(hold, string(message["reason"]), string(message["message"]));
     }
-    // Events of a kind that a later agent has are ignored.
+    // Ignores unknown events, which a later agent may send.
   }
 
   // --- deadlines --------------------------------------------------------------------------------------------------
 
-  /** Rules 1 and 2: is the hold held now? Without a response of the agent. */
+  /** Rules 1 and 2: checks whether the hold is held now, without a request to the agent. */
   judge(hold: Hold): void {
     this.drain();
     if (hold.remaining() <= 0) this.#expire(hold);
   }
 
-  /** The deadline has passed: the hold is given up for good, before the agent reports it. */
+  /** Gives up a hold for good because its deadline has passed, before the agent reports the loss. */
   #expire(hold: Hold): void {
     if (!hold.isHeld) return;
-    // The agent may be stopped, and renew when it continues: it must let go.
+    // A stopped agent may renew the lease when it continues, so it must release the lock.
     this.#releaseUnasked(hold);
     this.lose(hold, "expired", `the lock ${JSON.stringify(hold.lock)} was lost: its lease was not renewed in time`);
   }
 
-  /** Runs user code. */
+  /** Marks a hold as lost. Runs user code. */
   lose(hold: Hold, reason: LossReason | (string & {}), message: string, help: readonly string[] = []): void {
     if (!hold.isHeld) return;
     this.#holds.delete(hold.id);
@@ -327,7 +331,7 @@ export class Agent {
     hold.lose(reason, message, help);
   }
 
-  /** The hold is released or passed on, whatever the agent responds. Returns whether it was held until now. */
+  /** Marks a hold as released or passed on, whatever the agent responds. Returns whether it was held until now. */
   finish(hold: Hold): boolean {
     if (!hold.isHeld) return false;
     this.#holds.delete(hold.id);
@@ -336,7 +340,7 @@ export class Agent {
     return true;
   }
 
-  /** Looks at all deadlines, and then again when the next one passes. */
+  /** Checks all deadlines, and schedules the check of the next one. */
   #judgeAll(): void {
     this.#watch = null;
     this.#watchDue = Infinity;
@@ -357,13 +361,16 @@ export class Agent {
     if (due >= this.#watchDue) return;
     if (this.#watch !== null) clearTimeout(this.#watch);
     this.#watchDue = due;
-    // The pipe keeps the process alive while something is held.
+    // The pipe keeps the process alive while a lock is held, so the timer need not.
     this.#watch = setTimeout(() => this.#judgeAll(), wait).unref();
   }
 
-  // --- the end ----------------------------------------------------------------------------------------------------
+  // --- end --------------------------------------------------------------------------------------------------------
 
-  /** Keeps this process alive while it holds or awaits something. Otherwise the agent ends after some time. */
+  /**
+   * Keeps this process alive while it holds a lock or waits for a response. Otherwise, ends the agent after the idle
+   * time.
+   */
   #stir(): void {
     if (this.#idle !== null) clearTimeout(this.#idle);
     this.#idle = null;
@@ -372,7 +379,7 @@ export class Agent {
     if (!busy && this.#state === "open") this.#idle = setTimeout(() => void this.close(), this.#idleMs).unref();
   }
 
-  /** Ends the requests of an owner, gives back its holds, and ends the agent if nothing is left. */
+  /** Ends the requests of an owner, releases its holds, and ends the agent if it has no other requests or holds. */
   async abandon(owner: object, reason: Error): Promise<void> {
     for (const [id, pending] of [...this.#pending]) {
       if (pending.options.owner !== owner || pending.abandoned) continue;
@@ -385,7 +392,7 @@ export class Agent {
     if (this.#awaited === 0 && this.#holds.size === 0) await this.close();
   }
 
-  /** Closes the pipe (rule 8), and waits for the end of the agent, which releases what it holds. */
+  /** Closes the pipe (rule 8) and waits for the end of the agent, which releases its locks. */
   async close(): Promise<void> {
     if (this.#state === "open") {
       this.#state = "closing";

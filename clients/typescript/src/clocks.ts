@@ -1,30 +1,30 @@
-// The two clocks by which a deadline is judged, and deadlines. All figures are in microseconds.
+// Deadlines, and the two clocks that they are measured with. All figures are in microseconds.
 
 import { closeSync, openSync, readSync } from "node:fs";
 import { Garbage, number, type Message } from "./message.js";
 
 /** A reading of both clocks. */
 export interface Moment {
-  /** The boot clock: it counts while the machine sleeps. */
+  /** The boot clock, which also counts while the machine sleeps. */
   readonly boot: number;
   readonly wall: number;
 }
 
 /** Two clocks. */
 export interface Clocks {
-  /** Reads both. `null` if one cannot be read: then nothing is held. */
+  /** Reads both clocks. Returns `null` if one cannot be read. No lock counts as held then. */
   read(): Moment | null;
-  /** By how much a reading may be too low. */
+  /** How far a reading may be below the time. */
   readonly resolution: number;
   /** Whether `boot` is the number that the agent calls `boot_us`. */
   readonly sharedBoot: boolean;
 }
 
-// The functions of this moment: test frameworks replace them by clocks that stand still.
+// Keeps the original functions, because test frameworks replace them with clocks that stand still.
 const dateNow = Date.now.bind(Date);
 const hrtime = process.hrtime.bigint.bind(process.hrtime);
 
-/** Linux: /proc/uptime has the boot clock, in hundredths of a second. */
+/** Linux: /proc/uptime contains the boot clock, in hundredths of a second. */
 class LinuxClocks implements Clocks {
   readonly resolution = 10_000;
   readonly sharedBoot = true;
@@ -48,7 +48,7 @@ class LinuxClocks implements Clocks {
 
 /**
  * macOS: `process.hrtime` counts while the machine sleeps, but it is not the agent's clock. It measures how long ago a
- * message was read. Only the wall clock shows how old the message was then.
+ * message was read. Only the wall clock shows how old the message was at that time.
  */
 export class OtherClocks implements Clocks {
   readonly resolution = 1_000;
@@ -61,10 +61,10 @@ export class OtherClocks implements Clocks {
 
 export const clocks: Clocks = process.platform === "linux" ? new LinuxClocks() : new OtherClocks();
 
-/** How far the clocks of host and agent may seem to differ. */
+/** How much the clocks of host and agent may seem to differ. */
 const TOLERANCE = 50_000;
 
-/** Until when a lock is held. */
+/** The time until which a lock is held. */
 export class Deadline {
   readonly #start: Moment;
   readonly #span: number;
@@ -76,7 +76,7 @@ export class Deadline {
     this.#clocks = of;
   }
 
-  /** The deadline in a message that is read now. */
+  /** Reads the deadline in a message that has just arrived. */
   static from(message: Message, of: Clocks = clocks): Deadline {
     const [boot, wall, span] = [number(message["boot_us"]), number(message["wall_us"]), number(message["span_us"])];
     if (span < 0) throw new Garbage("a negative span");
@@ -85,27 +85,27 @@ export class Deadline {
       if (now !== null && boot > now.boot + TOLERANCE) throw new Garbage("a deadline that begins in the future");
       return new Deadline({ boot, wall }, span, of);
     }
-    // An unreadable clock: `remaining` is then 0, too.
+    // If a clock cannot be read, `remaining` is 0.
     if (now === null) return new Deadline({ boot: -Infinity, wall }, span, of);
     return new Deadline({ boot: now.boot - Math.max(0, now.wall - wall), wall }, span, of);
   }
 
-  /** How long the lock is certain to be held: by the clock of the two on which more time has passed. */
+  /** Returns how long the lock is certain to be held, by the clock on which more time has passed. */
   remaining(now: Moment | null = this.#clocks.read()): number {
     if (now === null) return 0;
     const elapsed = Math.max(now.boot - this.#start.boot, now.wall - this.#start.wall);
     return Math.max(0, this.#span - elapsed - this.#clocks.resolution);
   }
 
-  /** Whether its span began before that of another. */
+  /** Returns whether the span of this deadline began before that of `other`. */
   isOlderThan(other: Deadline): boolean {
     return this.#start.boot < other.#start.boot;
   }
 }
 
 /**
- * Why the clocks of the agent are not those of this process. `null` if they are the same. `hello` is the agent's message,
- * received between the two readings.
+ * Returns how the clocks of the agent differ from those of this process, or `null` if they are the same. `hello` is the
+ * agent's message, received between the two readings.
  */
 export function mismatch(
   before: Moment | null,

@@ -1,22 +1,21 @@
-// Where the `leasehold` command is.
+// Finds the `leasehold` command.
 
 import { createRequire } from "node:module";
 
-/** The platforms for which there is a package with the command. `./package` makes them. */
+/** The platforms that have a package with the command. `./package` builds these packages. */
 export const PLATFORMS: readonly string[] = ["darwin-arm64", "darwin-x64", "linux-arm64", "linux-x64"];
 
-/** The command as `PATH` has it. */
+/** The name of the command in `PATH`. */
 const ON_PATH = "leasehold";
 
 /**
- * The command to start: the option, `LEASEHOLD_COMMAND`, the one that was installed with this package, or the one in
- * `PATH`.
+ * Returns the command to start: from the option, from `LEASEHOLD_COMMAND`, installed with this package, or in `PATH`.
  */
 export function locate(option: string | undefined): string {
   return option ?? (process.env["LEASEHOLD_COMMAND"] || packaged() || ON_PATH);
 }
 
-/** The command of the platform's package, which npm installs as an optional dependency of this one. */
+/** Returns the command in the platform's package, which npm installs as an optional dependency of this package. */
 function packaged(): string | null {
   try {
     return createRequire(import.meta.url).resolve(`@leasehold/${platform()}/bin/leasehold`);
@@ -25,7 +24,7 @@ function packaged(): string | null {
   }
 }
 
-/** What to do if the command that was located does not exist. */
+/** Returns advice for the case that the located command does not exist. */
 export function advice(command: string): readonly string[] {
   const set = "Install the leasehold command, or set LEASEHOLD_COMMAND or the option `command` to its path.";
   if (command !== ON_PATH) return [set];

@@ -1,4 +1,4 @@
-// Durations, as callers write them.
+// Parses durations of callers.
 
 import { InvalidError } from "./errors.js";
 
@@ -7,7 +7,7 @@ export type Duration = number | string;
 
 const UNITS: { readonly [unit: string]: number } = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 
-/** A duration in whole milliseconds. `what` names it in the error. */
+/** Returns a duration in whole milliseconds. `what` names the duration in an error. */
 export function milliseconds(what: string, duration: Duration): number {
   const total = typeof duration === "number" ? duration : parse(duration);
   if (!Number.isFinite(total) || total < 0 || total > Number.MAX_SAFE_INTEGER) {

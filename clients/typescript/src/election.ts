@@ -8,20 +8,20 @@ import { type AcquireOptions, type LockOptions } from "./options.js";
 
 /** The leader that an observer sees. */
 export interface Leader {
-  /** What it advertises, such as its address. */
+  /** The value that the leader advertises, such as its address. */
   readonly value: string | null;
-  /** The number of its term: the fencing token of its lock. */
+  /** The number of the leader's term, which is the fencing token of its lock. */
   readonly term: bigint | null;
   readonly holder: Holder | null;
 }
 
-/** How to run for leader. */
+/** The options of a candidate. */
 export interface CampaignOptions extends AcquireOptions {
-  /** What the leader advertises to observers. At most 1,024 characters. */
+  /** The value that the leader advertises to observers. At most 1,024 characters. */
   readonly value?: string | undefined;
 }
 
-/** An election: at most one process leads, and others can see which. */
+/** An election. At most one process leads, and others can see which one. */
 export class Election {
   readonly #ask: Ask;
   readonly #settings: LockOptions;
@@ -40,19 +40,19 @@ export class Election {
     return new Lock(this.#ask, this.name, this.#settings, { mode: "leader", value }).acquire(rest);
   }
 
-  /** Waits until this process is the leader, runs `work` while it is, and resigns. See {@link Lock.using}. */
+  /** Waits until this process is the leader, runs `work` as the leader, and resigns. See {@link Lock.using}. */
   async lead<T>(options: CampaignOptions, work: Work<T>): Promise<T> {
     return under(await this.campaign(options), options.signal, work);
   }
 
-  /** The present leader; `null` if there is none. */
+  /** Resolves to the current leader, or to `null` if there is none. */
   async leader(): Promise<Leader | null> {
     return readLeader((await this.#ask("leader", { lock: this.name })).message);
   }
 
   /**
-   * The present leader, and each change, until the loop is left or the signal aborts (which throws its reason). Leaders
-   * that come and go while the loop is busy are skipped.
+   * Yields the current leader and then each change, until the caller leaves the loop or the signal aborts, which throws
+   * the signal's reason. Skips leaders that come and go while the loop is busy.
    */
   async *observe(
     options: { readonly signal?: AbortSignal | undefined } = {},
@@ -62,7 +62,7 @@ export class Election {
     const stop = new AbortController();
     const cancelled = () => stop.abort(signal?.reason);
     signal?.addEventListener("abort", cancelled, { once: true });
-    // Only the latest is kept.
+    // Keeps only the latest leader.
     let latest: { readonly leader: Leader | null } | null = null;
     let wake = () => {};
     const progress = (message: Message) => {

@@ -1,8 +1,10 @@
-// Every error that this package throws.
+// The errors of this package.
 
 import type { HeldBy } from "./holder.js";
 
-/** What went wrong. `agent`: the command could not be started, or it died. The others are those of the agent. */
+/**
+ * What went wrong. `agent` means that the command could not be started, or that it died. The agent reports the others.
+ */
 export type ErrorKind =
   "held" | "lost" | "unavailable" | "denied" | "invalid" | "unsupported" | "corrupt" | "conflict" | "limit" | "agent";
 
@@ -10,7 +12,7 @@ export type ErrorKind =
 export class LeaseholdError extends Error {
   /** What went wrong. */
   readonly kind: ErrorKind;
-  /** What to do about it, in sentences for people. Often empty. */
+  /** Advice for people on what to do about the error. Often empty. */
   readonly help: readonly string[];
 
   constructor(kind: ErrorKind, message: string, help: readonly string[] = [], options?: ErrorOptions) {
@@ -23,7 +25,7 @@ export class LeaseholdError extends Error {
 
 /** Another process has the lock. */
 export class LockHeldError extends LeaseholdError {
-  /** The process that has the lock, and for how long. `null` if nothing is known about it. */
+  /** The process that has the lock, and for how long. `null` if nothing is known about the holder. */
   readonly heldBy: HeldBy | null;
 
   constructor(message: string, help: readonly string[], heldBy: HeldBy | null) {
@@ -31,7 +33,7 @@ export class LockHeldError extends LeaseholdError {
     this.heldBy = heldBy;
   }
 
-  /** The holder; `null` if it is not known. Other machines wrote its texts: check them before you print them. */
+  /** The holder, or `null` if it is not known. Other machines wrote its texts, so check them before you print them. */
   get holder(): HeldBy["holder"] {
     return this.heldBy?.holder ?? null;
   }
@@ -41,17 +43,18 @@ export class LockHeldError extends LeaseholdError {
  * Why a lock was lost.
  *
  * - `expired`: the lease was not renewed in time.
- * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: as the store reports it.
- * - `agent`: the agent died, or sent what this package does not understand.
+ * - `taken_over`, `ended` (evicted, or released through a ticket), `deleted`, `renewed_elsewhere`: reported by the
+ *   store.
+ * - `agent`: the agent died, or sent a message that this package does not understand.
  * - `fenced`: a write was refused because a holder with a higher token has written.
  */
 export type LossReason = "expired" | "taken_over" | "ended" | "deleted" | "renewed_elsewhere" | "agent" | "fenced";
 
 /** The lock was lost. Stop the work that it protected: another process may have the lock. */
 export class LockLostError extends LeaseholdError {
-  /** Why. A later agent may report reasons that are not in {@link LossReason}. */
+  /** Why the lock was lost. A later agent may report reasons that are not in {@link LossReason}. */
   readonly reason: LossReason | (string & {});
-  /** With reason `fenced`: the token that has written, if the store knows it. */
+  /** With the reason `fenced`, the token that has written, if the store knows it. */
   readonly refusedBy: bigint | null;
 
   constructor(
@@ -66,9 +69,9 @@ export class LockLostError extends LeaseholdError {
   }
 }
 
-/** The store could not do it: it cannot be reached, refuses the credentials, or has contents that make no sense. */
+/** The store failed: it cannot be reached, refuses the credentials, or has contents that cannot be understood. */
 export class StoreError extends LeaseholdError {
-  /** For writes of objects: whether the write may have been applied, or may be later. */
+  /** For writes of objects: whether the write may have been applied, or may be applied later. */
   readonly maybeApplied: boolean;
 
   constructor(kind: ErrorKind, message: string, help: readonly string[] = [], maybeApplied = false, cause?: unknown) {
@@ -84,7 +87,7 @@ export class InvalidError extends LeaseholdError {
   }
 }
 
-/** The store, or this version of the command, cannot do it. */
+/** The store, or this version of the command, does not support the operation. */
 export class UnsupportedError extends LeaseholdError {
   constructor(message: string, help: readonly string[] = []) {
     super("unsupported", message, help);
@@ -93,7 +96,7 @@ export class UnsupportedError extends LeaseholdError {
 
 /**
  * The `leasehold` command could not be started, is too old, has other clocks than this process, or died. All locks that
- * it held are lost. The next operation starts it again.
+ * it held are lost. The next operation starts the command again.
  */
 export class AgentError extends LeaseholdError {
   constructor(message: string, help: readonly string[] = []) {

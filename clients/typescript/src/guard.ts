@@ -6,9 +6,10 @@ import type { Hold } from "./hold.js";
 import { string } from "./message.js";
 
 /**
- * A held lock. It is renewed in the background until it is released or lost.
+ * A held lock. The agent renews it in the background until it is released or lost.
  *
- * A guard that is not released keeps the process alive. Where the language has `await using`, it releases itself.
+ * A guard that is not released keeps the process alive. With `await using`, the guard releases itself at the end of the
+ * block.
  *
  * @example
  * ```ts
@@ -38,35 +39,39 @@ export class Guard implements AsyncDisposable {
     this.#hold = hold;
   }
 
-  /** The name of the lock. Of a semaphore or a shared lock, the name of the permit. */
+  /** The name of the lock. For a semaphore or a shared lock, the name of the permit. */
   get lock(): string {
     return this.#hold.lock;
   }
 
   /**
    * The fencing token: greater than that of every earlier grant of this lock. Send it with every write, and let the
-   * resource refuse lower ones. Throws {@link UnsupportedError} if the store has no tokens.
+   * resource refuse lower tokens. Throws {@link UnsupportedError} if the store has no tokens.
    */
   get token(): bigint {
     if (this.#hold.token === null) throw new UnsupportedError("this store has no fencing tokens");
     return this.#hold.token;
   }
 
-  /** Aborts when the lock is lost, with the {@link LockLostError} as its reason. Not when it is released. */
+  /**
+   * Aborts when the lock is lost, with the {@link LockLostError} as its reason. Does not abort when the lock is
+   * released.
+   */
   get signal(): AbortSignal {
     return this.#hold.signal;
   }
 
-  /** Settles with the error when the lock is lost. Stays pending if it is released. */
+  /** Settles with the error when the lock is lost. Stays pending if the lock is released. */
   get lost(): Promise<LockLostError> {
     return this.#hold.lost;
   }
 
   /**
-   * Throws {@link LockLostError} if the lock is lost. It reads what the agent has sent, then the clocks, so it is right
-   * also after the event loop was blocked or the machine slept. It waits for nothing, and takes some microseconds.
+   * Throws {@link LockLostError} if the lock is lost. Reads the agent's messages and then the clocks, so the result is
+   * correct even after the event loop was blocked or the machine slept. Waits for nothing, and takes a few
+   * microseconds.
    *
-   * After {@link release}, it throws {@link InvalidError}.
+   * Throws {@link InvalidError} after {@link release}.
    */
   check(): void {
     const hold = this.#hold;
@@ -78,7 +83,7 @@ export class Guard implements AsyncDisposable {
     if (!hold.isHeld) throw new InvalidError(`the lock ${JSON.stringify(hold.lock)} was released`);
   }
 
-  /** Whether the lock is held, judged as {@link check} does. */
+  /** Whether the lock is held, determined as in {@link check}. */
   get held(): boolean {
     const hold = this.#hold;
     if (hold.isHeld) this.#agent.judge(hold);
@@ -91,8 +96,8 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Renews the lease now. For programs whose clocks may have stood still, such as a serverless function that was frozen:
-   * if this resolves, the lock was held. Rejects with {@link LockLostError} if it was lost.
+   * Renews the lease now. Use it in programs whose clocks may have stopped, such as a serverless function that was
+   * frozen. If the promise resolves, the lock was held. Rejects with {@link LockLostError} if the lock was lost.
    */
   async renew(): Promise<void> {
     this.check();
@@ -101,7 +106,7 @@ export class Guard implements AsyncDisposable {
       if (error instanceof LockLostError) this.#agent.lose(hold, error.reason, error.message, error.help);
       else if (hold.isHeld) throw error;
     });
-    // Not `hold.lost`, which would keep a reaction of each renewal.
+    // Does not use `hold.lost`, which would keep a reaction for each renewal.
     let stop!: () => void;
     const lost = new Promise<void>((resolve) => (stop = resolve));
     hold.signal.addEventListener("abort", stop, { once: true });
@@ -114,16 +119,17 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock. Resolves to whether it was held until now; `false` if it was lost. Repeated calls do nothing more.
+   * Releases the lock. Resolves to `true` if it was held until now, and to `false` if it was lost. Repeated calls do
+   * nothing.
    *
-   * Rejects with {@link StoreError} if the release did not reach the store. The guard is over nevertheless, and the
-   * lease ends by itself.
+   * Rejects with {@link StoreError} if the release did not reach the store. The guard is no longer held in this case
+   * either, and the lease lapses.
    */
   release(): Promise<boolean> {
     return (this.#released ??= this.#release({}));
   }
 
-  /** @internal Releases the lock, and keeps it from being granted for so long since its grant. */
+  /** @internal Releases the lock. It is not granted again before `milliseconds` have passed since its grant. */
   releaseWithCooldown(milliseconds: number): Promise<boolean> {
     return (this.#released ??= this.#release({ cooldown_ms: milliseconds }));
   }
@@ -137,14 +143,14 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Turns the lock into a ticket: a secret text with which another process goes on holding it. See
-   * {@link Locker.resume}. This guard is over. The lease is not renewed meanwhile.
+   * Turns the lock into a ticket, which is a secret text. With it, another process can continue to hold the lock. See
+   * {@link Locker.resume}. This guard no longer holds the lock. Nothing renews the lease until the ticket is used.
    */
   async ticket(): Promise<string> {
     this.check();
     const hold = this.#hold;
     this.#agent.finish(hold);
-    // It was held until now: work that ends with a ticket has lost nothing.
+    // The lock was held until now, so work that ends with a ticket has lost nothing.
     this.#released = Promise.resolve(true);
     const { message } = await this.#agent.call("ticket", { hold: hold.id });
     return string(message["ticket"]);
@@ -157,10 +163,10 @@ export class Guard implements AsyncDisposable {
 
   /**
    * Releases the lock at the end of an `await using` block. Throws {@link LockLostError} if the lock was lost and
-   * {@link check} has not said so. An error of the store while releasing is not reported: the lease ends by itself.
+   * {@link check} has not reported it. Ignores an error of the store during the release, because the lease lapses.
    */
   async [Symbol.asyncDispose](): Promise<void> {
-    // Otherwise the block has ended the hold, and has the result of that.
+    // If this is false, the block has ended the hold and has the result.
     const isHeld = this.#released === null && this.#hold.isHeld;
     const wasHeld = await untold(this.release(), true);
     if (this.loss !== null) {
@@ -171,7 +177,10 @@ export class Guard implements AsyncDisposable {
   }
 }
 
-/** Waits for a release. Returns `otherwise` if it did not reach the store, which is not an error of the work. @internal */
+/**
+ * Waits for a release. Returns `otherwise` if it did not reach the store, because this is not an error of the work.
+ * @internal
+ */
 export async function untold(release: Promise<boolean>, otherwise: boolean): Promise<boolean> {
   try {
     return await release;

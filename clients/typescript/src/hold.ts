@@ -1,11 +1,11 @@
-// One lock that the agent holds for this process: only its state, which the agent changes.
+// The state of a lock that the agent holds for this process. `Agent` changes this state.
 
 import { Deadline, type Moment } from "./clocks.js";
 import { LockLostError, type LossReason } from "./errors.js";
 import { number, optional, string, token, type Message } from "./message.js";
 
 export class Hold {
-  /** To whom it belongs: see `CallOptions`. */
+  /** The owner of the hold: see `CallOptions`. */
   readonly owner: object | undefined;
   readonly id: number;
   readonly lock: string;
@@ -39,21 +39,21 @@ export class Hold {
     return this.#state === "held";
   }
 
-  /** How long it is certain to be held, in microseconds. 0 if it is over. */
+  /** Returns how long the lock is certain to be held, in microseconds. Returns 0 if the hold is over. */
   remaining(now?: Moment | null): number {
     return this.#state === "held" ? this.#deadline.remaining(now) : 0;
   }
 
   /**
-   * The agent has renewed the lease. A stale renewal changes nothing (rule 5). Whether the deadline that was known has
-   * passed does not matter here: it is judged when everything was read. A hold that was given up stays so (rule 3).
+   * Applies a renewal by the agent. A stale renewal changes nothing (rule 5). Does not check whether the known deadline
+   * has passed, because it is checked after all messages were read. A hold that was given up stays given up (rule 3).
    */
   renewed(message: Message): void {
     const deadline = Deadline.from(message);
     if (!deadline.isOlderThan(this.#deadline)) this.#deadline = deadline;
   }
 
-  /** It is held, and is lost. Runs user code. */
+  /** Marks a held lock as lost. Runs user code. */
   lose(reason: LossReason | (string & {}), message: string, help: readonly string[]): void {
     this.#state = "lost";
     this.#loss = new LockLostError(message, reason, help);
@@ -61,7 +61,7 @@ export class Hold {
     this.#abort.abort(this.#loss);
   }
 
-  /** It is held, and is released or passed on. */
+  /** Marks a held lock as released or passed on. */
   finish(): void {
     this.#state = "over";
   }

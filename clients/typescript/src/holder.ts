@@ -1,35 +1,38 @@
-// How others see the holder of a lock.
+// Holders of locks, as other processes see them.
 
 import { flag, list, number, object, optional, string, token, type Message } from "./message.js";
 
-/** A process that has a lock, had it, or waits for it. Other machines wrote these texts: check them before you print them. */
+/**
+ * A process that has a lock, had it, or waits for it. Other machines wrote these texts, so check them before you print
+ * them.
+ */
 export interface Holder {
   readonly name: string | null;
   readonly host: string | null;
-  /** Process id; 0 for a ticket. Usually the process id of an agent or of a command. */
+  /** The process id, usually of an agent or of a command. 0 for a ticket. */
   readonly pid: number | null;
   readonly note: string | null;
-  /** What a leader advertises. */
+  /** The value that a leader advertises. */
   readonly value: string | null;
 }
 
-/** What is known about the grant that keeps a lock from being free. */
+/** The grant because of which a lock is not free. */
 export interface HeldBy {
   readonly holder: Holder | null;
   readonly token: bigint | null;
-  /** How long it has had the lock, in milliseconds. */
+  /** How long the holder has had the lock, in milliseconds. */
   readonly heldMs: number | null;
-  /** If it is dead, its lease ends within this time, in milliseconds. */
+  /** If the holder is dead, its lease ends within this time, in milliseconds. */
   readonly lapsesWithinMs: number | null;
-  /** No process holds the lock: it is in its cooldown. */
+  /** Whether the lock is in its cooldown. No process holds it then. */
   readonly inCooldown: boolean;
-  /** No process holds the lock: it is reserved for the first waiter. */
+  /** Whether the lock is reserved for the first waiter. No process holds it then. */
   readonly reserved: boolean;
-  /** What is known about a holder that leasehold did not write. */
+  /** The description of a holder that leasehold did not write. */
   readonly foreign: string | null;
-  /** How many wait before this process. */
+  /** How many processes wait before this one. */
   readonly ahead: number | null;
-  /** Who waits directly before this process. `null` for the first in line, or if it is unknown. */
+  /** The process that waits directly before this one. `null` for the first in line, or if it is unknown. */
   readonly behind: Holder | null;
 }
 
@@ -59,10 +62,10 @@ export function readHeldBy(value: Message): HeldBy {
   };
 }
 
-/** One earlier or present grant of a lock. */
+/** An earlier or the current grant of a lock. */
 export interface PastGrant {
   readonly token: bigint | null;
-  /** How it ended, such as `released`. `null` if it has not ended. */
+  /** How the grant ended, such as `released`. `null` if it has not ended. */
   readonly end: string | null;
   readonly from: Date | null;
   readonly until: Date | null;

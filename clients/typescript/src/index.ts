@@ -1,5 +1,5 @@
 /**
- * Distributed locks on storage you already have. See docs/typescript.md of the project.
+ * Distributed locks on storage you already have. See docs/typescript.md in the project.
  *
  * @packageDocumentation
  */

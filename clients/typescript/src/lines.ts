@@ -4,11 +4,11 @@ import { Garbage } from "./message.js";
 
 const NEWLINE = 10;
 
-/** Splits bytes into lines. It can be fed while a line that it gave is processed. */
+/** Splits bytes into lines. Bytes may be added while the caller processes a line. */
 export class Lines {
   /** The longest line that is accepted, in bytes. */
   limit = 1 << 20;
-  /** What has arrived and is not given yet. Only the last piece has no newline, or has been searched in part. */
+  /** The bytes that were not returned yet. The first `#searched` pieces contain no newline. */
   #pieces: Uint8Array[] = [];
   #searched = 0;
   #length = 0;
@@ -19,7 +19,7 @@ export class Lines {
     if (bytes.length > 0) this.#pieces.push(bytes);
   }
 
-  /** The next line, without its newline; `null` if none is complete. */
+  /** Returns the next line without its newline, or `null` if none is complete. */
   next(): string | null {
     for (;;) {
       const piece = this.#pieces[this.#searched];

@@ -1,4 +1,4 @@
-// A lock: a name with settings. What semaphores, readers-writer locks and elections have in common.
+// A lock: a name with settings. Semaphores, readers-writer locks and elections are based on it.
 
 import type { Answer } from "./agent.js";
 import { LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
@@ -8,7 +8,7 @@ import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
 import { fields, merged, type AcquireOptions, type LockOptions } from "./options.js";
 
-/** Sends a request for a lock, on the agent of its locker. @internal */
+/** Sends a request for a lock to the agent of its locker. @internal */
 export type Ask = (
   op: string,
   fields: Message,
@@ -18,31 +18,31 @@ export type Ask = (
 /** The work that a lock protects. `signal` aborts when the lock is lost, or when the caller's signal does. */
 export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
 
-/** How a job runs once per period. */
+/** The options of a job that runs once per period. */
 export interface OnceOptions extends AcquireOptions {
   /** The period, from grant to grant. */
   readonly per: Duration;
-  /** Do not wait while another process runs the job. */
+  /** If `true`, the call does not wait while another process runs the job. */
   readonly noWait?: boolean | undefined;
-  /** A job that failed counts as run, too. By default another process may try it at once. */
+  /** Whether a failed job counts as run. By default, another process may try it at once. */
   readonly cooldownAfterFailure?: boolean | undefined;
 }
 
-/** Whether a job ran here, or had run within its period. */
+/** Whether a job ran here, or has already run within its period. */
 export type OnceResult<T> =
   | { readonly ran: true; readonly value: T }
   | {
       readonly ran: false;
-      /** The process that ran it. */
+      /** The process that ran the job. */
       readonly holder: Holder | null;
       readonly token: bigint | null;
-      /** How long ago it was started, in milliseconds. */
+      /** How long ago the job was started, in milliseconds. */
       readonly agoMs: number | null;
       /** The job may run again within this time, in milliseconds. */
       readonly againWithinMs: number | null;
     };
 
-/** A lock: a name with settings. It holds nothing. */
+/** A lock: a name with settings. The object itself holds nothing. */
 export class Lock {
   readonly #ask: Ask;
   readonly #settings: LockOptions;
@@ -61,8 +61,9 @@ export class Lock {
   /**
    * Waits for the lock, runs `work` while holding it, and releases it. Resolves with the result of `work`.
    *
-   * If the lock is lost, `signal` aborts, and the promise rejects with {@link LockLostError} at once, even if `work` goes
-   * on. If the caller's signal aborts while `work` runs, `work` should end; the lock is held until it has ended.
+   * If the lock is lost, `signal` aborts and the promise rejects with {@link LockLostError} at once, even if `work`
+   * continues. If the caller's signal aborts while `work` runs, `work` should end. The lock is held until `work` has
+   * ended.
    */
   async using<T>(options: AcquireOptions, work: Work<T>): Promise<T>;
   async using<T>(work: Work<T>): Promise<T>;
@@ -76,7 +77,7 @@ export class Lock {
     return guardOf(await this.#request("acquire", options));
   }
 
-  /** Takes the lock if it is free. Resolves to `null` if it is held. */
+  /** Acquires the lock if it is free. Resolves to `null` if it is held. */
   async tryAcquire(options: Omit<AcquireOptions, "wait" | "onWaiting"> = {}): Promise<Guard | null> {
     try {
       return guardOf(await this.#request("try", options));
@@ -87,8 +88,8 @@ export class Lock {
   }
 
   /**
-   * Runs a job once per period, over all processes that use this name. If `work` fails, another process may run it within
-   * the same period. Rejects with {@link StoreError} if the job ran, but the run could not be recorded.
+   * Runs a job once per period among all processes that use this name. If `work` fails, another process may run it
+   * within the same period. Rejects with {@link StoreError} if the job ran, but the run could not be recorded.
    */
   async once<T>(options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
     const { per, noWait, cooldownAfterFailure, ...rest } = options;
@@ -129,7 +130,7 @@ export class Lock {
         signal,
         progress: (message) => {
           const held = readHeldBy(object(message["held_by"]));
-          // Not here: an error of the callback is not an error of the agent.
+          // Does not call it here, because an error of the callback is not an error of the agent.
           if (onWaiting !== undefined) queueMicrotask(() => onWaiting(held));
         },
       },
@@ -143,7 +144,7 @@ function unrecorded(name: string, error: unknown): unknown {
   return new StoreError(error.kind, message, error.help, false, error);
 }
 
-/** The guard of a grant, if it is still held when it gets here. @internal */
+/** Returns the guard of a grant. Throws if the lock is already lost. @internal */
 export function guardOf({ agent, hold }: Answer): Guard {
   if (hold === undefined) throw new StoreError("unavailable", "the agent granted no lock");
   const guard = new Guard(agent, hold);
@@ -156,7 +157,7 @@ interface Endings {
   failure(): Promise<boolean>;
 }
 
-/** Runs work under a guard, and releases it. @internal */
+/** Runs work under a guard and releases the guard. @internal */
 export async function under<T>(
   guard: Guard,
   signal: AbortSignal | undefined,
@@ -173,7 +174,7 @@ export async function under<T>(
     const running = (async () => work(stop.signal, guard))();
     const outcome = await Promise.race([running.then((value) => ({ value })), guard.lost]);
     if (outcome instanceof LockLostError) throw outcome;
-    // A release finds out whether the deadline has passed: work that was done after it must not look protected.
+    // The release checks whether the deadline has passed. Work that was done after it must not look protected.
     const held = await endings.success();
     if (!held) throw guard.loss ?? new LockLostError(`the lock ${JSON.stringify(guard.lock)} was lost`, "ended");
     return outcome.value;

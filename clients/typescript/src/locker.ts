@@ -1,4 +1,4 @@
-// An open store: where everything begins.
+// An open store, the entry point of this package.
 
 import type { Agent, Answer, CallOptions } from "./agent.js";
 import { locate } from "./command.js";
@@ -13,34 +13,34 @@ import * as objects from "./objects.js";
 import { span, type AcquireOptions, type LockOptions } from "./options.js";
 import { Pool } from "./pool.js";
 
-/** How a store is opened. */
+/** The options for opening a store. */
 export interface LockerOptions {
   /**
-   * The `leasehold` command. By default `LEASEHOLD_COMMAND`, then the command installed with this package, then
-   * `leasehold` in `PATH`.
+   * The `leasehold` command. The default is `LEASEHOLD_COMMAND`, or else the command installed with this package, or
+   * else `leasehold` in `PATH`.
    */
   readonly command?: string | undefined;
-  /** How long the agent of this command stays without work. 60 s by default. The latest locker's counts. */
+  /** How long an idle agent of this command is kept. 60 s by default. The option of the latest locker applies. */
   readonly idle?: Duration | undefined;
 }
 
-/** What a store can do. */
+/** The capabilities of a store. */
 export interface Capabilities {
   /** The kind of store, such as `sqlite`. */
   readonly store: string;
-  /** Grants have fencing tokens. */
+  /** Whether grants have fencing tokens. */
   readonly tokens: boolean;
-  /** Locks can rest after a release: needed by {@link Locker.once}. */
+  /** Whether locks can have a cooldown after a release, which {@link Locker.once} needs. */
   readonly cooldowns: boolean;
-  /** Waiters are served in the order in which they came. */
+  /** Whether waiters get the lock in the order in which they came. */
   readonly fifo: boolean;
-  /** Waiters are notified of changes, and need not poll. */
+  /** Whether waiters are notified of changes and need not poll. */
   readonly watches: boolean;
-  /** A holder that died is noticed before its lease ends. */
+  /** Whether the death of a holder is noticed before its lease ends. */
   readonly seesDeadProcesses: boolean;
 }
 
-/** What the doctor reports about a store. Further fields are those of `leasehold doctor --json`. */
+/** The doctor's report about a store. It also has the other fields of `leasehold doctor --json`. */
 export interface Report {
   readonly safe: boolean;
   readonly findings: readonly {
@@ -54,7 +54,7 @@ export interface Report {
 
 /**
  * An open store. All lockers of a process (or worker thread) with the same command share one child process,
- * `leasehold agent`. It is started when it is needed, and ends when for a minute nothing was held or requested.
+ * `leasehold agent`. This process is started on demand, and ends after a minute without held locks and requests.
  *
  * @example
  * ```ts
@@ -76,8 +76,9 @@ export class Locker implements AsyncDisposable {
   #closed = false;
 
   /**
-   * A store: a URL such as `sqlite:/var/lib/app/locks.db` or `s3://bucket/locks`, or an alias of `config.toml`. Without
-   * one, the default store of the command. Does nothing yet: the first request starts the agent and checks the URL.
+   * Creates a locker for a store: a URL such as `sqlite:/var/lib/app/locks.db` or `s3://bucket/locks`, or an alias of
+   * `config.toml`. Without one, uses the default store of the command. The first request starts the agent and checks
+   * the URL.
    */
   constructor(store?: string, options: LockerOptions = {}) {
     this.#store = absolute(store);
@@ -85,7 +86,9 @@ export class Locker implements AsyncDisposable {
     if (options.idle !== undefined) this.#pool.idleMs = milliseconds("idle", options.idle);
   }
 
-  /** A store whose agent is started and whose URL is checked. Otherwise as the constructor. Sends nothing to the store. */
+  /**
+   * Creates a locker like the constructor, but also starts the agent and checks the URL. Sends nothing to the store.
+   */
   static async open(store?: string, options: LockerOptions = {}): Promise<Locker> {
     const locker = new Locker(store, options);
     await locker.capabilities();
@@ -94,17 +97,20 @@ export class Locker implements AsyncDisposable {
 
   // --- locks ------------------------------------------------------------------------------------------------------
 
-  /** A lock with settings for all its acquisitions. */
+  /** Returns a lock with settings for all its acquisitions. */
   lock(name: string, settings: LockOptions = {}): Lock {
     return this.#lock(name, settings, {});
   }
 
-  /** A semaphore: at most `permits` holders (1 to 64) at a time. */
+  /** Returns a semaphore, which has at most `permits` holders (1 to 64) at a time. */
   semaphore(name: string, permits: number, settings: LockOptions = {}): Lock {
     return this.#lock(name, settings, { mode: "permit", permits });
   }
 
-  /** A readers-writer lock: any number of shared holders (up to the store's limit), or one exclusive one. */
+  /**
+   * Returns a readers-writer lock, which has any number of shared holders (up to the store's limit) or one exclusive
+   * holder.
+   */
   rwLock(name: string, settings: LockOptions = {}): { readonly shared: Lock; readonly exclusive: Lock } {
     return {
       shared: this.#lock(name, settings, { mode: "shared" }),
@@ -112,7 +118,7 @@ export class Locker implements AsyncDisposable {
     };
   }
 
-  /** An election: at most one process leads, and others can see which. */
+  /** Returns an election. At most one process leads, and others can see which one. */
   election(name: string, settings: LockOptions = {}): Election {
     return new Election((op, fields, options) => this.#ask(op, fields, options), name, settings);
   }
@@ -134,19 +140,19 @@ export class Locker implements AsyncDisposable {
     return this.lock(name).acquire(options);
   }
 
-  /** Takes a lock if it is free. Resolves to `null` if it is held. */
+  /** Acquires a lock if it is free. Resolves to `null` if it is held. */
   tryAcquire(name: string, options: Omit<AcquireOptions, "wait" | "onWaiting"> = {}): Promise<Guard | null> {
     return this.lock(name).tryAcquire(options);
   }
 
-  /** Runs a job once per period, over all processes. See {@link Lock.once}. */
+  /** Runs a job once per period among all processes. See {@link Lock.once}. */
   once<T>(name: string, options: OnceOptions, work: Work<T>): Promise<OnceResult<T>> {
     return this.lock(name).once(options, work);
   }
 
   // --- tickets ----------------------------------------------------------------------------------------------------
 
-  /** Takes up a lock that {@link Guard.ticket}, or the command `leasehold acquire`, has put into a ticket. */
+  /** Resumes the lock of a ticket that {@link Guard.ticket} or the command `leasehold acquire` created. */
   async resume(ticket: string): Promise<Guard> {
     return guardOf(await this.#ask("resume", { ticket }));
   }
@@ -163,12 +169,12 @@ export class Locker implements AsyncDisposable {
 
   // --- inspection -------------------------------------------------------------------------------------------------
 
-  /** The state of a lock: its holder, waiters, and latest grants. */
+  /** Resolves to the state of a lock: its holder, waiters, and latest grants. */
   async status(name: string): Promise<LockStatus> {
     return readStatus((await this.#ask("status", { lock: name })).message);
   }
 
-  /** The names of all locks of the store that begin with a prefix. */
+  /** Resolves to the names of all locks of the store that begin with a prefix. */
   async list(prefix?: string): Promise<string[]> {
     const names: string[] = [];
     const progress = (message: Message) => names.push(...list(message["names"]).map(string));
@@ -176,7 +182,10 @@ export class Locker implements AsyncDisposable {
     return names;
   }
 
-  /** Waits until a lock is free, without taking it. Rejects with {@link LockHeldError} if it is still held after `wait`. */
+  /**
+   * Waits until a lock is free, without acquiring it. Rejects with {@link LockHeldError} if it is still held after
+   * `wait`.
+   */
   async waitFree(name: string, options: Pick<AcquireOptions, "wait" | "signal" | "onWaiting"> = {}): Promise<void> {
     const { onWaiting } = options;
     const fields = { lock: name, wait_ms: span("wait", options.wait), report_waiting: onWaiting && true };
@@ -187,12 +196,18 @@ export class Locker implements AsyncDisposable {
     await this.#ask("wait_free", fields, { signal: options.signal, progress });
   }
 
-  /** Evicts a holder, if `token` is still its token. Its work may still run. Resolves to whether it had the lock. */
+  /**
+   * Evicts a holder if `token` is still its token. Its work may still run. Resolves to whether that holder had the
+   * lock.
+   */
   async break(name: string, token: bigint): Promise<boolean> {
     return flag((await this.#ask("break", { lock: name, token: token.toString() })).message["was_held"]);
   }
 
-  /** Deletes the record of a lock that has been free for so long. Resolves to whether it was deleted, or would be. */
+  /**
+   * Deletes the record of a lock that has been free for `olderThan`. Resolves to whether it was deleted, or would be
+   * with `dryRun`.
+   */
   async sweep(
     name: string,
     options: { readonly olderThan: Duration; readonly dryRun?: boolean | undefined },
@@ -206,7 +221,7 @@ export class Locker implements AsyncDisposable {
     await this.#ask("init", {});
   }
 
-  /** What the store can do. */
+  /** Resolves to the capabilities of the store. */
   async capabilities(): Promise<Capabilities> {
     const { message } = await this.#ask("capabilities", {});
     const can = (field: string) => optional(message, field, flag) ?? false;
@@ -220,7 +235,7 @@ export class Locker implements AsyncDisposable {
     };
   }
 
-  /** Examines whether the store is safe for locks. It writes test records. */
+  /** Checks whether the store is safe for locks. Writes test records. */
   async doctor(
     options: { readonly ttl?: Duration | undefined; readonly thorough?: boolean | undefined } = {},
   ): Promise<Report> {
@@ -232,8 +247,8 @@ export class Locker implements AsyncDisposable {
   // --- objects ----------------------------------------------------------------------------------------------------
 
   /**
-   * Reads an object, by a URL such as `s3://bucket/state.json`. `null` if there is none. With `fence`, later writes with
-   * lower tokens are refused.
+   * Reads an object by a URL such as `s3://bucket/state.json`. Resolves to `null` if there is none. With `fence`, later
+   * writes with lower tokens are refused.
    */
   async get(
     url: string,
@@ -242,33 +257,35 @@ export class Locker implements AsyncDisposable {
     return objects.get((op, fields, options) => this.#call(op, fields, options), url, options);
   }
 
-  /** Writes an object under a lock: rejects with {@link LockLostError} if a holder with a higher token has written. */
+  /** Writes an object under a lock. Rejects with {@link LockLostError} if a holder with a higher token has written. */
   async put(url: string, content: objects.Content, options: objects.PutOptions): Promise<void> {
     return objects.put((op, fields, options) => this.#call(op, fields, options), url, content, options);
   }
 
-  /** Changes an object that several programs write, without a lock. `change` is called again if another was faster. */
+  /**
+   * Changes an object that several programs write, without a lock. Calls `change` again if another program was faster.
+   */
   async update(url: string, change: objects.Change, options: objects.UpdateOptions = {}): Promise<objects.Updated> {
     return objects.update((op, fields, options) => this.#call(op, fields, options), url, change, options);
   }
 
-  // --- the end ----------------------------------------------------------------------------------------------------
+  // --- end --------------------------------------------------------------------------------------------------------
 
   /**
    * Ends the requests of this locker, releases its locks, and ends the agent if no other locker uses it. Resolves when
-   * that is done.
+   * this is done.
    */
   async close(): Promise<void> {
     this.#closed = true;
     await this.#pool.current?.abandon(this, closed());
   }
 
-  /** {@link close} at the end of an `await using` block. */
+  /** Calls {@link close} at the end of an `await using` block. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  /** A request about this store. */
+  /** Sends a request about this store. */
   #ask(op: string, fields: Message, options?: CallOptions): Promise<Answer> {
     return this.#call(op, { store: this.#store, ...fields }, options);
   }
@@ -277,7 +294,7 @@ export class Locker implements AsyncDisposable {
     options.signal?.throwIfAborted();
     if (this.#closed) throw closed();
     let agent: Agent;
-    // Another locker may have closed it just now.
+    // Another locker may have just closed the agent.
     do agent = await unless(options.signal, this.#pool.agent());
     while (agent.isClosing);
     if (this.#closed) throw closed();
@@ -285,7 +302,10 @@ export class Locker implements AsyncDisposable {
   }
 }
 
-/** The path of a `sqlite:` URL is that of this process, whose folder may not be the one in which the agent was started. */
+/**
+ * Makes the path of a `sqlite:` URL absolute. A relative path is relative to this process, and the agent's folder may
+ * differ.
+ */
 function absolute(store: string | undefined): string | undefined {
   const path = /^sqlite:([^/?:].*)$/is.exec(store ?? "")?.[1];
   if (path === undefined) return store;
@@ -293,7 +313,7 @@ function absolute(store: string | undefined): string | undefined {
   return `sqlite:${folder === "/" ? "" : folder}/${path}`;
 }
 
-/** Waits for a promise until a signal aborts. The promise goes on. */
+/** Waits for a promise until a signal aborts. Does not cancel the promise. */
 function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>): Promise<T> {
   if (signal === undefined) return promise;
   return new Promise((resolve, reject) => {

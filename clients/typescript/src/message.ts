@@ -1,9 +1,9 @@
-// Reading fields of messages. A field that violates the protocol is garbage: see `Garbage`.
+// Reads fields of messages. Throws `Garbage` for a field that violates the protocol.
 
 /** A JSON object. */
 export type Message = { readonly [field: string]: unknown };
 
-/** The agent sent what the protocol does not allow. The agent is then treated as dead. */
+/** The agent sent something that the protocol does not allow. It is then treated as dead. */
 export class Garbage extends Error {}
 
 export function parse(line: string): Message {
@@ -16,7 +16,7 @@ export function parse(line: string): Message {
   return object(value);
 }
 
-/** The first characters of a text, without control characters. */
+/** Returns the first characters of a text, without control characters. */
 export function excerpt(text: string): string {
   return JSON.stringify(text.length > 80 ? `${text.slice(0, 80)}...` : text);
 }
@@ -37,7 +37,7 @@ export function string(value: unknown): string {
   return value;
 }
 
-/** An integer that is exact. */
+/** Reads an exact integer. */
 export function number(value: unknown): number {
   if (typeof value !== "number" || !Number.isSafeInteger(value)) throw new Garbage("a value that is not an integer");
   return value;
@@ -48,14 +48,14 @@ export function flag(value: unknown): boolean {
   return value;
 }
 
-/** A token: a string of digits. */
+/** Reads a token, which is a string of digits. */
 export function token(value: unknown): bigint {
   const digits = string(value);
   if (!/^[0-9]{1,20}$/.test(digits)) throw new Garbage("a token that is not a number");
   return BigInt(digits);
 }
 
-/** A field that may be absent or `null`. */
+/** Reads a field that may be absent or `null`. */
 export function optional<T>(message: Message, field: string, read: (value: unknown) => T): T | null {
   const value = message[field];
   return value === undefined || value === null ? null : read(value);

@@ -1,4 +1,4 @@
-// Objects of a bucket: fenced writes and updates without locks.
+// Objects in a bucket: fenced writes, and updates without locks.
 
 import type { Ask } from "./lock.js";
 import { Garbage, number, optional, string, type Message } from "./message.js";
@@ -9,33 +9,36 @@ import { LeaseholdError } from "./errors.js";
 /** The content of an object. */
 export type Content = string | Uint8Array;
 
-/** How an object is written under a lock. */
+/** The options for writing an object under a lock. */
 export interface PutOptions {
-  /** The guard's token. The write is refused if a higher one has written ({@link LockLostError}, reason `fenced`). */
+  /** The guard's token. The write is refused if a higher token has written ({@link LockLostError}, reason `fenced`). */
   readonly fence: bigint;
   readonly contentType?: string | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
-/** How an object is updated. */
+/** The options for updating an object. */
 export interface UpdateOptions {
-  /** The token of a guard, if one is held: the update is refused if a higher one has written. */
+  /** The token of a guard, if one is held. The update is refused if a higher token has written. */
   readonly fence?: bigint | undefined;
   readonly contentType?: string | undefined;
-  /** How often it is tried when other writers are faster. */
+  /** How many attempts to make while other writers are faster. */
   readonly attempts?: number | undefined;
-  /** How long it is tried. */
+  /** How long to keep trying. */
   readonly within?: Duration | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
-/** Whether an update wrote something, and at which attempt. */
+/** Whether an update wrote the object, and at which attempt. */
 export interface Updated {
   readonly written: boolean;
   readonly attempts: number | null;
 }
 
-/** Makes the new content of an object from the current one; `null` if there is no object. `null` changes nothing. */
+/**
+ * Returns the new content of an object for the current one, which is `null` if there is no object. Returns `null` to
+ * change nothing.
+ */
 export type Change = (content: Uint8Array | null) => Content | null | PromiseLike<Content | null>;
 
 /** @internal */
@@ -68,7 +71,7 @@ export async function update(ask: Ask, object: string, change: Change, options: 
   };
   // An error of `change` ends the update without a change.
   const fail = (error: unknown) => {
-    // The update itself ends with a better error than the response to it.
+    // The update itself ends with a better error than this response.
     if (!(error instanceof LeaseholdError && error.kind === "invalid")) stop.abort(error);
   };
   const fields = {

@@ -1,30 +1,30 @@
-// The options of acquisitions, and the fields of requests that they become.
+// The options of acquisitions, and their conversion to fields of requests.
 
 import { milliseconds, type Duration } from "./duration.js";
 import { InvalidError } from "./errors.js";
 import type { HeldBy } from "./holder.js";
 
-/** How a lock is taken. */
+/** The options for acquiring a lock. */
 export interface LockOptions {
   /** How long the lock outlives this process if it dies without releasing it. From 500 ms; 30 s by default. */
   readonly ttl?: Duration | undefined;
-  /** How others see this holder. By default the user and the host. */
+  /** The name that others see for this holder. By default the user and the host. */
   readonly owner?: string | undefined;
-  /** A remark for others. */
+  /** A note for others. */
   readonly note?: string | undefined;
   /** How much longer other processes wait after the lease has lapsed, before the lock is granted again. */
   readonly lockDelay?: Duration | undefined;
   /** How long to keep trying a store that does not respond. */
   readonly storeTimeout?: Duration | undefined;
-  /** Do not queue behind other waiters. */
+  /** If `true`, this process does not queue behind other waiters. */
   readonly barge?: boolean | undefined;
-  /** The lock will be passed on with {@link Guard.ticket}. */
+  /** Whether the lock will be passed on with {@link Guard.ticket}. */
   readonly forTicket?: boolean | undefined;
 }
 
-/** How a lock is waited for. */
+/** The options for waiting for a lock. */
 export interface AcquireOptions extends LockOptions {
-  /** How long to wait for the lock. Without it there is no limit. */
+  /** How long to wait for the lock. Without this option, there is no limit. */
   readonly wait?: Duration | undefined;
   /** Ends the wait: the acquisition rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
@@ -32,7 +32,7 @@ export interface AcquireOptions extends LockOptions {
   readonly onWaiting?: ((heldBy: HeldBy) => void) | undefined;
 }
 
-/** The fields that a request gets from options. Without what is `undefined`, which JSON leaves out. */
+/** Returns the fields of a request for options. JSON omits fields that are `undefined`. */
 export function fields(options: AcquireOptions): { [field: string]: unknown } {
   for (const option of Object.keys(options)) {
     if (!KNOWN.has(option)) throw new InvalidError(`there is no option ${JSON.stringify(option)}`);
@@ -54,7 +54,7 @@ const KNOWN = new Set([
   ...["ttl", "wait", "owner", "note", "lockDelay", "storeTimeout", "barge", "forTicket", "signal", "onWaiting"],
 ]);
 
-/** The settings of a lock with the options of one request. An option that is `undefined` changes no setting. */
+/** Merges the settings of a lock with the options of one request. An option that is `undefined` changes no setting. */
 export function merged(settings: LockOptions, options: AcquireOptions): AcquireOptions {
   return { ...settings, ...Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) };
 }

@@ -2,10 +2,10 @@
 
 import { Agent } from "./agent.js";
 
-/** How long an agent without work stays. */
+/** How long an idle agent is kept. */
 const IDLE_MS = 60_000;
 
-/** Starts the agent of one command when it is needed. */
+/** Starts the agent of one command on demand. */
 export class Pool {
   static readonly #pools = new Map<string, Pool>();
 
@@ -24,12 +24,12 @@ export class Pool {
     this.#command = command;
   }
 
-  /** The agent that lives, if there is one. */
+  /** The running agent, if there is one. */
   get current(): Agent | null {
     return this.#agent?.isOpen ? this.#agent : null;
   }
 
-  /** The agent; a new one if there is none. */
+  /** Returns the running agent, or starts a new one if there is none. */
   async agent(): Promise<Agent> {
     if (this.current !== null) return this.current;
     this.#starting ??= Agent.start(this.#command, this.idleMs).finally(() => (this.#starting = null));

@@ -6,16 +6,19 @@ import { clearTimeout, setTimeout } from "node:timers";
 import { advice } from "./command.js";
 import { AgentError } from "./errors.js";
 
-/** How much of what the agent writes to stderr is kept. */
+/** How much of the agent's stderr is kept, in characters. */
 const STDERR_KEPT = 4_096;
-/** How long the stderr of an agent that was killed may take to end. */
+/** How long the stderr of a killed agent may take to end. */
 const STDERR_LIMIT_MS = 2_000;
-/** How long an agent that was asked to end may take. It gives itself 5 s to release locks. */
+/** How long an agent that was asked to end may take. The agent gives itself 5 s to release locks. */
 const END_LIMIT_MS = 10_000;
 
 export interface Events {
   data(bytes: Uint8Array): void;
-  /** The output has ended, or the input cannot be written. May come more than once. `how` completes "the agent ...". */
+  /**
+   * The output has ended, or the input cannot be written. May be called more than once. `how` completes "the agent
+   * ...".
+   */
   end(how: string): void;
 }
 
@@ -31,10 +34,10 @@ export class AgentProcess {
 
   constructor(command: string, events: Events) {
     this.#command = command;
-    // Node opens all pipes with close-on-exec, and starts no shell (rule 10).
+    // Node opens all pipes with close-on-exec and starts no shell (rule 10).
     const child = spawn(command, ["agent"], { stdio: ["pipe", "pipe", "pipe"] });
     this.#child = child;
-    // Node's types do not show it: there are no pipes if too many files are open.
+    // If too many files are open, there are no pipes. Node's types do not show this.
     if ((child.stdin as unknown) === undefined) {
       child.once("error", () => {});
       throw new Error("too many files are open");
@@ -66,8 +69,8 @@ export class AgentProcess {
   }
 
   /**
-   * The file descriptor of the output, for reading without the event loop. Node has no documented way to ask for it. Where
-   * it is unknown (other runtimes), what the event loop has not delivered counts as not arrived, which is safe.
+   * The file descriptor of the output, for reading without the event loop. Node has no documented way to get it. Where
+   * it is unknown (other runtimes), data that the event loop has not delivered counts as not arrived, which is safe.
    */
   get outputFile(): number | null {
     const handle = (this.#output as unknown as { _handle?: { fd?: unknown } | null })._handle;
@@ -75,7 +78,7 @@ export class AgentProcess {
   }
 
   write(line: string): void {
-    // An error is reported by its event.
+    // The event `error` reports an error.
     if (this.#input.writable) this.#input.write(line);
   }
 
@@ -97,11 +100,11 @@ export class AgentProcess {
     this.#output.destroy();
   }
 
-  /** What the start of an agent failed for, with what it wrote to stderr. */
+  /** Returns the error for an agent that failed to start, with the agent's stderr. */
   async explained(error: AgentError): Promise<AgentError> {
     const command = JSON.stringify(this.#command);
     this.#child.ref();
-    // It was killed. Another process may still have its stderr.
+    // The agent was killed, but another process may still have its stderr open.
     let limit: NodeJS.Timeout | undefined;
     await Promise.race([this.#closed, new Promise((done) => (limit = setTimeout(done, STDERR_LIMIT_MS)))]);
     clearTimeout(limit);

@@ -1,4 +1,4 @@
-// Error responses of the agent as errors.
+// Converts error responses of the agent to errors.
 
 import {
   InvalidError,
@@ -35,7 +35,7 @@ export function refusal(answer: Message): LeaseholdError {
     case "unsupported":
       return new UnsupportedError(message, help);
     default: {
-      // A kind of a later agent is treated as `unavailable`.
+      // Treats an unknown kind, which a later agent may send, as `unavailable`.
       const known = STORE_KINDS.has(kind) ? (kind as ErrorKind) : "unavailable";
       return new StoreError(known, message, help, optional(answer, "maybe_applied", flag) ?? false);
     }

@@ -1,4 +1,4 @@
-// The real agent, with SQLite: processes and agents that are stopped, killed and blocked.
+// Tests with the real agent and SQLite: processes and agents that are stopped, killed and blocked.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -16,7 +16,7 @@ test("processes exclude each other", async (t) => {
   assert.equal(readFileSync(file, "utf8"), "40");
 });
 
-/** A locker with its own agent. */
+/** Opens a locker with its own agent. Returns the locker and the agent's process id. */
 async function separate(t: Parameters<typeof folder>[0], url: string): Promise<[Locker, number]> {
   const path = join(folder(t), "leasehold");
   symlinkSync(command as string, path);
@@ -34,13 +34,13 @@ test("a stopped agent: the lock is lost here before another gets it, and for goo
   const guard = await locker.acquire("x", { ttl: "1s" });
   await stop(agent, other);
   const next = await other.acquire("x", { ttl: "1s" });
-  // By the clocks: on a busy machine, the timer of the signal may not have run yet.
+  // `check` reads the clocks. On a busy machine, the timer that aborts the signal may not have run yet.
   assert.throws(() => guard.check(), LockLostError);
   assert.ok(guard.signal.aborted);
   assert.equal((await guard.lost).reason, "expired");
   assert.ok(next.token > guard.token);
   process.kill(agent, "SIGCONT");
-  // A response that comes after everything else from the agent.
+  // This response comes after everything else from the agent.
   await locker.status("x");
   assert.equal(guard.held, false);
   next.check();
@@ -78,7 +78,7 @@ test("a host that was stopped with its agent detects the loss when it continues"
   process.kill(host.pid, "SIGSTOP");
   const guard = await locker.acquire("x", { wait: "60s" });
   assert.ok(guard.token > BigInt(token));
-  // The host first: it has only its clocks.
+  // Continues the host first, so that it has only its clocks.
   process.kill(host.pid, "SIGCONT");
   assert.deepEqual(await host.said(), { lost: "expired", held: false });
   process.kill(agent, "SIGCONT");

@@ -1,4 +1,4 @@
-// Waiting, cancelling, and running work under a lock. The agent is a fake one.
+// Tests waiting, cancelling, and running work under a lock, with a fake agent.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";

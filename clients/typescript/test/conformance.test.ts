@@ -1,4 +1,4 @@
-// The scenarios of clients/conformance, in which the agent misbehaves.
+// Runs the scenarios of clients/conformance, in which the agent misbehaves.
 
 import assert from "node:assert/strict";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -51,7 +51,7 @@ for (const scenario of scenarios) {
             (error: Error) => error.message,
           );
         }
-        // This client checks a grant before the caller gets it: what the kit sees at `check` comes here.
+        // This client checks a grant before the caller gets it, so a loss that the kit expects at `check` appears here.
         guard = await locker.acquire("x").catch((error: unknown) => {
           if (!(error instanceof LockLostError) || error.reason === "agent") throw error;
           lost = error;

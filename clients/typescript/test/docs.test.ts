@@ -1,4 +1,4 @@
-// The examples of the documentation: all are compiled, and all run but those for which a cloud is needed.
+// Compiles all examples of the documentation, and runs all except those that need a cloud.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -11,10 +11,11 @@ import { folder, test } from "./real.js";
 
 const run = promisify(execFile);
 const root = fileURLToPath(new URL("../", import.meta.url));
-// Within the package, so that its name is known. Several versions of Node may run these tests at once.
+// The folder is within the package, so that examples can import it by name. Several versions of Node may run these
+// tests at once.
 const examples = join(root, `build/examples-${process.version}`);
 
-/** What the examples call, but do not show. */
+/** The functions that the examples call but do not show. */
 const CONTEXT = `
 declare global {
   function deploy(options: { signal: AbortSignal; fence: bigint }): Promise<void>;
@@ -37,7 +38,7 @@ interface Example {
   readonly runs: boolean;
 }
 
-/** The \`ts\` blocks of a page, or of the comments of a source. */
+/** Returns the \`ts\` blocks of a page, or of the comments in a source file. */
 function blocks(name: string, path: string): Example[] {
   const text = readFileSync(path, "utf8").replace(/^ *\* ?/gm, path.endsWith(".ts") ? "" : "$&");
   return [...text.matchAll(/^```ts( no-run)?\n(.*?)^```$/gms)].map(([, flag, body], number) => ({

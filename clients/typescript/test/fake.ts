@@ -1,4 +1,4 @@
-// An agent that sends what a test tells it to send.
+// A fake agent, which sends the messages that a test gives it.
 
 import assert from "node:assert/strict";
 import { chmodSync, existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -15,7 +15,7 @@ import type { Order } from "./relay.js";
 
 export type Message = { [field: string]: unknown };
 
-/** One started process of a fake agent. */
+/** A process of a fake agent. */
 export class Agent {
   readonly #socket: Socket;
   readonly #folder: string;
@@ -44,7 +44,7 @@ export class Agent {
     this.#socket.write(JSON.stringify(order) + "\n");
   }
 
-  /** The next request, which must be this operation. */
+  /** Returns the next request, which must be this operation. */
   async next(op: string): Promise<Message> {
     while (this.#requests.length === 0) {
       assert.ok(!this.#over, `the agent ended before ${op}`);
@@ -62,12 +62,12 @@ export class Agent {
     return request;
   }
 
-  /** How many requests were sent that no test has read. */
+  /** The number of requests that the test has not read. */
   get unread(): number {
     return this.#requests.length;
   }
 
-  /** Sends messages, in one write. */
+  /** Sends messages in one write. */
   send(...messages: (Message | string | Uint8Array)[]): void {
     const parts = messages.map((message) => {
       if (message instanceof Uint8Array) return Buffer.from(message);
@@ -125,7 +125,7 @@ export class Fake {
 
   readonly #sockets: Socket[] = [];
 
-  /** The next agent that is started. */
+  /** Returns the next agent that is started. */
   async agent(): Promise<Agent> {
     while (this.#started.length === 0) await new Promise<void>((resolve) => (this.#wake = resolve));
     const socket = this.#started.shift() as Socket;
@@ -133,14 +133,14 @@ export class Fake {
     return new Agent(socket, this.folder);
   }
 
-  /** The next agent, after a good `hello`. */
+  /** Returns the next agent, after a good `hello`. */
   async greeted(): Promise<Agent> {
     const agent = await this.agent();
     await agent.answer("hello", hello());
     return agent;
   }
 
-  /** An open locker and its agent. */
+  /** Opens a locker. Returns it and its agent. */
   async open(idle?: string): Promise<[Locker, Agent]> {
     const opening = Locker.open("mem:", { command: this.command, idle });
     const agent = await this.greeted();
@@ -149,13 +149,13 @@ export class Fake {
   }
 }
 
-/** An executable shell script. */
+/** Writes an executable shell script. */
 export function script(path: string, body: string): void {
   writeFileSync(path, `#!/bin/sh\n${body}\n`);
   chmodSync(path, 0o755);
 }
 
-/** The clocks of this process, as an agent reports them. */
+/** Returns the clocks of this process as an agent reports them. */
 export function now(): { boot_us: number; wall_us: number } {
   const moment = clocks.read();
   assert.ok(moment !== null);
@@ -166,7 +166,7 @@ export function hello(changes: Message = {}): Message {
   return { ev: "hello", protocol: 1, version: "0.1.0", pid: 1, ...now(), limits: { line_bytes: 4096 }, ...changes };
 }
 
-/** A deadline, so many milliseconds from now. */
+/** Returns a deadline in `milliseconds` from now. */
 export function until(milliseconds: number): Message {
   return { ...now(), span_us: milliseconds * 1_000 };
 }
@@ -175,7 +175,7 @@ export function held(id: unknown, milliseconds = 60_000, changes: Message = {}):
   return { id, ev: "held", hold: 1, lock: "x", token: "1763654400000041", ...until(milliseconds), ...changes };
 }
 
-/** A guard on a new agent. */
+/** Acquires a guard with a new agent. */
 export async function guarded(fake: Fake, milliseconds = 60_000, changes: Message = {}) {
   const [locker, agent] = await fake.open();
   const acquiring = locker.acquire("x");
@@ -185,7 +185,7 @@ export async function guarded(fake: Fake, milliseconds = 60_000, changes: Messag
   return { locker, agent, guard };
 }
 
-/** A test that fails if it hangs. */
+/** Defines a test that fails if it hangs. */
 export function test(name: string, body: (t: TestContext) => Promise<void>): void {
   void nodeTest(name, { timeout: 60_000 }, body);
 }

@@ -1,4 +1,4 @@
-// What a locker offers, on the real agent with SQLite.
+// Tests the features of a locker with the real agent and SQLite.
 
 import assert from "node:assert/strict";
 import type { TestContext } from "node:test";
@@ -150,7 +150,7 @@ test("errors name the bad URL, name, number or store", async (t) => {
     locker.get("ftp://example/x"),
     (error) => error instanceof InvalidError || error instanceof UnsupportedError,
   );
-  // None of them was the end of the agent.
+  // None of these errors ended the agent.
   await (await locker.acquire("x")).release();
 });
 

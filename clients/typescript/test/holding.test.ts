@@ -1,4 +1,4 @@
-// What a held lock is worth: deadlines, news, loss. The agent is a fake one.
+// Tests held locks with a fake agent: deadlines, news and losses.
 
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
@@ -52,12 +52,12 @@ test("a renewal after a local loss is ignored", async (t) => {
   const { locker, agent, guard } = await guarded(fake, 300);
   const renewing = assert.rejects(guard.renew(), LockLostError);
   const { id } = await agent.next("renew");
-  // At the deadline, while the agent does not respond.
+  // The deadline passes while the agent does not respond.
   await Promise.all([guard.lost, renewing]);
   const { id: release } = await agent.next("release");
   agent.send({ hold: 1, ev: "renewed", ...until(MINUTE) });
   agent.send({ id, ev: "renewed", hold: 1, ...until(MINUTE) }, { id: release, ev: "released", was_held: true });
-  // Everything before this response was read.
+  // When this response is read, everything before it has been read.
   const listing = locker.list();
   await agent.answer("list", { ev: "done" });
   await listing;
@@ -70,7 +70,7 @@ for (const clock of ["boot_us", "wall_us"] as const) {
     const clocks = now();
     agent.send({ hold: 1, ev: "renewed", ...clocks, [clock]: clocks[clock] - 120_000_000, span_us: 120_000_000 });
     if (clock === "boot_us") {
-      // A deadline before the one that is known is stale.
+      // A deadline before the known one is stale.
       const listing = locker.list();
       await agent.answer("list", { ev: "done" });
       await listing;
@@ -97,7 +97,8 @@ test("a renewal moves the deadline forwards, and a stale one does not move it ba
 
 test("a renewal that the blocked event loop has not read is not a loss", async (t) => {
   const { agent, guard } = await guarded(Fake.in(t), 200);
-  // As of an agent that renewed several times meanwhile: the first of them has passed, too.
+  // Simulates an agent that renewed several times while the loop was blocked. The deadline of the first renewal has
+  // passed too.
   const first = until(300);
   for (let end = performance.now() + 400; performance.now() < end;);
   agent.send({ hold: 1, ev: "renewed", ...first }, { hold: 1, ev: "renewed", ...until(MINUTE) });
@@ -112,7 +113,7 @@ test("the timer reads renewals before it judges", async (t) => {
   agent.send(renewal);
   agent.blockUntilWritten();
   for (let end = performance.now() + 300; performance.now() < end;);
-  // The timer is due now, and runs before the event loop reads.
+  // The timer is due now and runs before the event loop reads.
   await new Promise((resolve) => setTimeout(resolve, 0));
   guard.check();
   const listing = locker.list();

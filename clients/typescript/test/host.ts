@@ -27,7 +27,7 @@ const jobs: { readonly [job: string]: () => Promise<void> } = {
     process.exit(0);
   },
 
-  /** Has nothing more to do, and closes nothing. */
+  /** Has nothing more to do, but closes nothing. */
   async end() {
     const locker = await Locker.open(store);
     await locker.using("x", {}, () => {});

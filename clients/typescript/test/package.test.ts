@@ -1,4 +1,4 @@
-// The package as npm makes it: installed into a fresh folder, compiled against by a strict program, and run.
+// Tests the npm package: installs it in a new folder, compiles a strict program with it, and runs the program.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -26,7 +26,7 @@ await locker.close();
 
 test("the package can be installed, compiled against, and run", async (t) => {
   const place = folder(t);
-  // What is built is what was tested: no script builds it again meanwhile.
+  // Packs the files that were tested. Without its scripts, npm does not build them again.
   const { stdout } = await run("npm", ["pack", "--json", "--ignore-scripts", "--pack-destination", place], {
     cwd: root,
   });

@@ -1,4 +1,4 @@
-// The real command, for tests that need it: LEASEHOLD_COMMAND, or the one that was built in this repository.
+// The real command for tests that need it: LEASEHOLD_COMMAND, or the command that was built in this repository.
 
 import { fork, type ChildProcess } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -14,7 +14,7 @@ const built = fileURLToPath(new URL("../../../target/debug/leasehold", import.me
 export const command = process.env["LEASEHOLD_COMMAND"] ?? (existsSync(built) ? built : null);
 if (command !== null) process.env["LEASEHOLD_COMMAND"] = command;
 
-/** A test on the real agent. It is skipped where there is none, or for another reason. */
+/** Defines a test with the real agent. Skips it if there is no command, or for the reason in `otherwise`. */
 export function test(name: string, body: (t: TestContext) => Promise<void>, otherwise: string | false = false): void {
   const skip = command === null && "there is no leasehold command: set LEASEHOLD_COMMAND";
   void nodeTest(name, { timeout: 120_000, skip: skip || otherwise }, body);
@@ -26,12 +26,12 @@ export function folder(t: TestContext): string {
   return path;
 }
 
-/** A new store. */
+/** Returns the URL of a new store. */
 export function store(t: TestContext): string {
   return `sqlite:${join(folder(t), "locks.db")}`;
 }
 
-/** The agents that a process has started. */
+/** Returns the agents that a process has started. */
 export function agentsOf(pid: number): number[] {
   return children(pid).filter((child) => {
     const arguments_ = readFileSync(`/proc/${child}/cmdline`, "latin1").split("\0");
@@ -40,8 +40,8 @@ export function agentsOf(pid: number): number[] {
 }
 
 /**
- * Stops an agent, but not while it writes: until it continues, nobody else could write to the file then. `locker` has the
- * same store and another agent.
+ * Stops an agent, but not while it writes, because no other process could write to the file until it continues.
+ * `locker` has the same store and another agent.
  */
 export async function stop(agent: number, locker: Locker): Promise<void> {
   for (;;) {
@@ -61,10 +61,10 @@ function children(pid: number): number[] {
   return found === "" ? [] : found.split(" ").map(Number);
 }
 
-/** A Node process that holds locks: host.ts. */
+/** A Node process that runs host.ts and holds locks. */
 export class Host {
   readonly child: ChildProcess;
-  /** What it has said, and no test has read yet. */
+  /** The messages that the test has not read yet. */
   readonly #unread: unknown[] = [];
 
   constructor(t: TestContext, job: string, ...more: string[]) {
@@ -77,7 +77,7 @@ export class Host {
     return this.child.pid as number;
   }
 
-  /** Its next line of output. */
+  /** Returns the next message of the process. */
   async said(): Promise<unknown> {
     while (this.#unread.length === 0) await once(this.child, "message");
     return this.#unread.shift();

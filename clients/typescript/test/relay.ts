@@ -1,16 +1,16 @@
-// The process of a fake agent: what the package writes goes to the test, what the test writes goes to the package.
+// The process of a fake agent. Relays the package's output to the test, and carries out the test's orders.
 
 import { closeSync, writeFileSync, writeSync } from "node:fs";
 import { connect } from "node:net";
 import { createInterface } from "node:readline";
 
-/** What a test asks for. */
+/** An order of a test. */
 export type Order =
   | { readonly write: string }
-  /** Write a file, to show that everything before was written. */
+  /** Write a file, to show that everything before it was written. */
   | { readonly mark: string }
   | { readonly exit: number }
-  /** Close the output, and live on. */
+  /** Close the output, but keep running. */
   | { readonly closeOutput: true };
 
 const socket = connect(process.argv[2] ?? "");

@@ -1,4 +1,4 @@
-// How an agent is found, started and refused.
+// Tests how an agent is found, started and refused.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -71,7 +71,7 @@ test("a request that meets the end of the agent by another locker starts a new o
   const fake = Fake.in(t);
   const [first, agent] = await fake.open();
   const listing = new Locker("mem:", { command: fake.command }).list();
-  // Before the request is sent.
+  // Closes the locker before the request is sent.
   const closing = first.close();
   await agent.ended;
   await (await fake.greeted()).answer("list", { ev: "done" });

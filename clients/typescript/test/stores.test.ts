@@ -1,4 +1,4 @@
-// On each store: the servers are those that ./test starts.
+// Tests locks on each store. `./test` starts the servers.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -7,7 +7,7 @@ import { command, store, test as real } from "./real.js";
 
 const PREFIX = "LEASEHOLD_TEST_";
 
-/** The URLs that ./test sets, except those of servers that leasehold has to refuse. */
+/** The URLs that ./test sets, except those of servers that leasehold must refuse. */
 const SERVERS = new Map(
   Object.entries(process.env)
     .filter(([name, value]) => name.startsWith(PREFIX) && value?.includes("://") && !name.startsWith(`${PREFIX}BAD_`))
@@ -28,7 +28,7 @@ function test(name: string, on: string, body: (locker: Locker, url: string) => P
   );
 }
 
-/** Whether another process gets the lock without waiting. */
+/** Returns whether another process gets the lock without waiting. */
 function isGrantedToAnother(url: string, name: string): boolean {
   const { status } = spawnSync(command as string, ["run", "--try", "--store", url, name, "--", "true"]);
   assert.ok(status === 0 || status === 123, `exit code ${status}`);
@@ -56,7 +56,7 @@ for (const on of ["SQLITE", ...SERVERS.keys()]) {
 }
 
 test("objects on S3", "S3_MINIO", async (locker, url) => {
-  // Another object in each run.
+  // Each run uses another object.
   const state = url.replace("?", `/typescript-${process.pid}.json?`);
   const read = async () => Buffer.from((await locker.get(state)) ?? "").toString();
   const append = (more: string) => (content: Uint8Array | null) =>

@@ -1,4 +1,4 @@
-// Durations, lines and clocks.
+// Tests durations, lines and clocks.
 
 import assert from "node:assert/strict";
 import { Deadline, mismatch, OtherClocks, type Clocks, type Moment } from "#dist/clocks.js";
@@ -91,10 +91,10 @@ test("where the boot clocks differ, the age of a message is read from the wall c
   assert.equal(deadline.remaining(), 600);
   clocks.now = { boot: 5_000_500, wall: 900_000_000 };
   assert.equal(deadline.remaining(), 100);
-  // Set back by hand: the other clock goes on.
+  // The wall clock is set back by hand, and the other clock continues.
   clocks.now = { boot: 5_000_600, wall: 1 };
   assert.equal(deadline.remaining(), 0);
-  // And where a clock cannot be read as a message comes, nothing is held.
+  // If a clock cannot be read when a message arrives, nothing is held.
   clocks.now = null;
   const unknown = Deadline.from(message(77, 900_000_000, 1_000), clocks);
   clocks.now = { boot: 5_000_000, wall: 900_000_000 };

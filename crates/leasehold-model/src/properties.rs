@@ -5,10 +5,10 @@ use crate::time::{self, RATE_ERROR, SLACK, TTL};
 use crate::world::{Client, Guard, World};
 
 /// No two users believe in their grants at the same time, unless an operator ended one of the grants.
-pub const EXCLUSION: &str = "no two users believe at once";
+pub const EXCLUSION: &str = "no two guards are valid at once";
 /// The record shows the grant of every user that believes in one, unless an operator ended the grant. So no other
 /// client can even be granted the lock.
-pub const BACKED: &str = "the record shows the grant of every believer";
+pub const BACKED: &str = "the record shows the grant of every valid guard";
 /// In the order of commits, the token rises with each grant, so no past grant comes back.
 pub const TOKENS_RISE: &str = "tokens rise, and no past grant comes back";
 /// The token of every reported grant is above the tokens of all earlier grants, including grants in records that were
@@ -17,7 +17,7 @@ pub const TOLD_TOKENS_RISE: &str = "every reported token is above all earlier on
 /// A user that has learned of its loss never believes again.
 pub const LOST_IS_FINAL: &str = "lost is final";
 /// A call that was granted the lock never returns "held".
-pub const HELD_IS_TRUE: &str = "no granted call answers held";
+pub const HELD_IS_TRUE: &str = "no call that was granted the lock returns held";
 /// A client that has watched a dead lease for as long as the lease can last may take it over, even if others changed
 /// its record in the meantime.
 pub const ONLY_THE_HOLDER_PROLONGS: &str = "only its holder prolongs a lease";

@@ -49,15 +49,15 @@ impl fmt::Display for Action {
             Action::Look(who) => write!(f, "client {who}, waiting, reads"),
             Action::TakeKnown(who) => write!(f, "client {who}, waiting, writes over what it saw"),
             Action::Read(who) => write!(f, "the store answers the read of client {who}"),
-            Action::Receive(who) => write!(f, "client {who} receives its answer"),
-            Action::GiveUp(who) => write!(f, "client {who} hears no answer"),
+            Action::Receive(who) => write!(f, "client {who} receives its response"),
+            Action::GiveUp(who) => write!(f, "client {who} stops waiting for the response"),
             Action::Abandon(who) => write!(f, "client {who} withdraws its claim"),
             Action::StopServing(who) => write!(f, "server {who} gives up the claim"),
             Action::Withdraw(who) => write!(f, "the client withdraws the claim through server {who}"),
             Action::Renew(who) => write!(f, "client {who} sends a renewal"),
             Action::PassOn(who) => write!(f, "client {who} passes the lock on to its next task"),
             Action::Release(who) => write!(f, "client {who} sends a release"),
-            Action::Quit(who) => write!(f, "client {who} stops to release"),
+            Action::Quit(who) => write!(f, "client {who} stops releasing"),
             Action::Deliver(Request { from, write, .. }, copy) => {
                 write!(f, "client {from}'s write of {} arrives", Shown(*write))?;
                 if *copy == Copy::None { Ok(()) } else { write!(f, ", and will again") }

@@ -2,10 +2,10 @@
 
     python3 crates/leasehold-serve/bench/crowd.py target/release/leasehold [--waiters N] [--viewers N] [--store URL]
 
-It starts the server on a new SQLite file, or on the store at URL, and needs Linux and no package. Three questions:
+Starts the server on a new SQLite file, or on the store at URL. Needs Linux, and no packages. Answers three questions:
 
 1. How long does an acquisition with its release take, without and with other clients?
-2. How often does the server ask the store while viewers watch its events, and while no client is there?
+2. How often does the server send requests to the store while viewers watch its events, and while there is no client?
 3. How much memory do waiting requests need, and does every waiter receive its lock?
 """
 
@@ -23,16 +23,16 @@ import time
 import urllib.parse
 import uuid
 
-# The server admits 50 new requests per second of one principal, and 1,000 waiters of one lock.
+# The server admits 50 new requests per second of a principal, and 1,000 waiters for a lock.
 PRINCIPALS = 64
 WAITERS_OF_A_LOCK = 500
 
-# The bound that docs/serve.md states: five per second, for any number of viewers.
+# The limit that docs/serve.md states: five per second, for any number of viewers.
 MOST_STORE_REQUESTS_PER_MINUTE = 300
 
 
 class Client:
-    """One connection that is kept open."""
+    """A connection that is kept open."""
 
     def __init__(self, address, principal=0):
         self.address, self.token = address, f"token-{principal}"
@@ -84,11 +84,11 @@ def report(what, figure):
 
 
 async def latencies(address, what, times=400):
-    """Question 1."""
+    """Answers question 1."""
     took = []
     async with Client(address) as client:
         for number in range(times):
-            # Below the limit of one principal.
+            # Changes the principal, to stay below the limit of each.
             client.token = f"token-{number % PRINCIPALS}"
             began = time.perf_counter()
             status, hold = await client.acquire("uncontended")
@@ -100,7 +100,7 @@ async def latencies(address, what, times=400):
 
 
 async def metric(metrics, name):
-    """The sum over its labels."""
+    """Returns the sum of a metric over its labels."""
     async with Client(metrics) as client:
         _, text = await client.ask("GET", "/metrics")
     lines = [line for line in text.splitlines() if line.split(" ")[0].split("{")[0] == name]
@@ -125,7 +125,7 @@ async def watch(address, principal, opened, events):
 
 
 async def be_viewers(host, port, count):
-    """In a process of its own: reading the events must not slow down the client that measures."""
+    """Runs in a separate process, because reading the events must not slow down the client that measures."""
     opened, events = asyncio.Semaphore(0), [0]
     tasks = [asyncio.create_task(watch((host, port), n % PRINCIPALS, opened, events)) for n in range(count)]
     for _ in tasks:
@@ -137,7 +137,7 @@ async def be_viewers(host, port, count):
 
 
 async def viewers(address, metrics, count):
-    """Question 2."""
+    """Answers question 2."""
     holds = []
     async with Client(address) as client:
         for number in range(20):
@@ -159,7 +159,7 @@ async def viewers(address, metrics, count):
     while await metric(metrics, "leasehold_viewers"):
         await asyncio.sleep(0.1)
     report("store requests per minute, after the viewers left", f"{await per_minute(metrics, 20):.0f}")
-    # The server has closed the first connection, which was idle.
+    # The server has closed the first connection, because it was idle.
     async with Client(address) as client:
         for hold in holds:
             await client.release(hold)
@@ -187,7 +187,7 @@ def memory(server):
 
 
 async def waiters(address, metrics, server, count):
-    """Question 3."""
+    """Answers question 3."""
     before = memory(server)
     locks = range((count + WAITERS_OF_A_LOCK - 1) // WAITERS_OF_A_LOCK)
     async with Client(address) as client:

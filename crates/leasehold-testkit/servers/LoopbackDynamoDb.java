@@ -4,7 +4,7 @@ import org.eclipse.jetty.server.Connector;
 import org.eclipse.jetty.server.Server;
 import org.eclipse.jetty.server.ServerConnector;
 
-/** Runs DynamoDB Local, which has no option for it, on the loopback interface only. */
+/** Runs DynamoDB Local only on the loopback interface, for which it has no option. */
 final class LoopbackDynamoDb {
     public static void main(String[] arguments) throws Exception {
         DynamoDBProxyServer local = ServerRunner.createServerFromCommandLineArgs(arguments);

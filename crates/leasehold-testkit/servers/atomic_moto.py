@@ -1,9 +1,9 @@
-"""Runs moto's server with conditional requests that are atomic.
+"""Runs moto's server with atomic conditional requests.
 
-moto 5.2.5 checks conditions first and writes afterwards, in threads that can take turns in between. With its threads
-switching often, 7 of 100 races of 16 S3 writers had two winners, and so had one in eight of DynamoDB's, whose counters
-lost additions too; with this lock, none. Under load that happens now and then without any help, and is a store that
-leasehold cannot be safe on.
+moto 5.2.5 checks conditions first and writes afterwards, and other threads can run in between. With frequent thread
+switches, 7 of 100 races of 16 S3 writers had two winners. So did one in eight of DynamoDB's races, and its counters
+lost additions. With this lock, there were no such faults. Under load, they happen occasionally even without frequent
+switches, and leasehold cannot be safe on such a store.
 """
 
 import threading
@@ -23,7 +23,7 @@ def atomic(method):
     return locked
 
 
-# In DynamoDB every request goes through call_action.
+# In DynamoDB, every request goes through call_action.
 for handler, names in ((S3Response, ("put_object", "delete_object")), (DynamoHandler, ("call_action",))):
     for name in names:
         setattr(handler, name, atomic(getattr(handler, name)))

@@ -8,13 +8,13 @@ readonly PEER_SOURCES=crates/leasehold-testkit/peers
 
 readonly MOTO=moto-5.2.5
 readonly GCP_STORAGE_EMULATOR=gcp-storage-emulator-2026.7.19
-readonly AWS_CLI=awscli-1.46.2                # Debian's knows nothing of conditional writes to S3
+readonly AWS_CLI=awscli-1.46.2                # Debian's version has no conditional writes to S3
 readonly REDIS_PY=redis-8.1.0                 # the client, not the server
 readonly STORAGE_BLOB_PY=azure-storage-blob-12.31.1
-readonly S3S_FS=s3s-fs-0.14.1                 # checks preconditions, and not atomically
+readonly S3S_FS=s3s-fs-0.14.1                 # does not check preconditions atomically
 readonly MAVEN_DEPENDENCY_PLUGIN=org.apache.maven.plugins:maven-dependency-plugin:3.8.1
 
-# Programs in Go, which are built from their source: the name, the package, its version.
+# Go programs that are built from source: the name, the package, and its version.
 readonly GO_PROGRAMS=(
     "minio github.com/minio/minio v0.0.0-20260212201848-7aac2a2c5b7c"
     "fake-gcs-server github.com/fsouza/fake-gcs-server v1.56.1"
@@ -24,11 +24,11 @@ readonly GO_PROGRAMS=(
     "gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 v0.0.0-20240701191259-edd0227ffc37" # ignores preconditions
     "actionlint github.com/rhysd/actionlint/cmd/actionlint v1.7.12" # no server: checks the workflows in .github
 )
-readonly GO_VERSION=1.26.8                    # fetched where go itself is too old to fetch what a module asks for
+readonly GO_VERSION=1.26.8                    # downloaded if go is too old to download a toolchain itself
 
 install_servers() { one_at_a_time install_all; }
 
-# Programs that only the benchmark needs. The tests do not wait for them.
+# Installs the programs that only the benchmark needs. The tests do not wait for them.
 install_benchmark_peers() { one_at_a_time install_all_benchmark_peers; }
 
 # one_at_a_time COMMAND: runs COMMAND under a lock, because an installation in progress looks like an interrupted one.
@@ -61,7 +61,7 @@ install_all_benchmark_peers() {
     together install_go_peers install_client_go_peer install_java_peers install_rust_peers
 }
 
-# together COMMAND...: runs the commands at the same time; shows the output of those that failed.
+# together COMMAND...: runs the commands at the same time, and shows the output of those that failed.
 together() {
     local command logs pids=() index=0 failed=0
     logs=$(mktemp -d) || return 1
@@ -91,13 +91,13 @@ need_packages() {
     python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 }
 
-# The compiler, and the definitions that come with it.
+# Installs the compiler of protobuf, and the definitions that come with it.
 need_protobuf() {
     need protoc protobuf-compiler libprotobuf-dev &&
         { protoc -o /dev/null google/protobuf/struct.proto 2>/dev/null || install_packages libprotobuf-dev; }
 }
 
-# need COMMAND PACKAGE...: installs the Debian packages if the command is not there.
+# need COMMAND PACKAGE...: installs the Debian packages if COMMAND is not installed.
 need() {
     local command=$1
     shift
@@ -111,7 +111,7 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
 }
 
-# install_unpacked PACKAGE...: unpacks Debian packages into the cache. To install them would start their services.
+# install_unpacked PACKAGE...: unpacks Debian packages into the cache. Installing them would start their services.
 install_unpacked() {
     local package target
     for package in "$@"; do
@@ -124,7 +124,7 @@ install_unpacked() {
     done
 }
 
-# unpacked PACKAGE: the folder that it is unpacked into.
+# unpacked PACKAGE: prints the folder that it is unpacked into.
 unpacked() { printf '%s/debian-%s' "$CACHE" "$1"; }
 
 as_root() {
@@ -136,7 +136,7 @@ as_root() {
     fi
 }
 
-# Prevents PostgreSQL's package from creating and starting a cluster: the tests start a separate one.
+# Prevents PostgreSQL's package from creating and starting a cluster, because the tests start a separate one.
 need_postgresql() {
     local settings=/etc/postgresql-common/createcluster.conf
     postgresql_programs >/dev/null && command -v psql >/dev/null && return 0
@@ -145,7 +145,7 @@ need_postgresql() {
     install_packages postgresql && postgresql_programs >/dev/null
 }
 
-# Prevents its package from starting a service. pgbouncer is in /usr/sbin, which a user's PATH may lack.
+# Prevents pgbouncer's package from starting a service. pgbouncer is in /usr/sbin, which a user's PATH may lack.
 need_pgbouncer() {
     [[ -x $(pgbouncer) ]] && return 0
     local service=/etc/systemd/system/pgbouncer.service
@@ -153,18 +153,19 @@ need_pgbouncer() {
     install_packages pgbouncer
 }
 
-# Not `command -v`, which finds this function.
+# Prints the path of pgbouncer. `command -v` would find this function.
 pgbouncer() { PATH=$PATH:/usr/sbin type -P pgbouncer; }
 
-# The folder with PostgreSQL's server programs, of the newest installed version.
+# Prints the folder with the server programs of the newest installed version of PostgreSQL.
 postgresql_programs() {
     local folder
     folder=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
     [[ -x $folder/initdb && -x $folder/postgres ]] && printf '%s' "$folder"
 }
 
-# Not the packages redis-server and valkey-server, which start a service. Their programs are only links to the checker of
-# databases in the packages of tools: it is the server too, and looks at the name that it was started with.
+# Does not install the packages redis-server and valkey-server, which start a service. Their programs are only links to
+# the database checker in the tools packages. The checker is also the server, and decides by the name that it is started
+# with.
 need_redis() {
     need redis-check-rdb redis-tools && need_valkey && mkdir -p "$CACHE/redis" || return 1
     local name
@@ -173,7 +174,7 @@ need_redis() {
     done
 }
 
-# redis_program NAME: its path.
+# redis_program NAME: prints its path.
 redis_program() { printf '%s/redis/%s' "$CACHE" "$1"; }
 
 need_valkey() {
@@ -183,7 +184,7 @@ need_valkey() {
     install_packages valkey-tools
 }
 
-# Debian 12 has Valkey only in its backports, from which apt installs nothing that is not asked for.
+# Debian 12 has Valkey only in its backports. From them, apt installs only what is requested.
 add_backports() {
     local mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
     # shellcheck disable=SC2016 # apt-get replaces it
@@ -200,7 +201,7 @@ install_python() {
     install_venv "$CACHE/$1" "${2:-${1%-*}}==${1##*-}"
 }
 
-# install_venv FOLDER ARGUMENT OF PIP...: a virtual environment with what `pip install` is asked for.
+# install_venv FOLDER ARGUMENT...: creates a virtual environment and runs `pip install ARGUMENT...` in it.
 install_venv() {
     local venv=$1
     shift
@@ -209,7 +210,7 @@ install_venv() {
     python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" && touch "$venv/complete"
 }
 
-# install_python_peer NAME PACKAGE-VERSION: the program imports the package from the virtual environment.
+# install_python_peer NAME PACKAGE-VERSION: installs a program that imports the package from its virtual environment.
 install_python_peer() {
     local target
     target=$(python_peer "$@")
@@ -218,10 +219,10 @@ install_python_peer() {
     launcher "$target" "'$CACHE/$2/bin/python' '${target%/*}/$1_peer.py'"
 }
 
-# python_peer NAME PACKAGE-VERSION: its path.
+# python_peer NAME PACKAGE-VERSION: prints its path.
 python_peer() { printf '%s/peers-python-%s-%s/%s' "$CACHE" "$2" "$(digest "$PEER_SOURCES"/python/*.py)" "$1"; }
 
-# launcher TARGET COMMAND: makes the program TARGET, which runs COMMAND with its own arguments.
+# launcher TARGET COMMAND: creates the program TARGET, which runs COMMAND and passes its own arguments on.
 launcher() {
     printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod +x "$1"
 }
@@ -239,7 +240,8 @@ install_node_peer() {
 
 node_peer() { printf '%s/peers-node-%s/redlock' "$CACHE" "$(digest "$PEER_SOURCES"/node/*.*)"; }
 
-# The packages that the guides in Python import. Our own client is used from its source.
+# Prints the path of a Python with the packages that the guides import. The guides use leasehold's client from its
+# source.
 guide_python() { printf '%s/guides-python-%s/bin/python' "$CACHE" "$(digest "$PEER_SOURCES"/guides/requirements.txt)"; }
 
 install_guide_python() {
@@ -247,7 +249,7 @@ install_guide_python() {
     venv=$(guide_python) && install_venv "${venv%/bin/python}" -r "$PEER_SOURCES/guides/requirements.txt"
 }
 
-# The folder `node_modules` with the packages that the guides for Node import, and our client.
+# Prints the path of `node_modules` with the packages that the guides for Node import, including leasehold's client.
 guide_node() {
     local sources=("$PEER_SOURCES"/guides/*.json clients/typescript/*.json clients/typescript/src/*)
     printf '%s/guides-node-%s/node_modules' "$CACHE" "$(digest "${sources[@]}")"
@@ -268,7 +270,7 @@ install_guide_node() {
     return "$status"
 }
 
-# azurite: its path.
+# azurite: prints its path.
 azurite() { printf '%s/azurite-%s/azurite' "$CACHE" "$(digest "$SERVER_FILES"/azurite/*.json)"; }
 
 install_azurite() {
@@ -282,7 +284,7 @@ install_azurite() {
 
 # --- Rust ------------------------------------------------------------------------------------------------------------
 
-# Without optimization, because it serves few requests, and the build takes less than half of the time.
+# Builds without optimization, because the server gets few requests and the build takes less than half the time.
 install_s3s_fs() {
     local target building status=0
     target=$(s3s_fs)
@@ -294,7 +296,7 @@ install_s3s_fs() {
     return "$status"
 }
 
-# rust_peer NAME: its path.
+# rust_peer NAME: prints its path.
 rust_peer() {
     local sources=("$PEER_SOURCES"/rust/Cargo.* "$PEER_SOURCES"/rust/src/*.rs "$PEER_SOURCES"/rust/src/bin/*.rs)
     printf '%s/peers-rust-%s/bin/%s' "$CACHE" "$(digest "${sources[@]}")" "$1"
@@ -314,7 +316,7 @@ s3s_fs() { printf '%s/%s/bin/s3s-fs' "$CACHE" "$S3S_FS"; }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 
-# One after the other, because Maven's cache does not support two builds at the same time.
+# Installs one after the other, because Maven's cache does not support two builds at the same time.
 install_java() { install_jars "$SERVER_FILES/dynamodb-local.xml" && install_java_peers && install_shedlock_peer; }
 
 # jars PROJECT.xml: prints the folder of the jars that PROJECT.xml names.
@@ -331,7 +333,7 @@ install_jars() {
         touch "$target/complete"
 }
 
-# Those that are contenders of the benchmark too.
+# Installs the Java peers that are also contenders in the benchmark.
 install_java_peers() {
     install_java_program "$(java_peer)" java/dynamodb-lock-client Peer &&
         install_java_program "$(redisson_peer)" redisson/redisson RedissonPeer
@@ -339,8 +341,8 @@ install_java_peers() {
 
 install_shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedlock ShedLockPeer; }
 
-# install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER, with what the peers in Java have in
-# common. The program TARGET runs CLASS. In tests it runs only briefly, so a fast start matters more than optimized code;
+# install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER with those that all Java peers share.
+# The program TARGET runs CLASS. In tests it runs only briefly, so a fast start matters more than optimized code;
 # benchmarks set JAVA_OPTIONS.
 install_java_program() {
     local target=$1 project=$PEER_SOURCES/$2.xml class=$3 folder jars
@@ -357,15 +359,15 @@ java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(java_digest java)";
 redisson_peer() { printf '%s/peers-redisson-%s/redisson' "$CACHE" "$(java_digest redisson)"; }
 shedlock_peer() { printf '%s/peers-shedlock-%s/shedlock' "$CACHE" "$(java_digest shedlock)"; }
 
-# java_digest FOLDER: of what a program in Java is built from.
+# java_digest FOLDER: prints a hash of the sources of a Java program.
 java_digest() { digest "$PEER_SOURCES"/java-common/* "$PEER_SOURCES/$1"/*; }
 
-# digest FILE...: prints a hash of the contents, which is part of the path of what is built from the files.
+# digest FILE...: prints a hash of the contents. The path of a program that is built from the files contains it.
 digest() { cat "$@" | sha256sum | head -c 16; }
 
 # --- Go --------------------------------------------------------------------------------------------------------------
 
-# go_program NAME: its path.
+# go_program NAME: prints its path.
 go_program() {
     local program name package version
     for program in "${GO_PROGRAMS[@]}"; do
@@ -389,7 +391,7 @@ install_go_program() {
     return "$status"
 }
 
-# go_peer NAME: its path.
+# go_peer NAME: prints its path.
 go_peer() {
     local sources=("$PEER_SOURCES"/go/go.* "$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/go/*/*.go)
     printf '%s/peers-go-%s/%s' "$CACHE" "$(digest "${sources[@]}")" "$1"
@@ -410,7 +412,7 @@ install_go_module() {
         "$GO" build -C "$folder" -trimpath -ldflags='-s -w' -o "$target" "$package"
 }
 
-# client_go_peer: its path.
+# client_go_peer: prints its path.
 client_go_peer() {
     local sources=("$PEER_SOURCES"/go/*.go "$PEER_SOURCES"/client-go/*)
     printf '%s/peers-client-go-%s/client-go' "$CACHE" "$(digest "${sources[@]}")"
@@ -418,19 +420,19 @@ client_go_peer() {
 
 install_client_go_peer() { install_go_module "$(client_go_peer)" "$PEER_SOURCES/client-go" .; }
 
-# kube_apiserver: its path.
+# kube_apiserver: prints its path.
 kube_apiserver() { printf '%s/kube-apiserver-%s/kube-apiserver' "$CACHE" "$(digest "$SERVER_FILES"/kube-apiserver/*)"; }
 
-# The largest build of all: about 5 minutes on two idle processors.
+# This is the longest build: about 5 minutes on two idle processors.
 install_kube_apiserver() { install_go_module "$(kube_apiserver)" "$SERVER_FILES/kube-apiserver" .; }
 
-# kubectl: its path.
+# kubectl: prints its path.
 kubectl() { printf '%s/kubectl-%s/kubectl' "$CACHE" "$(digest "$SERVER_FILES"/kubectl/*)"; }
 
 install_kubectl() { install_go_module "$(kubectl)" "$SERVER_FILES/kubectl" .; }
 
-# Sets GO to a go command that can build them. From 1.21 on, go fetches the toolchain that a module asks for by itself;
-# an older one (Debian 12 has 1.19) can still download that toolchain, since it is published as a module.
+# Sets GO to a go command that can build the programs. Since 1.21, go downloads the toolchain that a module requires. An
+# older go (Debian 12 has 1.19) can still download that toolchain, because it is published as a module.
 new_enough_go() {
     local version platform toolchain module
     version=$(go env GOVERSION)
@@ -443,7 +445,7 @@ new_enough_go() {
     module=$(cd / && go mod download -json "golang.org/toolchain@v0.0.1-go$GO_VERSION.$platform" |
         sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
     [[ -d $module ]] || die "go is $version and cannot fetch go $GO_VERSION: install Go 1.21 or newer"
-    # Modules carry no execute permission, and the module cache is read-only.
+    # Files of modules have no execute permission, and the module cache is read-only.
     rm -rf "$toolchain"
     cp -R "$module" "$toolchain" && chmod -R u+w "$toolchain" &&
         chmod +x "$toolchain"/bin/* "$toolchain"/pkg/tool/*/* && touch "$toolchain/complete"

@@ -1,6 +1,5 @@
-# shellcheck shell=bash
-# Starts the servers that the tests run against, and tells the tests where they are. ./test sources this file, and stops
-# them when it ends.
+# shellcheck shell=bash Starts the servers that the tests run against, and exports their addresses. ./test sources this
+# file, and stops the servers when it ends.
 
 readonly STORE=leasehold-test                 # the bucket, or the table, on each server
 servers=()
@@ -35,7 +34,7 @@ stop_servers() {
     [[ -z $scratch ]] || rm -rf "$scratch"
 }
 
-# The other servers accept any credentials, so these are MinIO's. No real credentials may be used.
+# Sets MinIO's credentials, because the other servers accept any. Unsets all real credentials, which must not be used.
 set_credentials() {
     unset AWS_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_ENDPOINT_URL_DYNAMODB
     unset GOOGLE_APPLICATION_CREDENTIALS STORAGE_EMULATOR_HOST REDISCLI_AUTH "${!PG@}" "${!AZURE_@}"
@@ -45,7 +44,7 @@ set_credentials() {
     export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
 }
 
-# start NAME PORT READY COMMAND...: runs a server, and waits until `READY PORT` succeeds.
+# start NAME PORT READY COMMAND...: runs a server and waits until `READY PORT` succeeds.
 start() {
     local name=$1 port=$2 ready=$3 pid deadline=$((SECONDS + 120))
     shift 3
@@ -63,7 +62,8 @@ start() {
     printf '%s listens on 127.0.0.1:%d\n' "$name" "$port"
 }
 
-# Below the ports that Linux gives to connections, one of which could get it before the server does.
+# Prints a free port. It is below the ports that Linux gives to connections, so that no connection gets it before the
+# server.
 free_port() {
     python3 -c '
 import random, socket
@@ -79,18 +79,18 @@ while True:
 '
 }
 
-# The `endpoint` option of a store URL.
+# Prints the `endpoint` option of a store URL.
 endpoint() { printf 'endpoint=http%%3A%%2F%%2F127.0.0.1:%d' "$1"; }
 
 # --- each server -----------------------------------------------------------------------------------------------------
 
-# One for each store, since a moto handles one request at a time.
+# Each store has its own moto, because a moto handles one request at a time.
 start_moto_s3() { start_moto s3 make_bucket && export LEASEHOLD_TEST_S3_MOTO="s3://$STORE/tests?$at"; }
 start_moto_dynamodb() {
     start_moto dynamodb make_trusted_table && export LEASEHOLD_TEST_DYNAMODB_MOTO="dynamodb://$STORE?$at"
 }
 
-# start_moto STORE READY: also sets `at`, the options of the store URL.
+# start_moto STORE READY: starts a moto. Sets `at` to the options of the store URL.
 start_moto() {
     local port
     port=$(free_port) || return 1
@@ -127,7 +127,7 @@ start_fake_gcs() {
     export LEASEHOLD_TEST_GCS_FAKE="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
-# It does not enforce preconditions: leasehold must refuse it.
+# This server does not enforce preconditions, so leasehold must refuse it.
 start_bad_gcs() {
     local port
     port=$(free_port) || return 1
@@ -136,7 +136,7 @@ start_bad_gcs() {
     export LEASEHOLD_TEST_BAD_GCS="gs://$STORE/tests?$(endpoint "$port")&credentials=anonymous"
 }
 
-# It ignores preconditions: leasehold must refuse it.
+# This server ignores preconditions, so leasehold must refuse it.
 start_s3_ignoring() {
     local port
     port=$(free_port) || return 1
@@ -144,7 +144,8 @@ start_s3_ignoring() {
     export LEASEHOLD_TEST_BAD_S3_IGNORING="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
-# It checks preconditions first and writes afterwards, so concurrent writers may all succeed: leasehold must refuse it.
+# This server checks preconditions first and writes afterwards, so concurrent writers may all succeed. leasehold must
+# refuse it.
 start_s3_racy() {
     local port
     port=$(free_port) && mkdir -p "$scratch/s3s-fs/$STORE" || return 1
@@ -153,7 +154,7 @@ start_s3_racy() {
     export LEASEHOLD_TEST_BAD_S3_RACY="s3://$STORE/tests?$(endpoint "$port")&region=us-east-1"
 }
 
-# The same fault with DynamoDB's conditions.
+# This server has the same fault with DynamoDB's conditions.
 start_dynamodb_racy() {
     local port
     port=$(free_port) || return 1
@@ -180,7 +181,7 @@ start_etcd() {
     export LEASEHOLD_TEST_ETCD="etcd://127.0.0.1:$port/tests/"
 }
 
-# With its own etcd. It is killed, because at TERM it waits for open watches.
+# This server starts its own etcd. It is stopped with KILL, because on TERM it waits for open watches.
 start_kube_apiserver() {
     local port
     port=$(free_port) && mkdir "$scratch/kubernetes" || return 1
@@ -206,13 +207,13 @@ start_postgresql() {
         --no-sync) >"$scratch/initdb.log" 2>&1 || { tail -n 20 "$scratch/initdb.log"; return 1; }
     start postgresql "$port" postgresql_is_ready "${as[@]}" "$programs/postgres" -D "$data" -h 127.0.0.1 -p "$port" \
         -c unix_socket_directories= -c fsync=off -c max_connections=400 || return 1
-    # At TERM it would wait until all clients have disconnected.
+    # On TERM, PostgreSQL would wait until all clients have disconnected.
     stop_signals[${servers[-1]}]=INT
     export LEASEHOLD_TEST_POSTGRES="postgres://leasehold@127.0.0.1:$port/postgres"
 }
 
-# In front of PostgreSQL: its database `transaction` has a pool of that mode, `session` one of the other, `single` one connection,
-# and `counted` is for one test.
+# Starts pgbouncer in front of PostgreSQL. Its databases `transaction` and `session` have pools of these modes, `single`
+# has one connection, and `counted` is for one test.
 start_pgbouncer() {
     local port settings=$scratch/pgbouncer.ini to as=()
     port=$(free_port) && ((EUID != 0)) || as=("${as_postgres[@]}")
@@ -240,7 +241,7 @@ INI
 start_redis() { start_redis_server redis && export LEASEHOLD_TEST_REDIS="$at"; }
 start_valkey() { start_redis_server valkey && export LEASEHOLD_TEST_VALKEY="$at"; }
 
-# start_redis_server NAME: also sets `at`, the store URL.
+# start_redis_server NAME: starts a server. Sets `at` to the store URL.
 start_redis_server() {
     local port
     port=$(free_port) && mkdir "$scratch/$1" || return 1
@@ -249,7 +250,7 @@ start_redis_server() {
     at="redis://127.0.0.1:$port?failover_grace=0s"
 }
 
-# Programs that tests run themselves; chaos kills servers and starts them again.
+# Exports the paths of programs that tests run themselves. For example, chaos kills and restarts servers.
 name_programs() {
     local failed=0
     name_servers || failed=1
@@ -280,7 +281,7 @@ name_programs() {
     return "$failed"
 }
 
-# Command lines of the contenders of the benchmark. peers/go/contender.go describes their protocol.
+# Exports the command lines of the contenders in the benchmark. peers/go/contender.go describes their protocol.
 name_benchmark_peers() {
     export LEASEHOLD_BENCH_PEER_ETCD_GO LEASEHOLD_BENCH_PEER_ETCD_RUST LEASEHOLD_BENCH_CALLS_ETCD LEASEHOLD_BENCH_PEER_DYNAMODB_GO
     export LEASEHOLD_BENCH_PEER_DYNAMODB_JAVA LEASEHOLD_BENCH_PEER_DYNAMODB_RUST LEASEHOLD_BENCH_PEER_DYNAMODB_LEASE_RUST
@@ -323,7 +324,7 @@ name_servers() {
         { printf 'the library of faketime is not there: apt-get install libfaketime\n'; return 1; }
 }
 
-# --- whether a server is ready: each takes its port, and makes what the tests use ----------------------------------
+# --- readiness of servers: each function takes the port, and creates what the tests use ------------------------------
 
 make_bucket() { aws_request s3 "http://127.0.0.1:$1/$STORE" --request PUT; }
 
@@ -354,13 +355,14 @@ make_gcs_bucket() {
         --data "{\"name\": \"$STORE\"}"
 }
 
-# With a shared access signature until 2099 by the key of every emulator's account, which is public.
+# Uses a shared access signature that is valid until 2099. It is signed with the key of the emulators' account, which is
+# public.
 make_container() {
     request --request PUT --header 'Content-Length: 0' \
         "http://127.0.0.1:$1/devstoreaccount1/$STORE?restype=container&sv=2023-11-03&ss=b&srt=sco&sp=rwdlc&se=2099-01-01T00%3A00%3A00Z&sig=thsOUTh%2Bdpz9aZUW1m5mG5k5vQy%2FtbbHlBFHN8kpSso%3D"
 }
 
-# Nothing is created here: buckets are folders, and each test creates its namespace.
+# Creates nothing, because buckets are folders and each test creates its namespace.
 listens() { (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 etcd_is_healthy() { request "http://127.0.0.1:$1/health"; }

@@ -85,7 +85,7 @@ impl Process {
     ///
     /// # Panics
     /// When the process has ended.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         signal(&self.process, Signal::CONT).unwrap();
     }
 
@@ -109,20 +109,20 @@ impl Process {
     /// When the process does not end.
     pub async fn end(mut self) -> (Vec<String>, Option<i32>) {
         self.end_input();
-        let mut said = Vec::new();
+        let mut lines = Vec::new();
         while let Some(line) = self.line().await {
-            said.push(line);
+            lines.push(line);
         }
         let status = within("a program to end", self.process.wait()).await.unwrap();
-        (said, status.code())
+        (lines, status.code())
     }
 }
 
 /// Makes any panic end this process with exit code 101, even in a task that is never awaited.
 pub fn end_at_panics() {
-    let tell = std::panic::take_hook();
+    let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        tell(info);
+        hook(info);
         std::process::exit(101);
     }));
 }

@@ -117,7 +117,7 @@ pub struct History {
     /// Jobs that were skipped because they had already run.
     pub already_ran: usize,
     /// Leaders that observers saw.
-    pub told: usize,
+    pub leaders_seen: usize,
     /// The most simultaneous holders.
     pub most: usize,
     /// Guards that were given out without a request, because another task of the process already had the grant.
@@ -144,7 +144,7 @@ impl Sum for History {
             copied: sum.copied + history.copied,
             runs: sum.runs + history.runs,
             already_ran: sum.already_ran + history.already_ran,
-            told: sum.told + history.told,
+            leaders_seen: sum.leaders_seen + history.leaders_seen,
             most: sum.most.max(history.most),
             handed: sum.handed + history.handed,
             handed_lost: sum.handed_lost + history.handed_lost,

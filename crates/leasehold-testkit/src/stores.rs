@@ -187,7 +187,7 @@ mod tests {
     use crate::chaos::{checker::Rule, scenario::Clocks, worker::Kind as Lock};
 
     #[test]
-    fn the_lines_and_the_files_of_the_stores_agree() {
+    fn the_store_list_matches_the_store_files() {
         for (store, line) in STORES.iter().zip(LINES) {
             let storages = store.storages().iter();
             let kind = |kind: Kind| format!("{kind:?}").to_lowercase();

@@ -215,7 +215,7 @@ async fn refused(url: &str) -> leasehold::Error {
 }
 
 #[tokio::test]
-async fn both_sides_show_certificates() {
+async fn client_and_server_certificates_are_required() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path()).await;
     let (cluster, options) = with_certificates(folder.path()).await;
@@ -230,7 +230,7 @@ async fn both_sides_show_certificates() {
 }
 
 #[tokio::test]
-async fn tls_to_a_member_without_names_the_options() {
+async fn the_error_for_tls_to_a_plain_member_names_the_option() {
     let cluster = Cluster::start(1, &[]).await;
     let error = refused(&format!("etcd://{}/tests/?tls=on", cluster.address(0))).await;
     assert!(error.help().join(" ").contains("remove tls=on"), "{error:?}");

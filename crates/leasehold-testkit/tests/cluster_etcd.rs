@@ -50,7 +50,7 @@ async fn a_counter_stays_exact_while_leaders_are_killed() {
             SystemClock.sleep(Duration::from_secs(3)).await;
             cluster.stop(next);
             SystemClock.sleep(Duration::from_secs(4)).await;
-            cluster.go_on(next);
+            cluster.resume(next);
             SystemClock.sleep(Duration::from_secs(3)).await;
         }
         sabotaging.store(false, Ordering::Relaxed);
@@ -92,7 +92,7 @@ async fn a_member_that_hangs_costs_no_lock() {
     assert_eq!(cluster.calls(member).await.get("LeaseKeepAlive"), Some(&1), "the stream stands open");
     cluster.stop(member);
     stays_held(&guard, TTL * 2).await;
-    cluster.go_on(member);
+    cluster.resume(member);
     guard.release().await.unwrap();
     acquired(&cluster.url_from(member)).await.release().await.unwrap();
 }
@@ -113,7 +113,7 @@ async fn a_holder_cut_off_with_the_old_leader_stops_first() {
     let next = within("the successor", waiting).await.unwrap();
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost, "two hold the lock");
     assert!(next.token().unwrap() > guard.token().unwrap());
-    cluster.go_on(leader);
+    cluster.resume(leader);
     stays_held(&next, TTL).await;
     assert!(guard.check().is_err());
     next.release().await.unwrap();
@@ -137,7 +137,7 @@ async fn without_a_majority_a_lock_is_lost_in_time_and_granted_later() {
     assert_eq!(loss.token, token);
     assert!(!waiting.is_finished());
     cluster.restart(leader);
-    cluster.go_on((leader + 1) % 3);
+    cluster.resume((leader + 1) % 3);
     let next = within("the successor", waiting).await.unwrap();
     assert!(next.token().unwrap() > token);
     next.release().await.unwrap();

@@ -244,7 +244,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
 }
 
 #[tokio::test]
-async fn the_row_about_the_server_is_not_a_lock() {
+async fn the_epoch_row_is_not_listed_as_a_lock() {
     let (_fresh, url) = known().await;
     let locker = Locker::open(&url).await.unwrap();
     locker.lock("lock").try_acquire().await.unwrap().release().await.unwrap();
@@ -259,7 +259,7 @@ async fn the_row_about_the_server_is_not_a_lock() {
 const FIRST_VERSION: &str = r#"{"epoch": "7 00000001", "grace_us": 60000000, "since_us": 1763654400000040}"#;
 
 #[tokio::test]
-async fn a_row_about_the_server_keeps_its_form() {
+async fn the_format_of_the_epoch_row_is_unchanged() {
     let (_fresh, url) = known().await;
     let keys = "SELECT string_agg(key || jsonb_typeof(value), ' ' ORDER BY key) FROM jsonb_each(";
     let row = format!("(SELECT holder FROM {} WHERE name = '//leasehold/epoch')", table(&url));

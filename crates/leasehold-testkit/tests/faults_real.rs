@@ -53,7 +53,7 @@ fn as_strs(strings: &[String]) -> Vec<&str> {
 }
 
 async fn granted(process: &mut Process) -> u64 {
-    let line = process.line().await.expect("the worker ended without a word");
+    let line = process.line().await.expect("the worker ended without output");
     line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
 }
 
@@ -97,7 +97,7 @@ async fn a_holder_stopped_beyond_its_lease_fails_its_first_check() {
         holder.stop();
         let next = acquired(url).await;
         holder.tell("do you hold it?").await;
-        holder.go_on();
+        holder.resume();
         holder.says("Lost").await;
         next.check().unwrap();
         only_the_later_token_writes(old, token(&next)).await;

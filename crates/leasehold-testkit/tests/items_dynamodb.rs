@@ -28,8 +28,8 @@ macro_rules! cases {
 
 cases! {
     attributes_of_other_clients_stay_in_an_item
-    a_token_that_another_client_brought_back_is_not_counted_on
-    a_token_that_another_client_wiped_out_is_not_forgotten
+    tokens_rise_after_another_client_restores_an_old_one
+    tokens_rise_after_another_client_removes_the_token
     each_heartbeat_of_another_client_prolongs_its_lease
     a_job_that_only_tries_takes_over_from_a_dead_client
     a_cooldown_keeps_another_client_waiting
@@ -38,7 +38,7 @@ cases! {
     a_record_that_was_released_by_hand_is_free
     a_duplicated_request_does_not_restore_a_lost_lock
     a_missing_table_is_named_with_help
-    a_table_is_made_by_any_number_at_once
+    several_lockers_create_one_table_at_once
     a_key_of_another_name_is_detected
     a_key_that_is_not_a_string_is_refused
 }
@@ -150,7 +150,7 @@ async fn attributes_of_other_clients_stay_in_an_item(table: &Table) {
 }
 
 /// The Go client copies what it has read into the item that it writes, however long ago it read that.
-async fn a_token_that_another_client_brought_back_is_not_counted_on(table: &Table) {
+async fn tokens_rise_after_another_client_restores_an_old_one(table: &Table) {
     table.token().await;
     let old = table.item().await.unwrap();
     let mut last = table.token().await;
@@ -169,7 +169,7 @@ async fn a_token_that_another_client_brought_back_is_not_counted_on(table: &Tabl
     }
 }
 
-async fn a_token_that_another_client_wiped_out_is_not_forgotten(table: &Table) {
+async fn tokens_rise_after_another_client_removes_the_token(table: &Table) {
     let last = table.token().await;
     let mut theirs = table.theirs(20_000);
     theirs.insert("isReleased".to_owned(), s("1"));
@@ -307,7 +307,7 @@ async fn a_missing_table_is_named_with_help(table: &Table) {
     );
 }
 
-async fn a_table_is_made_by_any_number_at_once(table: &Table) {
+async fn several_lockers_create_one_table_at_once(table: &Table) {
     let url = elsewhere(table, &unused_name());
     let create = format!("{url}&create=true");
     let all = tokio::join!(Locker::open(&create), Locker::open(&create), Locker::open(&create));

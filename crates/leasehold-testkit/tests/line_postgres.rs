@@ -182,7 +182,7 @@ async fn the_grace_counts_from_the_end_of_a_lapsed_lease() {
 }
 
 #[tokio::test]
-async fn after_a_step_of_the_clock_the_lock_is_kept_for_no_waiter() {
+async fn a_lock_is_reserved_for_no_one_after_a_clock_step() {
     let world = World::new().await;
     let mut grant = world.holder.granted().await;
     world.joined("dead").await;

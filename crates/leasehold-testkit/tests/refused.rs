@@ -39,7 +39,7 @@ mod s3 {
 
     /// The same server is accepted with preconditions. This shows that it was refused only for ignoring them.
     #[tokio::test]
-    async fn the_same_server_is_accepted_once_it_honours_them() {
+    async fn a_server_that_honours_preconditions_is_accepted() {
         let server = FakeS3::start(Preconditions::Honoured).await;
         let locker = locker(&server).await;
         let guard = locker.lock("deploy/prod").try_acquire().await.unwrap();

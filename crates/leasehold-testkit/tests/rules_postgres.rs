@@ -161,7 +161,7 @@ async fn a_claim_that_arrives_late_is_not_granted() {
     server.stop();
     let error = store.try_acquire(&hasty(&*store)).await.unwrap_err();
     assert!(matches!(error, StoreError::MaybeApplied(_)), "{error:?}");
-    server.go_on();
+    server.resume();
     let running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
     drop(store);
     until(&url, running, "0").await;
@@ -450,7 +450,7 @@ const FIRST_VERSION: &str = r#"'lock', timezone('utc', clock_timestamp()) + inte
        "from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}]'"#;
 
 #[tokio::test]
-async fn a_row_of_the_first_version_is_read_and_still_written_so() {
+async fn the_first_row_format_is_still_read_and_written() {
     let fresh = fresh();
     let columns = "name, lock_until, lease_until, locked_at, locked_by, token, prev_token, lease_us, ttl_ms, state, holder, past";
     psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))

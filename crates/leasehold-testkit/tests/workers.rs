@@ -26,7 +26,7 @@ impl Worker {
 
     /// Waits until the worker prints that it was granted the lock. Returns the token.
     pub(crate) async fn granted(&mut self) -> u64 {
-        let line = self.line().await.expect("the worker ended without a word");
+        let line = self.line().await.expect("the worker ended without output");
         let token = line.strip_prefix("granted ").unwrap_or_else(|| panic!("{line}"));
         token.parse().unwrap()
     }

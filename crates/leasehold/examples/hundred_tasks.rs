@@ -48,7 +48,7 @@ async fn main() -> Result<()> {
     }
     let took = clock.now().longest_since(start).as_secs_f64();
     let work = (hold * u32::try_from(tasks).unwrap_or(u32::MAX)).as_secs_f64();
-    println!("all {tasks} had their turn in {took:.1} s, {work:.1} s of it under the lock");
+    println!("all {tasks} tasks finished in {took:.1} s, {work:.1} s of it under the lock");
     if counted {
         // The count includes renewals and the check of an unknown store.
         let requests = requests.load(Ordering::Relaxed);

@@ -44,7 +44,7 @@ impl Metrics {
         registry.register("held", "Locks that this process holds", held.clone());
         registry.register("waiting", "Acquisitions that wait for a holder", waiting.clone());
         registry.register("acquire_duration_seconds", "Time to acquire a lock", acquire_seconds.clone());
-        let help = "What was left of a lease when it was renewed, divided by its ttl";
+        let help = "Remaining lease at renewal, divided by its ttl";
         registry.register("renewal_slack_ratio", help, renewal_slack.clone());
         registry.register("losses", "Locks that were lost", losses.clone());
         registry.register("store_requests", "Requests to the store", store_requests.clone());

@@ -214,7 +214,7 @@ impl Finding {
     }
 
     /// Adds general advice to a failure that has none.
-    pub(crate) fn never_without_help(&mut self) {
+    pub(crate) fn add_default_help(&mut self) {
         if self.verdict == CheckStatus::Failed && self.help.is_empty() {
             self.help.push("try again; if the check fails again, do not use this store for locks".to_owned());
         }

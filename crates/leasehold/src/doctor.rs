@@ -88,7 +88,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
     };
     let place = format!("{RESERVED}{}", &Id::random(&store.env().random).to_string()[..12]);
     let (mut reachable, answers) = reach(store, &place).await;
-    reachable.never_without_help();
+    reachable.add_default_help();
     report.findings.push(reachable);
     if !answers {
         return report;
@@ -123,7 +123,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         .finding("versioning")
         .is_some_and(|finding| finding.verdict == CheckStatus::Warning || finding.seen.starts_with("on"));
     report.findings.push(left_behind(&left, versioned));
-    report.findings.iter_mut().for_each(Finding::never_without_help);
+    report.findings.iter_mut().for_each(Finding::add_default_help);
     report
 }
 
@@ -164,9 +164,9 @@ async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
         return (Finding::failed(REACHABLE, "no lock name could be generated"), false);
     };
     let sent = store.env().now();
-    let asked = store.inspect(&name).await;
+    let status = store.inspect(&name).await;
     let took = store.env().now().longest_since(sent);
-    match asked {
+    match status {
         Ok(_) => (Finding::passed(REACHABLE, format!("responded in {}", latency::shown(took))), true),
         Err(error) if error.fault().kind == ErrorKind::Denied => {
             (Finding::passed(REACHABLE, "responds, and refuses a read"), true)

@@ -169,14 +169,14 @@ impl Guard {
         let asked = self.hold.lease.now();
         let renewals = self.each().map(|guard| {
             let (lease, identity) = (guard.hold.lease.clone(), guard.hold.identity.clone());
-            lease.ask_for_renewal();
+            lease.request_renewal();
             // The response to a renewal that was sent before this call does not count.
             async move { lease.renewed_since(asked).await.map_err(|()| Error::lost(lease.loss_of(&identity))) }
         });
         let renewals = try_join_all(renewals.collect::<Vec<_>>());
         async move {
             let deadlines = renewals.await?.into_iter().reduce(Deadline::earliest);
-            deadlines.ok_or_else(|| Error::invalid("a guard without a lock"))
+            deadlines.ok_or_else(|| Error::invalid("the guard holds no lock"))
         }
     }
 
@@ -353,7 +353,7 @@ impl Guard {
         let (reply, answer) = oneshot::channel();
         let lost = self.hold.lease.end();
         let answer = match self.hold.renewer.take() {
-            Some(renewer) => renewer.tell(command(reply), answer).await,
+            Some(renewer) => renewer.send(command(reply), answer).await,
             None => None,
         };
         match (answer, lost) {

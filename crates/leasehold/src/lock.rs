@@ -48,7 +48,7 @@ pub struct Lock {
     holder: Holder,
     on_wait: Option<Arc<OnWait>>,
     /// Whether tasks of this process may pass the lock on among themselves.
-    hands_on: bool,
+    passes_on: bool,
     /// Whether acquisitions ignore the line of waiters.
     barges: bool,
     /// Whether the lock is acquired on behalf of another process.
@@ -69,7 +69,7 @@ impl Lock {
             trouble: StoreTrouble::default(),
             holder: locker.holder().clone(),
             on_wait: None,
-            hands_on: true,
+            passes_on: true,
             barges: false,
             for_another: false,
             permit_queue: None,
@@ -156,11 +156,11 @@ impl Lock {
         self
     }
 
-    /// Calls `tell` whenever a waiting acquisition learns which process holds the lock. Useful for progress displays
-    /// and logs.
+    /// Calls `callback` whenever a waiting acquisition learns which process holds the lock. Useful for progress
+    /// displays and logs.
     #[must_use]
-    pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
-        self.on_wait = Some(Arc::new(tell));
+    pub fn on_wait(mut self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+        self.on_wait = Some(Arc::new(callback));
         self
     }
 
@@ -179,14 +179,14 @@ impl Lock {
     pub async fn acquire(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
-        let terms = (self.hands_on && !claim.detached).then(|| Terms::of(&claim));
+        let terms = (self.passes_on && !claim.detached).then(|| Terms::of(&claim));
         let request = Request { terms, ..self.request(claim, Wait::Yes) };
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
     /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to be in a
     /// cooldown.
-    pub(crate) async fn acquire_unless_it_rests(&self) -> Result<Guard> {
+    pub(crate) async fn acquire_unless_in_cooldown(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
         Acquisition::enter(self.request(claim, Wait::UntilCooldown), queue).outcome().await.map(Guard::of)
@@ -292,8 +292,8 @@ impl Lock {
 
     /// Prevents the tasks of this process from passing the lock on among themselves, because observers must see each
     /// holder as a separate grant.
-    pub(crate) fn not_handed_on(mut self) -> Self {
-        self.hands_on = false;
+    pub(crate) fn not_passed_on(mut self) -> Self {
+        self.passes_on = false;
         self
     }
 
@@ -310,7 +310,7 @@ impl Lock {
     /// that process dies, the others do not wait for long.
     pub(crate) fn for_queue(&self, name: &LockName) -> Self {
         let (ttl, lock_delay) = (self.ttl.min(LONGEST_PAUSE), Duration::ZERO);
-        Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_handed_on() }
+        Self { ttl, lock_delay, permit_queue: None, ..self.renamed(name).not_passed_on() }
     }
 
     /// Returns whether `held` names this process or no holder.
@@ -419,7 +419,7 @@ impl Lock {
         Self { trouble: StoreTrouble::default(), ..self.clone() }
     }
 
-    pub(crate) fn tell(&self, held: &HolderInfo) {
+    pub(crate) fn report_holder(&self, held: &HolderInfo) {
         if let Some(on_wait) = &self.on_wait {
             on_wait(held);
         }

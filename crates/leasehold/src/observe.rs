@@ -362,7 +362,7 @@ impl Observers {
     }
 
     /// Reports `event` to all observers. Must not be called while a mutex is locked.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
+    pub(crate) fn report(&self, event: &Event<'_>) {
         for observer in &*self.0 {
             // A panic must not end the task that renews a lock.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| observer.observe(event))) {

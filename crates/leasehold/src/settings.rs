@@ -48,11 +48,11 @@ macro_rules! settings {
             self
         }
 
-        /// Calls `tell` each time a waiting acquisition learns of a holder that it waits for, like
+        /// Calls `callback` each time a waiting acquisition learns of a holder that it waits for, like
         /// [`Lock::on_wait`](crate::Lock::on_wait).
         #[must_use]
-        pub fn on_wait(mut self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
-            self.lock = self.lock.on_wait(tell);
+        pub fn on_wait(mut self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+            self.lock = self.lock.on_wait(callback);
             self
         }
     };

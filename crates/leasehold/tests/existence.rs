@@ -260,7 +260,7 @@ impl Layer for NoGenerations {
 
 /// Rule 8: a client that saw the first grant of a claim does not mistake the second one for it.
 #[tokio::test(start_paused = true)]
-async fn two_grants_of_one_claim_do_not_look_alike() {
+async fn grants_of_one_claim_have_different_heartbeats() {
     let world = World::by_existence();
     let one = world.observer(1);
     let claim = one.claim();

@@ -76,10 +76,7 @@ async fn fault_7_writes_that_are_delivered_twice_have_one_effect() {
         for body in client.network.log().into_iter().filter_map(|request| request.value) {
             *sent.entry(body).or_insert(0) += 1;
         }
-        assert!(
-            sent.values().all(|times| *times == 1),
-            "a body was sent again, beside the network's doing so"
-        );
+        assert!(sent.values().all(|times| *times == 1), "the client sent a body twice");
     }
 }
 

@@ -191,7 +191,7 @@ async fn with_reused_versions_content_of_lower_tokens_is_refused() {
     assert!(same.help()[0].contains("token"), "{same:?}");
     assert_eq!(fence::read(&*register, KEY, token(6)).await.unwrap_err().kind(), ErrorKind::Unsupported);
     write(&*register, 6, "b").await.unwrap();
-    assert!(write(&*register, 6, "a").await.is_err(), "by a way round");
+    assert!(write(&*register, 6, "a").await.is_err(), "by an indirect way");
     write(&*register, 6, "c").await.unwrap();
     write(&*register, 6, "b").await.unwrap();
     assert!(update(&*register, KEY, async |_| Ok::<_, Error>(Some("a".into()))).await.is_err());

@@ -142,7 +142,7 @@ async fn a_pause_before_the_send_causes_no_early_takeover() {
 /// An unconfirmed record was first seen long ago. The acquisition once waited for 1 % of the time since then, beyond
 /// its store timeout.
 #[tokio::test(start_paused = true)]
-async fn an_unconfirmed_record_seen_long_ago_costs_no_hours() {
+async fn an_old_observation_does_not_delay_an_acquisition() {
     let world = World::new();
     let (crashed, client) = (world.dated(1), world.dated(2));
     let _grant = crashed.granted().await;
@@ -245,7 +245,7 @@ async fn a_waiter_outlasts_an_outage_within_its_store_timeout() {
 
 /// `into_ticket` is dropped after the renewer has responded and before the future is polled again.
 #[tokio::test(start_paused = true)]
-async fn a_dropped_into_ticket_releases() {
+async fn dropping_into_ticket_releases_the_lock() {
     use futures_util::FutureExt;
     let world = World::new();
     let client = world.observer(1);

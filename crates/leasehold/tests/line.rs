@@ -1,116 +1,25 @@
 //! The line of waiters on stores that keep records: who is next, and what a dead waiter costs. Time is paused.
 
 mod position;
+mod waiter;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, TTL, World, granted, name};
 use leasehold::clock::Clock;
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Token, Watch, deadline};
-use leasehold::register::{Precondition, Register};
-use leasehold::{Holder, Lock, Locker};
+use leasehold::lease::LeaseStore;
+use leasehold::register::Register;
+use leasehold::{Lock, Locker};
 use leasehold_testkit::fault::{Kind, Outcome};
 use tokio::sync::mpsc;
 
+use self::waiter::{LINE, Waiter, in_line, write_line};
+
 const SECOND: Duration = Duration::from_secs(1);
-const LINE: &str = "x.line";
 
 fn lock(client: &Client) -> Lock {
     Locker::new(client.leases.clone()).lock("x").ttl(TTL)
-}
-
-/// A claim that waits, and its client.
-struct Waiter {
-    client: Client,
-    claim: Claim,
-}
-
-impl Waiter {
-    fn new(world: &World, seed: u64) -> Self {
-        let client = world.dated(seed);
-        let mut claim = client.claim();
-        claim.waits = true;
-        let note = Some(format!("job {seed}"));
-        claim.holder = Holder { name: format!("waiter-{seed}"), note, ..Holder::this_process() };
-        Self { client, claim }
-    }
-
-    /// Creates a waiter and waits until it has joined the line. The lock must be held.
-    async fn joined(world: &World, seed: u64) -> Self {
-        let waiter = Self::new(world, seed);
-        let mut held = waiter.refused().await;
-        while held.ahead.is_none() {
-            waiter.turn(&held).await;
-            held = waiter.refused().await;
-        }
-        waiter
-    }
-
-    async fn ask(&self) -> AcquireOutcome {
-        self.client.leases.try_acquire(&self.claim).await.unwrap()
-    }
-
-    async fn refused(&self) -> HolderInfo {
-        match self.ask().await {
-            AcquireOutcome::Held(held) => held,
-            other => panic!("not held: {other:?}"),
-        }
-    }
-
-    async fn granted(&self) -> Grant {
-        granted(self.ask().await)
-    }
-
-    async fn turn(&self, held: &HolderInfo) {
-        self.client.leases.turn(&self.claim, held).await.unwrap();
-    }
-
-    /// Waits until the lock is granted.
-    async fn acquires(&self) -> Grant {
-        loop {
-            match self.ask().await {
-                AcquireOutcome::Granted(grant) => return grant,
-                AcquireOutcome::Held(held) => self.turn(&held).await,
-                AcquireOutcome::Lost(loss) => panic!("{loss}"),
-            }
-        }
-    }
-
-    async fn release(&self, grant: &mut Grant) {
-        self.client.leases.release(grant, None).await.unwrap();
-    }
-
-    async fn withdraws(&self) {
-        let mut claim = Grant {
-            name: name(),
-            token: Token::default(),
-            after: None,
-            id: self.claim.id,
-            ttl: self.claim.ttl,
-            deadline: deadline(self.claim.ttl, self.client.env.now()),
-            memo: None,
-        };
-        self.client.leases.release(&mut claim, None).await.unwrap();
-    }
-}
-
-/// Returns the names of the waiters in the line, in order.
-async fn in_line(world: &World) -> Vec<String> {
-    let Some(line) = world.register.read(LINE).await.unwrap() else { return Vec::new() };
-    let line: serde_json::Value = serde_json::from_slice(&line.value).unwrap();
-    let served = world.raw().await["served"].as_u64().unwrap_or(0);
-    let waiters = line["waiters"].as_array().unwrap().iter();
-    waiters
-        .filter(|waiter| waiter["number"].as_u64().unwrap() > served)
-        .map(|waiter| waiter["holder"]["name"].as_str().unwrap().to_owned())
-        .collect()
-}
-
-async fn write_line(world: &World, line: &str) {
-    let there = world.register.read(LINE).await.unwrap();
-    let expect = there.as_ref().map_or(Precondition::Absent, |there| Precondition::Version(&there.version));
-    world.register.write(LINE, expect, line.to_owned().into()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -115,7 +115,7 @@ async fn the_period_counts_from_the_grant_even_for_a_new_process() {
 /// `store_clock=off` applies only to dead holders. A process that has just started has observed nothing, so without the
 /// store's clock it would never see the end of a cooldown.
 #[tokio::test(start_paused = true)]
-async fn a_cooldown_ends_by_the_stores_clock_even_without_it() {
+async fn a_cooldown_ends_on_time_with_store_clock_off() {
     let world = World::new();
     already_ran_after_one(&world, &world.observer(1)).await;
     world.clock.sleep(PERIOD + SECOND * 3).await;

@@ -166,7 +166,7 @@ async fn rule_6_a_release_during_a_renewal_ends_the_guard_first() {
     client.network.sent(1).await;
     let release = tokio::spawn(guard.release());
     cancelled.cancelled().await;
-    assert_eq!(client.network.counts().writes, 1, "the guard was dead before anything was sent");
+    assert_eq!(client.network.counts().writes, 1, "the guard ended before anything was sent");
 
     client.network.until(|counts| counts.writes == 2).await;
     // The renewal is applied before the release. The release finds the changed record and frees it.

@@ -171,7 +171,7 @@ async fn losing_one_part_loses_the_whole_and_frees_the_other_parts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_whole_is_valid_only_as_long_as_its_weakest_part() {
+async fn an_exclusive_hold_is_valid_until_its_earliest_deadline() {
     for part in parts() {
         let world = World::new();
         let client = world.observer(1);

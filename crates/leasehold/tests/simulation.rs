@@ -76,7 +76,7 @@ fn no_history_of_an_election_breaks_the_promise() {
         store: if seed.is_multiple_of(4) { Store::Objects } else { Store::Register },
         ..Plan::from_seed(seed)
     };
-    many(plan, 4, |total, seeds| busy(total, seeds) && total.told > 0);
+    many(plan, 4, |total, seeds| busy(total, seeds) && total.leaders_seen > 0);
 }
 
 /// There are never more holders than permits, under either protocol.

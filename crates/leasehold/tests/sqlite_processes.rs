@@ -130,7 +130,7 @@ fn said(worker: &mut Worker, word: &str) -> String {
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
             let mut byte = [0];
-            messages.read_exact(&mut byte).expect("the process ended without a word");
+            messages.read_exact(&mut byte).expect("the process ended without output");
             line.extend(byte);
         }
         if let Some(rest) = String::from_utf8(line).unwrap().strip_prefix(word) {

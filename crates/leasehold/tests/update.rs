@@ -73,7 +73,7 @@ async fn an_update_is_one_read_and_one_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_when_there_is_nothing_to_write() {
+async fn an_update_without_a_change_writes_nothing() {
     let world = World::new();
     let network = world.network();
     let absent = update(&network, KEY, async |content| {
@@ -224,7 +224,7 @@ async fn after_a_foreign_overwrite_a_writes_effect_is_unknown() {
 
 /// A proxy that repeats requests returns the conflict of the second copy.
 #[tokio::test(start_paused = true)]
-async fn a_conflict_that_cannot_be_looked_into_may_be_applied() {
+async fn a_conflict_without_a_later_read_is_maybe_applied() {
     for trouble in [Outcome::Dropped, Outcome::Denied] {
         let world = World::new();
         let network = world.network();

@@ -6,7 +6,7 @@
 ...     g.check()
 ...     print("held with token", g.token)
 
-:mod:`leasehold_locks.aio` has the same for asyncio.
+:mod:`leasehold_locks.aio` is the same interface for asyncio.
 """
 
 from ._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLeftOpen, LockLost, StoreError

@@ -1,7 +1,7 @@
 """The agent: the child process ``leasehold agent``, which acquires, renews and releases locks for this process.
 
-One agent serves a process. It is started when it is first needed. The protocol is in docs/agent.md. A thread reads the
-agent's messages and notices deadlines. All state of an agent is guarded by one lock, under which nothing blocks.
+Each process has one agent, which is started on first use. docs/agent.md describes the protocol. A thread reads the
+agent's messages and watches the deadlines. One lock guards all state of an agent. Code under this lock never blocks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _CLIENT = "leasehold-python/0.1.0"
 _START_TIMEOUT = 10.0
 #: How long an idle agent is kept, in seconds.
 _IDLE = 60.0
-#: The longest pause between two looks at the deadlines, in seconds: timers stand still while the machine sleeps.
+#: The longest pause between two checks of the deadlines, in seconds. Timers stop while the machine sleeps.
 _TICK = 1.0
 #: The longest line of an agent, in bytes.
 _MAX_LINE = 1 << 20
-#: How much may wait for an agent that does not read, in bytes.
+#: How much unsent data may wait for an agent that does not read, in bytes.
 _MAX_UNSENT = 16 << 20
-#: How long a process waits at its end for its agent to release its locks, in seconds.
+#: How long an ending process waits for its agent to release the locks, in seconds.
 _EXIT_TIMEOUT = 5.0
 
 _INTERIM = {"waiting", "names", "content"}
-#: What reading a message raises if it violates the protocol.
+#: The exceptions that a message can cause if it violates the protocol.
 _VIOLATIONS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Garbage)
 
 
@@ -55,7 +55,7 @@ class Agent:
         self._pending: dict[int, Pending] = {}
         self._holds: dict[int, Hold] = {}
         self._dropped: deque[Hold] = deque()
-        #: The latest locks whose guards were garbage collected while they were held.
+        #: The names of the latest locks whose guards were garbage collected while the locks were held.
         self.collected: deque[str] = deque(maxlen=100)
         self._unread = bytearray()
         self._unsent = bytearray()
@@ -80,10 +80,10 @@ class Agent:
         self._reader = threading.Thread(target=self._run, name="leasehold-agent", daemon=True)
         self._reader.start()
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------------
 
     def _greet(self, command: str) -> None:
-        """Sends ``hello``, and compares the clocks."""
+        """Sends ``hello`` and compares the clocks."""
         before = _clock.now()
         self._send({"id": 0, "op": "hello", "protocol": _PROTOCOL, "pid": self._host[0], "client": _CLIENT})
         line = self._first_line(command)
@@ -142,7 +142,7 @@ class Agent:
         return self._death is None and not self.is_forked()
 
     def keep(self) -> bool:
-        """Whether it is alive. If so, it does not end as idle between this call and the request that follows."""
+        """Returns whether the agent is alive. If so, it does not end as idle before the next request."""
         if self.is_forked():
             return False
         with self.lock:
@@ -156,13 +156,14 @@ class Agent:
                     stream.close()
 
     def abandon_in_child(self) -> None:
-        """After a fork, in the child: the agent is the parent's. Takes no lock: another thread may have had it."""
+        """Gives up the agent in a forked child, because it is the parent's. Takes no lock: another thread may have held
+        it."""
         self._death = AgentError("the agent belongs to the parent process")
         self._process.returncode = 0
         self._close()
 
     def _die(self, reason: str, kill: bool = True) -> None:
-        """All holds are lost, and all requests fail. Called under the lock."""
+        """Marks the agent as dead: all holds are lost, and all requests fail. Called under the lock."""
         if self._death is not None:
             return
         death = self._death = AgentError(reason)
@@ -181,17 +182,18 @@ class Agent:
             self._die(reason)
 
     def stop(self) -> None:
-        """Ends the agent, which releases all locks, and waits for its end."""
+        """Ends the agent, which releases all locks, and waits until it has ended."""
         with self.lock:
             for hold in list(self._holds.values()):
                 self.end(hold)
             self._die("this process ends", kill=False)
         self._reader.join(_EXIT_TIMEOUT)
 
-    # --- what is sent -------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def request(self, pending: Pending, fields: Message) -> None:
-        """Sends a request. Its ``deliver`` is called with each of its messages, or with an error. It must not block."""
+        """Sends a request. Calls its ``deliver`` with each of its messages, or with an error. ``deliver`` must not
+        block."""
         with self.lock:
             if self._death is not None:
                 raise AgentError(str(self._death.args[0]))
@@ -199,7 +201,7 @@ class Agent:
             self._dispatch(pending, fields)
 
     def abandon(self, pending: Pending) -> None:
-        """Gives a request up. If it was granted a lock, or will be, the lock is released."""
+        """Abandons a request. If it was granted a lock, or is granted one later, the lock is released."""
         if self.is_forked():
             return
         with self.lock:
@@ -221,14 +223,15 @@ class Agent:
             self._post({"op": "release", "hold": hold.number})
 
     def drop(self, hold: Hold) -> None:
-        """Releases a hold, from a finalizer: takes no lock."""
+        """Releases a hold from a finalizer. Takes no lock."""
         if not hold.is_over and not self.is_forked() and self._death is None:
             self.collected.append(hold.name)
             self._dropped.append(hold)
             self._bell.ring()
 
     def drop_unguarded(self, pending: Pending) -> None:
-        """Releases what a request was granted, from the finalizer of its call, unless the guard does."""
+        """Releases the lock that a request was granted, from the finalizer of its call, unless a guard will release
+        it."""
         if pending.hold is not None and not pending.hold.has_guard:
             self.drop(pending.hold)
 
@@ -257,14 +260,14 @@ class Agent:
             except BlockingIOError:
                 return
             except OSError:
-                # What it wrote before its end may still be read; the end of the file follows.
+                # Messages that the agent wrote before its end may still be unread. The end of the file follows them.
                 self._unsent.clear()
 
-    # --- what is read -------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Reads all messages that have arrived. Called under the lock."""
-        # A signal handler or a finalizer can get here while this thread is inside.
+        # A signal handler or a finalizer can call this while the same thread is inside it.
         if self._draining or self._death is not None:
             return
         self._draining = True
@@ -326,7 +329,8 @@ class Agent:
             hold = self._holds.get(integer(message, "hold"))
             if hold is not None:
                 hold.renewed(deadline_of(message))
-        # Before the request counts as answered: if this fails, the end of the agent is its answer.
+        # Converts the message before the request counts as answered. If that fails, the agent dies, and the request
+        # still gets an error.
         outcome = of_message(message) if event == "error" else message
         del self._pending[pending.id]
         self._used = time.monotonic()
@@ -350,7 +354,7 @@ class Agent:
     # --- holds --------------------------------------------------------------------------------------------------------
 
     def holds(self) -> list[Hold]:
-        """The locks that are held. Called under the lock."""
+        """Returns the held locks. Called under the lock."""
         while self._dropped:
             self.release(self._dropped.popleft())
         return list(self._holds.values())
@@ -359,13 +363,13 @@ class Agent:
         """Raises :class:`LockLost` unless the lock is certain to be held now."""
         self.forbid_forked()
         with self.lock:
-            # An unread renewal is not a loss. The end of the agent is one.
+            # Reads all messages first, because an unread renewal is not a loss, but the end of the agent is one.
             self.drain()
             self._expire(hold, _clock.now())
             hold.raise_if_over()
 
     def remaining(self, hold: Hold) -> float:
-        """For how many seconds the lock is certain to be held without a renewal; 0 if it is over."""
+        """Returns for how many seconds the lock is certain to be held without a renewal, or 0 if the hold is over."""
         self.forbid_forked()
         with self.lock:
             self.drain()
@@ -373,12 +377,12 @@ class Agent:
             return 0.0 if hold.is_over else left / 1_000_000
 
     def listen(self, hold: Hold, listener: Callable[[LockLost], None]) -> None:
-        """Calls ``listener`` once if the lock is lost. It must not block."""
+        """Calls ``listener`` once if the lock is lost. ``listener`` must not block."""
         with self.lock:
             hold.listen(listener)
 
     def lose(self, hold: Hold, loss: LockLost) -> None:
-        """Called under the lock."""
+        """Marks a hold as lost. Called under the lock."""
         if hold.lose(loss):
             self._holds.pop(hold.number, None)
 
@@ -390,18 +394,18 @@ class Agent:
         return True
 
     def _expire(self, hold: Hold, now: Moment) -> int:
-        """Loses the lock if its deadline has passed. Returns the time that is left, in microseconds."""
+        """Marks the hold as lost if its deadline has passed. Returns the time that is left, in microseconds."""
         left = hold.left_us(now)
         if left <= 0 and not hold.is_over:
             self.lose(hold, LockLost(f"lock `{hold.name}` was lost: its lease was not renewed in time", "expired"))
-            # The agent may be late itself. It must not keep what this process gave up.
+            # The agent may be late too. It must not keep a lock that this process gave up.
             self._send_release(hold)
         return left
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _look_within(self, seconds: float) -> None:
-        """Makes the thread look at the deadlines at that time at the latest."""
+        """Makes the thread check the deadlines within ``seconds``."""
         look = time.monotonic() + max(0.0, min(seconds, _TICK))
         if look < self._next_look:
             self._next_look = look
@@ -423,7 +427,7 @@ class Agent:
                 with self.lock:
                     self._turn()
         except BaseException:
-            # Nobody reads any more: what waits for a message would wait for ever.
+            # The messages are no longer read, so callers that wait for one would wait forever.
             with self.lock:
                 self._die("the agent's messages could not be processed")
             raise
@@ -454,7 +458,7 @@ class Agent:
         return None
 
     def _bury(self) -> None:
-        """Waits for the end of the process, which ends when its stdin is closed."""
+        """Closes the agent's stdin, which ends the agent, and waits for its process to end."""
         if self.is_forked():
             return
         self._close()

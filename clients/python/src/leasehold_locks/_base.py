@@ -1,4 +1,4 @@
-"""What the lockers and the locks of both interfaces share: how locks are made, and the requests with one response."""
+"""The base classes of lockers and locks in both interfaces. They create locks and build requests with one response."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class BaseLocker(Generic[L, W, E]):
         store_timeout: Duration | None = None,
         barge: bool = False,
     ) -> L:
-        """The lock called ``name``.
+        """Returns the lock called ``name``.
 
         ``ttl`` is how long others wait if this process dies (30 s by default). ``note`` and ``owner`` describe the
-        holder to others. With ``lock_delay``, others wait longer after the lease of a holder has lapsed. The store may
-        take ``store_timeout`` to respond. With ``barge``, waiters that came earlier have no precedence.
+        holder to others. With ``lock_delay``, others wait longer after a holder's lease has lapsed. ``store_timeout``
+        is how long the store may take to respond. With ``barge``, earlier waiters have no precedence.
         """
         return self._lock(
             self._settings(
@@ -66,7 +66,7 @@ class BaseLocker(Generic[L, W, E]):
         lock_delay: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> L:
-        """A lock with up to ``permits`` holders, at most 64."""
+        """Returns a lock with up to ``permits`` holders. ``permits`` is at most 64."""
         return self._lock(
             self._settings(
                 name,
@@ -90,7 +90,7 @@ class BaseLocker(Generic[L, W, E]):
         lock_delay: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> W:
-        """A readers-writer lock: ``locker.rw_lock("index").shared``, and ``exclusive``."""
+        """Returns a readers-writer lock. It has two locks: ``locker.rw_lock("index").shared`` and ``exclusive``."""
         shared, exclusive = (
             self._lock(
                 self._settings(
@@ -118,7 +118,7 @@ class BaseLocker(Generic[L, W, E]):
         lock_delay: Duration | None = None,
         store_timeout: Duration | None = None,
     ) -> E:
-        """The election called ``name``. ``value`` is what this candidate advertises while it leads."""
+        """Returns the election called ``name``. This candidate advertises ``value`` while it leads."""
         return self._election(
             self._settings(
                 name,
@@ -135,7 +135,7 @@ class BaseLocker(Generic[L, W, E]):
     def _settings(self, name: str, **settings: Any) -> LockSettings:
         return lock_settings(self._store, name, **settings)
 
-    # The requests with one response, which each interface sends in its way.
+    # The requests with one response. Each interface sends them in its own way.
 
     def _status(self, name: str) -> Operation[Status]:
         return Operation(self._request("status", name), lambda answer: Status.of(expect(answer, "status")))
@@ -190,16 +190,16 @@ class BaseLock(Generic[G]):
         return self._settings.name
 
     def locked(self) -> bool:
-        """Whether this object holds the lock."""
+        """Returns whether this object holds the lock."""
         return any(guard.is_held for guard in self._held)
 
     @property
     def token(self) -> int:
-        """The fencing token of what :meth:`acquire` acquired."""
+        """The fencing token of the lock that :meth:`acquire` acquired."""
         return self._latest().token
 
     def check(self) -> None:
-        """Checks that what :meth:`acquire` acquired is still held."""
+        """Checks that the lock that :meth:`acquire` acquired is still held."""
         self._latest().check()
 
     def _latest(self) -> G:

@@ -1,4 +1,4 @@
-"""What the requests of both interfaces share."""
+"""The base class of requests in both interfaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._hold import Hold, Message, Pending
 
 
 class BaseCall:
-    """One request. A subclass keeps its messages, and is ready for them before this is initialized."""
+    """One request. A subclass stores the messages. It must be ready for them before it calls this initializer."""
 
     def __init__(self, agent: Agent, fields: Message) -> None:
         self.agent = agent
@@ -16,7 +16,7 @@ class BaseCall:
         agent.request(self.pending, fields)
 
     def __del__(self) -> None:
-        # A signal handler can raise at any time before the lock that was granted has its guard.
+        # A signal handler can raise an exception before the granted lock has its guard.
         pending = getattr(self, "pending", None)
         if pending is not None:
             self.agent.drop_unguarded(pending)
@@ -26,11 +26,11 @@ class BaseCall:
 
     @property
     def hold(self) -> Hold:
-        """The lock that was granted, after ``held``."""
+        """The lock that was granted. Available after the message ``held``."""
         hold = self.pending.hold
         assert hold is not None
         return hold
 
     def abandon(self) -> None:
-        """Gives the request up. If it was granted a lock, or will be, the lock is released."""
+        """Abandons the request. If it was granted a lock, or is granted one later, the lock is released."""
         self.agent.abandon(self.pending)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Call(BaseCall):
-    """One request, and its messages."""
+    """One request and its messages."""
 
     def __init__(self, agent: Agent, fields: Message) -> None:
         self._arrived = threading.Semaphore(0)
@@ -29,7 +29,7 @@ class Call(BaseCall):
         self._arrived.release()
 
     def arrives_within(self, limit: float | None) -> bool:
-        """Whether a message arrives within ``limit``. If this is interrupted, the request is cancelled."""
+        """Waits for a message for at most ``limit``. Returns whether it arrived. An exception cancels the request."""
         try:
             if not self._arrived.acquire(timeout=limit):
                 return False
@@ -40,7 +40,7 @@ class Call(BaseCall):
         return True
 
     def next(self, limit: float | None = None) -> Message:
-        """The next message. An agent that does not respond within ``limit`` is ended."""
+        """Returns the next message. Kills an agent that does not respond within ``limit``."""
         if not self.arrives_within(limit):
             self.agent.kill("the agent does not respond")
             raise AgentError("the agent does not respond")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-#: Counts while the machine sleeps. On macOS, CLOCK_MONOTONIC does.
+#: The clock that also counts while the machine sleeps. On macOS, CLOCK_MONOTONIC does.
 _BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: By how much the clocks of an agent may differ from those of its host, in microseconds.
+#: How much the clocks of an agent may differ from those of its host, in microseconds.
 TOLERANCE_US = 50_000
 
 
@@ -31,7 +31,7 @@ class Deadline(NamedTuple):
     span_us: int
 
     def remaining_us(self, at: Moment) -> int:
-        """The time that is left; zero or negative if the deadline has passed."""
+        """Returns the time that is left. It is zero or negative if the deadline has passed."""
         boot, wall = at.boot_us - self.start.boot_us, at.wall_us - self.start.wall_us
-        # The longer of the two, rounded up.
+        # Uses the longer of the two elapsed times, rounded up.
         return self.span_us - (boot if boot > wall else wall) - 1

@@ -1,4 +1,4 @@
-"""The leasehold command, and how it is started."""
+"""Finds and starts the leasehold command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIND = "set LEASEHOLD_COMMAND to the path of the leasehold command, or install t
 
 
 def find() -> str:
-    """The leasehold command: of the environment, of this package, or of PATH."""
+    """Returns the leasehold command from the environment variable, from this package, or from PATH."""
     given = os.environ.get("LEASEHOLD_COMMAND")
     if given:
         return given

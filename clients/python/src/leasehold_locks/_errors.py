@@ -12,7 +12,7 @@ __all__ = ["AgentError", "ForkedError", "LeaseholdError", "LockHeld", "LockLeftO
 class LeaseholdError(Exception):
     """The base of all errors of this package."""
 
-    #: What to do about the error, one line each.
+    #: Advice on what to do about the error, one line per item.
     help: list[str]
 
     def __init__(self, message: str, help: list[str] | None = None) -> None:
@@ -24,9 +24,9 @@ class LeaseholdError(Exception):
 
 
 class LockHeld(LeaseholdError, TimeoutError):
-    """Another holder has the lock, and still had it when the time limit was over."""
+    """Another holder has the lock, and still had it at the end of the time limit."""
 
-    #: What is known about the holder.
+    #: The information about the holder.
     held_by: HolderInfo
 
     def __init__(self, message: str, held_by: HolderInfo, help: list[str] | None = None) -> None:
@@ -44,7 +44,7 @@ class LockLost(LeaseholdError):
 
     #: ``expired``, ``taken_over``, ``ended``, ``deleted``, ``renewed_elsewhere``, ``agent``, ``refused``, ``over``.
     reason: str
-    #: For a fenced write that was refused: the higher token that wrote before.
+    #: If a fenced write was refused, the higher token of an earlier write.
     refused_by: int | None
 
     def __init__(
@@ -56,7 +56,7 @@ class LockLost(LeaseholdError):
 
 
 class StoreError(LeaseholdError):
-    """The store, its URL or its permissions, or an argument: see :attr:`kind` and :attr:`help`."""
+    """A problem with the store, its URL, its permissions or an argument. See :attr:`kind` and :attr:`help`."""
 
     #: ``unavailable``, ``denied``, ``invalid``, ``unsupported``, ``corrupt``, ``conflict``, ``limit``, ``agent``, ...
     kind: str
@@ -79,9 +79,9 @@ class AgentError(StoreError):
 
 
 class LockLeftOpen(LeaseholdError):
-    """A handler under ``serverless`` has returned while guards were open."""
+    """A handler with the decorator ``serverless`` returned while guards were open."""
 
-    #: The names of their locks.
+    #: The names of the locks of these guards.
     names: list[str]
 
     def __init__(self, names: list[str]) -> None:
@@ -97,7 +97,7 @@ class ForkedError(LeaseholdError, RuntimeError):
 
 
 def of_message(message: dict[str, Any]) -> LeaseholdError:
-    """The error for an ``error`` message of the agent."""
+    """Returns the error for an ``error`` message of the agent."""
     kind, text = str(message.get("kind")), str(message.get("message"))
     help = [str(line) for line in message.get("help") or []]
     if kind == "held":

@@ -1,4 +1,4 @@
-"""Forks: how a child detects that an agent is its parent's."""
+"""Detects forks, so that a child does not use the agent of its parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _generation = 0
 
 
 def process() -> tuple[int, int]:
-    """Identifies this process: by its id, and by the number of forks before it, since ids are used again."""
+    """Identifies this process by its id and by the number of forks before it, because ids are reused."""
     return os.getpid(), _generation
 
 

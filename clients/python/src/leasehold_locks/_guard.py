@@ -1,4 +1,4 @@
-"""What the guards of both interfaces share."""
+"""The base class of guards in both interfaces."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class BaseGuard:
     def __init__(self, agent: Agent, hold: Hold) -> None:
         self._agent = agent
         self._hold = hold
-        # After the finalizer can find it.
+        # Set last, so that the guard's finalizer can find the hold by then.
         hold.has_guard = True
 
     @property
     def name(self) -> str:
-        """The name of the lock; of a semaphore or a shared hold, the name of the permit."""
+        """The name of the lock. For a semaphore or a shared hold, the name of the permit."""
         return self._hold.name
 
     @property
     def token(self) -> int:
         """The fencing token: greater than the token of every earlier grant of this lock. Send it with every write, and
-        let the resource refuse lower ones."""
+        let the resource refuse lower tokens."""
         if self._hold.token is None:
             raise StoreError("locks in this store have no fencing tokens", "unsupported")
         return self._hold.token
 
     def check(self) -> None:
-        """Checks that the lock is still held. Local: no request.
+        """Checks that the lock is still held. The check is local and sends no request.
 
         Raises :class:`LockLost` if the lock was lost, and :class:`ForkedError` in a forked child.
         """
@@ -48,12 +48,12 @@ class BaseGuard:
 
     @property
     def remaining(self) -> float:
-        """For how many seconds the lock is certain to be held without another renewal; 0 if it is over."""
+        """For how many seconds the lock is certain to be held without another renewal, or 0 if the hold is over."""
         return self._agent.remaining(self._hold)
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is still held, as :meth:`check` determines it."""
+        """Whether the lock is still held, as in :meth:`check`."""
         return self._agent.remaining(self._hold) > 0
 
     def on_lost(self, call: Callable[[LockLost], object]) -> None:
@@ -69,12 +69,12 @@ class BaseGuard:
 
     @contextlib.contextmanager
     def _lost_if_refused(self) -> Generator[None, None, None]:
-        """If the agent refuses a renewal, the hold is over before the agent reports the loss."""
+        """Marks the hold as lost if the agent refuses a renewal, before the agent reports the loss."""
         try:
             yield
         except LockLost as loss:
             with self._agent.lock:
-                # A new error: a raised one keeps its frames.
+                # Stores a new error, because a raised error keeps its frames.
                 self._agent.lose(self._hold, LockLost(str(loss.args[0]), loss.reason, loss.help))
             raise
 

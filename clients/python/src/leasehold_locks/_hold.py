@@ -1,5 +1,5 @@
-"""A held lock and a pending request, as far as this process has read: only their state, which :mod:`._agent` changes
-under its lock."""
+"""The state of a held lock and of a pending request, from the messages that this process has read. :mod:`._agent`
+changes the state under its lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hold:
         self._listeners: list[Callable[[LockLost], None]] = []
         self._loss: LockLost | None = None
         self._over = False
-        #: Whether a guard releases it when it is garbage collected.
+        #: Whether there is a guard, which releases the hold when it is garbage collected.
         self.has_guard = False
 
     @property
@@ -39,13 +39,13 @@ class Hold:
 
     def raise_if_over(self) -> None:
         if self._loss is not None:
-            # A new error each time: a raised error collects tracebacks.
+            # Raises a new error each time, because a raised error collects tracebacks.
             raise LockLost(str(self._loss.args[0]), self._loss.reason, self._loss.help)
         if self._over:
             raise LockLost(f"lock `{self.name}` was released", "over")
 
     def left_us(self, now: Moment) -> int:
-        """The time until its deadline; zero or negative if that has passed."""
+        """Returns the time until the deadline. It is zero or negative if the deadline has passed."""
         return self._deadline.remaining_us(now)
 
     def listen(self, listener: Callable[[LockLost], None]) -> None:
@@ -56,7 +56,8 @@ class Hold:
             self._listeners.append(listener)
 
     def renewed(self, deadline: Deadline) -> None:
-        """A renewal was read. A loss is final, and a late message about an earlier renewal changes nothing."""
+        """Applies a renewal that was read. A loss is final, and a late message about an earlier renewal changes
+        nothing."""
         if deadline.start.boot_us >= self._deadline.start.boot_us:
             self._deadline = deadline
 
@@ -86,7 +87,7 @@ class Pending:
     __slots__ = ("_deliver", "abandoned", "hold", "id", "op")
 
     def __init__(self, op: str, deliver: Callable[[Message | LeaseholdError], None]) -> None:
-        #: Given when it is sent.
+        #: Set when the request is sent.
         self.id = -1
         self.op = op
         #: The hold of the final response.
@@ -99,7 +100,7 @@ class Pending:
             self._deliver(outcome)
 
     def conclude(self, outcome: Message | LeaseholdError) -> None:
-        """Delivers the final response. Does not keep the call alive any longer, so that its finalizer runs at once."""
+        """Delivers the final response. Drops the reference to the call, so that its finalizer runs at once."""
         self.deliver(outcome)
         self._deliver = _ignore
 

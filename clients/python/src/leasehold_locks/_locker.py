@@ -15,8 +15,8 @@ from ._types import Capabilities, Duration, Report, Status
 class Locker(BaseLocker[Lock, RwLock, Election]):
     """A store of locks: a URL such as ``sqlite:locks.db`` or ``s3://bucket/locks``, or an alias of ``config.toml``.
 
-    Without a URL, the default store of the ``leasehold`` command (``LEASEHOLD_STORE``, ``config.toml``, a SQLite file).
-    Makes no request. Works in forked children too.
+    Without a URL, it is the default store of the ``leasehold`` command (``LEASEHOLD_STORE``, ``config.toml``, a SQLite
+    file). Sends no request. Also works in forked children.
 
     >>> locker = Locker("sqlite:locks.db")
     >>> with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
@@ -48,19 +48,20 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         >>> if result:
         ...     print(result.value)
 
-        The function returns :class:`Ran` with its value, or :class:`AlreadyRan`. While another process runs the job, it
-        waits, at most for ``timeout``; with ``nowait``, it raises :class:`LockHeld`. If the job raises an error, it may
-        run again in the same period. A job whose lock was lost, or whose run could not be recorded, raises an error.
+        The function returns :class:`Ran` with the value of the job, or :class:`AlreadyRan`. While another process runs
+        the job, the function waits for at most ``timeout``. With ``nowait``, it raises :class:`LockHeld` instead. If
+        the job raises an error, it may run again in the same period. If the lock was lost, or the run could not be
+        recorded, the function raises an error.
         """
         settings = self._settings(name, ttl=ttl, note=note, owner=owner, store_timeout=store_timeout)
         return OnceDecorator(lambda: Once(settings, per, timeout, nowait))
 
     def status(self, name: str) -> Status:
-        """The state of a lock."""
+        """Returns the state of a lock."""
         return run(self._status(name))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """The names of all locks that have a record and begin with ``prefix``."""
+        """Yields the names of all locks that have a record and whose name begins with ``prefix``."""
         request = begin(self._request("list", prefix=prefix))
         try:
             while (message := request.next(ANSWER_TIMEOUT))["ev"] == "names":
@@ -73,12 +74,13 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         run(self._wait_free(name, timeout))
 
     def break_lock(self, name: str, token: int) -> bool:
-        """Ends the grant with this token. Its holder may be any process: make sure first that it has stopped. Returns
-        whether that token still had the lock."""
+        """Ends the grant with this token. Make sure first that its holder has stopped; the holder may be any process.
+        Returns whether that token still held the lock."""
         return run(self._break_lock(name, token))
 
     def sweep(self, name: str, *, older_than: Duration, dry_run: bool = False) -> bool:
-        """Deletes the record of a lock that has been free for that long. Returns whether it did, or would."""
+        """Deletes the record of a lock that has been free for ``older_than``. Returns whether it did, or with
+        ``dry_run`` would."""
         return run(self._sweep(name, older_than, dry_run))
 
     def init(self) -> None:
@@ -86,15 +88,15 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         run(self._init())
 
     def capabilities(self) -> Capabilities:
-        """What the store can do."""
+        """Returns the capabilities of the store."""
         return run(self._capabilities())
 
     def doctor(self, *, ttl: Duration | None = None, thorough: bool = False) -> Report:
-        """Examines whether the store is safe for locks. Takes a few seconds and some hundred requests."""
+        """Checks whether the store is safe for locks. Takes a few seconds and a few hundred requests."""
         return run(self._doctor(ttl, thorough))
 
     def resume(self, ticket: str) -> Guard:
-        """Renews the lock of a ticket, and keeps it from now on."""
+        """Takes over the lock of a ticket: renews it now and keeps it."""
         request = begin(self._request("resume", ticket=ticket))
         expect(request.next(ANSWER_TIMEOUT), "held")
         return Guard(request.agent, request.hold)

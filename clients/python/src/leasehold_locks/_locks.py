@@ -18,9 +18,9 @@ from ._types import Duration, Leader, milliseconds
 class Guard(BaseGuard):
     """A lock that is held. The agent renews it until it is released.
 
-    A context manager that releases the lock. If the lock was lost and the body raised nothing, leaving the body raises
-    :class:`LockLost`, so work that was not protected does not look successful. The thread in the body is never
-    interrupted: call :meth:`check` before each step that must not be done twice.
+    A guard is a context manager that releases the lock. If the lock was lost and the body raised no error, leaving the
+    body raises :class:`LockLost`, so that unprotected work does not look successful. The thread in the body is never
+    interrupted. Call :meth:`check` before each step that must not be done twice.
 
     >>> with locker.lock("report").guard() as g:
     ...     g.check()  # still held? local, no request
@@ -28,7 +28,7 @@ class Guard(BaseGuard):
     """
 
     def confirm(self, timeout: Duration | None = None) -> None:
-        """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped.
+        """Renews the lease now and waits for the response. Correct even after a pause in which both clocks stopped.
 
         Raises :class:`LockLost` if the lock was lost, and :class:`StoreError` if the store has not responded after
         ``timeout``.
@@ -54,14 +54,14 @@ class Guard(BaseGuard):
         if cooldown is not None:
             fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
         with agent.lock:
-            agent.remaining(hold)  # Finds a loss that was not noticed yet.
+            agent.remaining(hold)  # Detects a loss that was not noticed yet.
             if not agent.end(hold):
                 return False
             request = Call(agent, fields)
         return was_held(request.next(ANSWER_TIMEOUT), "released")
 
     def ticket(self) -> str:
-        """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
+        """Ends this hold and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
         agent, hold = self._agent, self._hold
         agent.check(hold)
         with agent.lock:
@@ -80,9 +80,9 @@ class Guard(BaseGuard):
 
     def _leave(self, completed: bool, cooldown: Duration | None = None) -> None:
         if self._agent.is_forked():
-            return  # The lock is the parent's.
+            return  # The lock belongs to the parent.
         if completed and self._hold.loss is None and self._hold.is_over:
-            return  # The body has released it.
+            return  # The body released the lock.
         if completed:
             self._agent.check(self._hold)
         try:
@@ -97,7 +97,7 @@ class Guard(BaseGuard):
 
 
 class Lock(BaseLock[Guard]):
-    """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
+    """A named lock, with the settings for acquiring it. Created by :meth:`Locker.lock` and similar methods."""
 
     def hold(
         self,
@@ -106,15 +106,16 @@ class Lock(BaseLock[Guard]):
         context: Invocation | None = None,
         on_lost: Callable[[LockLost], object] | None = None,
     ) -> Holding:
-        """Holds the lock during a ``with`` statement. Waits for at most ``timeout``, or without a limit.
+        """Holds the lock during a ``with`` statement. Waits for at most ``timeout``, or without a limit if there is
+        none.
 
         >>> with locker.lock("deploy/prod", ttl=30).hold(timeout=60) as g:
         ...     g.check()
         ...     deploy(fence=g.token)
 
-        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. For leaving, see :class:`Guard`.
-        ``on_lost`` is called in a new thread if the lock is lost. With the ``context`` of an AWS Lambda
-        function, the wait ends a second before the invocation does, or earlier.
+        Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. :class:`Guard` describes what
+        happens on leaving. If the lock is lost, ``on_lost`` is called in a new thread. With the ``context`` of an AWS
+        Lambda function, the wait ends at least one second before the invocation does.
         """
         return Holding(self, timeout, context, on_lost)
 
@@ -126,7 +127,7 @@ class Lock(BaseLock[Guard]):
         return self._acquired(self._settings.request("acquire", within(timeout, context)))
 
     def try_acquire(self) -> Guard | None:
-        """Acquires the lock if it is free now; ``None`` if another holder has it.
+        """Acquires the lock if it is free now. Returns ``None`` if another holder has it.
 
         >>> guard = locker.lock("nightly").try_acquire()
         >>> if guard is not None:
@@ -139,14 +140,14 @@ class Lock(BaseLock[Guard]):
             return None
 
     def _acquired(self, fields: Message) -> Guard:
-        # The agent keeps the time limit. Waiting for another holder may take as long as that.
+        # The agent enforces the time limit. A wait for another holder may take until then.
         request = begin(fields)
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
         limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
         return Guard(request.agent, request.hold)
 
-    # The shape of threading.Lock.
+    # The interface of threading.Lock.
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquires the lock as :meth:`threading.Lock.acquire` does. Release it with :meth:`release`."""
@@ -167,7 +168,8 @@ class Lock(BaseLock[Guard]):
         return True
 
     def release(self) -> None:
-        """Releases what :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the meantime."""
+        """Releases the lock that :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the
+        meantime."""
         try:
             guard = self._held.pop()
         except IndexError:
@@ -192,7 +194,7 @@ class _Thread(threading.local):
 
 
 class Holding:
-    """A lock during a ``with`` statement: see :meth:`Lock.hold`. Can be used again, and by several threads."""
+    """A lock during a ``with`` statement: see :meth:`Lock.hold`. Can be reused, also by several threads."""
 
     def __init__(
         self,
@@ -234,19 +236,19 @@ class RwLock:
 
 
 class Election(Lock):
-    """One of several candidates leads. Holding the lock is leading; the token is the term.
+    """An election: one of several candidates leads. The holder of the lock is the leader, and its token is the term.
 
     >>> with locker.election("scheduler", value="http://10.0.0.7:8080").hold() as leadership:
     ...     leadership.check()
     """
 
     def leader(self) -> Leader | None:
-        """The leader, by one read of the store; ``None`` if there is none. May be outdated."""
+        """Reads the leader from the store. Returns ``None`` if there is none. The result may be outdated."""
         message = call({"op": "leader", **target(self._settings.store, self.name)})
         return Leader.of(expect(message, "leader"))
 
     def observe(self) -> Iterator[Leader | None]:
-        """The leader, then every change. Blocks for the next one. Close the iterator to end it."""
+        """Yields the leader, and then every change. Blocks until the next change. Close the iterator to end it."""
         request = begin({"op": "observe", **target(self._settings.store, self.name)})
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Objects of a bucket."""
+"""Objects in a bucket."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ._types import Duration, milliseconds
 
 
 class Object:
-    """An object of a bucket, with several writers."""
+    """An object in a bucket that several writers may change."""
 
     def __init__(self, url: str, content_type: str | None) -> None:
         self._url = url
         self._content_type = content_type
 
     def get(self, fence: int | None = None) -> bytes | None:
-        """The content; ``None`` if there is no object. With ``fence``, later writes with lower tokens are refused."""
+        """Returns the content, or ``None`` if there is no object. With ``fence``, later writes with lower tokens are
+        refused."""
         return decoded(expect(call(self._fields("get", fence)), "object"))
 
     def put(self, content: bytes, *, fence: int) -> None:
-        """Writes the object unless a higher token has written it: then raises :class:`LockLost`."""
+        """Writes the object. Raises :class:`LockLost` if a higher token has written it before."""
         fields = self._fields("put", fence)
         expect(call({**fields, **self._typed(), "content": encoded(content)}), "done")
 
@@ -34,10 +35,10 @@ class Object:
         attempts: int | None = None,
         within: Duration | None = None,
     ) -> bool:
-        """Replaces the content by ``change(content)``, and calls it again if another writer was faster.
+        """Replaces the content with ``change(content)``. Calls ``change`` again if another writer was faster.
 
-        ``change`` gets ``None`` if there is no object, and returns ``None`` to leave it as it is. Returns whether the
-        object was written.
+        ``change`` gets ``None`` if there is no object, and returns ``None`` to leave the object unchanged. Returns
+        whether the object was written.
         """
         fields = {**self._fields("update", fence), **self._typed()}
         if attempts is not None:
@@ -65,5 +66,5 @@ class Object:
 
 
 def open_object(url: str, *, content_type: str | None = None) -> Object:
-    """Opens an object by its URL, such as ``s3://bucket/counter.json``. Makes no request."""
+    """Opens an object by its URL, such as ``s3://bucket/counter.json``. Sends no request."""
     return Object(url, content_type)

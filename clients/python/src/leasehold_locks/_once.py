@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A job that several machines start and one of them runs, once per period. Made by :meth:`Locker.once`."""
+    """A job that several machines start and one of them runs, once per period. Created by :meth:`Locker.once`."""
 
     def __init__(self, settings: LockSettings, period: Duration, timeout: Duration | None, nowait: bool) -> None:
         self._period = period
@@ -34,7 +34,7 @@ class Once(Generic[T]):
         try:
             value = job()
         except BaseException:
-            guard._leave(False)  # Another process may run it in this period.
+            guard._leave(False)  # Another process may run the job in this period.
             raise
         guard._leave(True, self._period)
         return Ran(value)

@@ -1,4 +1,4 @@
-"""The fields of requests, and the values of responses, for both the blocking and the asyncio interface."""
+"""Builds requests and reads responses for both the blocking and the asyncio interface."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._types import Duration, milliseconds
 
 T = TypeVar("T")
 
-#: How long an agent may take to respond to a request that does not wait for others, in seconds. Longer than a store may
-#: take.
+#: How long an agent may take to respond to a request that does not wait for other holders, in seconds. This is longer
+#: than a store may take.
 ANSWER_TIMEOUT = 120.0
 
-#: What a wait leaves of the time of an invocation, so that its function can report that the lock is held.
+#: How much of an invocation's time a wait leaves, so that the function can report that the lock is held.
 _RESERVED_MS = 1_000
 
 
@@ -35,12 +35,12 @@ class Invocation(Protocol):
     """The context of an invocation, as AWS Lambda passes it to a function."""
 
     def get_remaining_time_in_millis(self) -> int:
-        """The time that remains until the invocation is ended."""
+        """Returns the time that remains until the invocation is ended."""
         ...
 
 
 def within(timeout: Duration | None, context: Invocation | None) -> Duration | None:
-    """The time limit of a wait that ends before its invocation does."""
+    """Returns the time limit of a wait that must end before its invocation does."""
     if context is None:
         return timeout
     left = max(0, context.get_remaining_time_in_millis() - _RESERVED_MS)
@@ -49,7 +49,7 @@ def within(timeout: Duration | None, context: Invocation | None) -> Duration | N
 
 @dataclass(frozen=True)
 class LockSettings:
-    """What is acquired, and how."""
+    """The lock to acquire, and the settings for acquiring it."""
 
     store: str | None
     name: str
@@ -63,7 +63,7 @@ class LockSettings:
 
 
 def lock_settings(store: str | None, name: str, **settings: Any) -> LockSettings:
-    """Settings that are ``None`` are left to the agent."""
+    """Returns the settings of a lock. The agent chooses those that are ``None``."""
     fields: dict[str, Any] = {}
     for field, value in settings.items():
         if value is None:
@@ -85,7 +85,7 @@ def target(store: str | None, lock: str | None = None) -> Message:
 
 
 def store_url(given: str | None) -> str | None:
-    """The store's URL. A relative path of SQLite counts from this process's folder, not from the agent's."""
+    """Returns the store's URL. A relative SQLite path is relative to this process's folder, not to the agent's."""
     if given is None:
         given = os.environ.get("LEASEHOLD_STORE") or None
     if given is None:

@@ -1,4 +1,4 @@
-"""Handlers of functions that are frozen after their response."""
+"""Handlers of functions that the platform freezes after their response."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 def serverless(handler: Callable[P, T]) -> Callable[P, T]:
-    """Makes it an error if a guard of this process is open when ``handler`` returns.
+    """Raises an error if a guard of this process is open when ``handler`` returns.
 
-    A function on AWS Lambda is frozen after its response, and a lock that it still holds is usually lost. The lock is
-    released, and the invocation fails with :class:`LockLeftOpen`. If the handler raises an error, its guards are
-    released too, and the error stays.
+    AWS Lambda freezes a function after its response, and a lock that it still holds is usually lost. This decorator
+    releases the lock, and the invocation fails with :class:`LockLeftOpen`. If the handler raises an error, its guards
+    are released too, and the error is raised unchanged.
 
     >>> @serverless
     ... def handler(event, context):
@@ -33,7 +33,7 @@ def serverless(handler: Callable[P, T]) -> Callable[P, T]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         agent = _shared.running()
         if agent is not None:
-            agent.collected.clear()  # What earlier invocations left has been reported.
+            agent.collected.clear()  # Locks that earlier invocations left open have been reported.
         try:
             answer = handler(*args, **kwargs)
         except BaseException:
@@ -53,7 +53,7 @@ def _release_all() -> list[str]:
     if agent is None:
         return []
     with agent.lock:
-        # Their guards were garbage collected: their release was sent, but its response was not awaited.
+        # The guards of these locks were garbage collected. Their release was sent, but its response was not awaited.
         names = list(agent.collected)
         agent.collected.clear()
         held = [hold for hold in agent.holds() if agent.end(hold)]

@@ -1,4 +1,4 @@
-"""The one agent of this process."""
+"""The agent of this process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _of_parents: list[Agent] = []
 
 
 def running() -> Agent | None:
-    """The agent of this process, if it is running."""
+    """Returns the agent of this process if it is running."""
     agent = _agent
     return agent if agent is not None and agent.alive else None
 
 
 def kept() -> Agent | None:
-    """The agent of this process, if it is running, for a request that follows. It does not end as idle meanwhile."""
+    """Returns the agent of this process if it is running. It does not end as idle before the next request."""
     agent = _agent
     return agent if agent is not None and agent.keep() else None
 
 
 def shared() -> Agent:
-    """The agent of this process, for a request that follows. Starts it if there is none."""
+    """Returns the agent of this process for the next request. Starts it if there is none."""
     global _agent
     agent = kept()
     if agent is not None:
@@ -45,7 +45,7 @@ def _after_fork() -> None:
     agent, _agent = _agent, None
     if agent is not None:
         agent.abandon_in_child()
-        # Its finalizers would wait for a process that is not this one's child.
+        # Keeps the agent referenced, because its finalizers would wait for a process that is not a child of this one.
         _of_parents.append(agent)
 
 

@@ -32,7 +32,7 @@ _PART = re.compile(r"(\d+)\s*(ms|s|m|h|d)\s*")
 
 
 def milliseconds(duration: Duration, what: str) -> int:
-    """The duration in whole milliseconds, rounded up.
+    """Returns the duration in whole milliseconds, rounded up.
 
     >>> milliseconds("1h 30m", "ttl"), milliseconds(0.0001, "ttl"), milliseconds(timedelta(days=1), "ttl")
     (5400000, 1, 86400000)
@@ -61,14 +61,14 @@ def _token(value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds, held or waits for a lock, as it described itself."""
+    """A process that holds, held or waits for a lock, by its own description."""
 
     name: str
     host: str
-    #: 0 for a ticket. Of a Python program, the id of its agent.
+    #: The process id: 0 for a ticket, and that of the agent for a Python program.
     pid: int
     note: str | None = None
-    #: What a leader advertises. Another machine wrote it: validate it before use.
+    #: The value that a leader advertises. Another machine wrote it, so validate it before use.
     value: str | None = None
 
     @staticmethod
@@ -90,19 +90,19 @@ class HolderInfo:
 
     holder: Holder | None = None
     token: int | None = None
-    #: For how many seconds it has had the lock.
+    #: For how many seconds the holder has had the lock.
     held_for: float | None = None
-    #: If it is dead, its lease ends within so many seconds.
+    #: If the holder is dead, its lease ends within this many seconds.
     lapses_within: float | None = None
-    #: No process holds the lock: it is in its cooldown.
+    #: The lock is in its cooldown. No process holds it.
     in_cooldown: bool = False
-    #: No process holds the lock: it is reserved for the first in line.
+    #: The lock is reserved for the first in line. No process holds it.
     reserved: bool = False
-    #: What is known about a holder that leasehold did not write.
+    #: The description of a holder that leasehold did not write.
     foreign: str | None = None
     #: How many others wait before this process.
     ahead: int | None = None
-    #: Who waits directly before this process. ``None`` for the first in line, or if it is unknown.
+    #: The process that waits directly before this one. ``None`` for the first in line, or if it is unknown.
     behind: Holder | None = None
 
     @staticmethod
@@ -135,7 +135,7 @@ class PastGrant:
 
     token: int
     end: str
-    #: Microseconds since 1970, by the clock of the store or of the holder's machine.
+    #: The start and the end in microseconds since 1970, by the clock of the store or of the holder's machine.
     from_us: int | None
     until_us: int | None
     holder: Holder | None
@@ -182,9 +182,9 @@ class Status:
 class Leader:
     """The leader of an election."""
 
-    #: What it advertises. Another machine wrote it: validate it before use.
+    #: The value that the leader advertises. Another machine wrote it, so validate it before use.
     value: str | None
-    #: Its fencing token.
+    #: The leader's fencing token.
     term: int | None
     holder: Holder | None
 
@@ -198,7 +198,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Ran(Generic[T]):
-    """A job that runs once per period ran now. True as a condition."""
+    """The job ran now. True as a condition."""
 
     value: T
 
@@ -208,13 +208,13 @@ class Ran(Generic[T]):
 
 @dataclass(frozen=True)
 class AlreadyRan:
-    """A job that runs once per period already ran in this period. False as a condition."""
+    """The job already ran in this period. False as a condition."""
 
     by: Holder | None
     token: int | None
-    #: How many seconds ago it was granted the lock.
+    #: How many seconds ago that run was granted the lock.
     ago: float | None
-    #: It may run again after at most so many seconds.
+    #: The job may run again after at most this many seconds.
     again_within: float | None
 
     def __bool__(self) -> Literal[False]:
@@ -232,7 +232,7 @@ class AlreadyRan:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a store can do."""
+    """The capabilities of a store."""
 
     store: str
     tokens: bool

@@ -1,4 +1,4 @@
-"""Values of messages, and waiting for them."""
+"""Reads the values of messages, and waits for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._clock import TOLERANCE_US, Deadline, Moment
 
 
 class Garbage(Exception):
-    """The agent sent something that is not of the protocol."""
+    """The agent sent something that violates the protocol."""
 
 
 def integer(message: dict[str, Any], name: str) -> int:
@@ -24,7 +24,8 @@ def integer(message: dict[str, Any], name: str) -> int:
 
 def deadline_of(message: dict[str, Any]) -> Deadline:
     start = Moment(integer(message, "boot_us"), integer(message, "wall_us"))
-    # A span that begins in the future would be measured wrong. Only the wall clock can be set back.
+    # A span that begins in the future would be measured wrong. The boot clock is never set back, but the wall clock may
+    # be.
     if start.boot_us > _clock.now().boot_us + TOLERANCE_US:
         raise Garbage
     return Deadline(start, integer(message, "span_us"))
@@ -35,12 +36,13 @@ def poll(wanted: list[tuple[int, int]], timeout: float | None) -> bool:
     poller = select.poll()
     for descriptor, events in wanted:
         poller.register(descriptor, events)
-    # Rounded up: a loop that wakes just before a deadline would spin.
+    # Rounds up, because a loop that wakes just before a deadline would spin.
     return bool(poller.poll(None if timeout is None else int(timeout * 1_000) + 1))
 
 
 class Bell:
-    """Wakes the thread of an agent. Closed when it is no longer referenced, so no other file gets its number before."""
+    """Wakes the thread of an agent. Closes its pipe only when it is no longer referenced, so that no other file can get
+    its descriptors earlier."""
 
     def __init__(self) -> None:
         self._in, self._out = os.pipe()

@@ -1,4 +1,4 @@
-"""What the browser tests share: Debian's Chromium, a store with about 40 locks, and a server."""
+"""Fixtures of the browser tests: Debian's Chromium, a store with about 40 locks, and a server."""
 
 import os
 
@@ -26,7 +26,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def full():
-    """A store in all states. Tests that use it change nothing."""
+    """A store with locks in all states. Tests must not change it."""
     with Site(BINARY) as site:
         populate(site)
         site.server = site.serve("--ui=rw")
@@ -35,14 +35,14 @@ def full():
 
 @pytest.fixture
 def site():
-    """A store of the test's own."""
+    """A store for one test."""
     with Site(BINARY) as site:
         yield site
 
 
 @pytest.fixture
 def open_page(browser):
-    """Opens pages, and fails the test if a page broke its policy or had an error."""
+    """Opens pages. Fails the test if a page violated its policy or had an error."""
     contexts, complaints = [], []
 
     def open_page(address, width=1440, scheme="light", token=None, **options):
@@ -51,7 +51,7 @@ def open_page(browser):
         page = context.new_page()
         page.set_default_timeout(LIMIT * 1_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        # A server that was killed, or a response with the status of an error, is no complaint about the page.
+        # Ignores killed servers and responses with an error status, which are not faults of the page.
         page.on("console", lambda message: complaints.append(message.text)
                 if message.type in ("error", "warning") and "Failed to load resource" not in message.text else None)
         if token:

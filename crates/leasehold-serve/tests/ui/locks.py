@@ -9,13 +9,13 @@ import time
 import urllib.request
 from pathlib import Path
 
-LIMIT = 120  # seconds, for what must happen: a busy machine needs some
+LIMIT = 120  # seconds to wait for an event, because a busy machine may be slow
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script> \u202eevil"
 HOSTILE_NAME = "odd/<script>document.title='hacked'</script> & \"quotes\""
 
 
 class Site:
-    """A store, and the processes on it. All of them end with it."""
+    """A store, and the processes that use it. They end with the site."""
 
     def __init__(self, binary):
         self.binary = str(Path(binary).resolve())
@@ -62,7 +62,7 @@ class Site:
         return process
 
     def acquire(self, name, ttl="10m", owner="ci", note=None):
-        """Holds a lock by a ticket: no process renews it. Returns the ticket."""
+        """Holds a lock with a ticket, so no process renews it. Returns the ticket."""
         noted = ["--note", note] if note else []
         return self.command("acquire", name, "--try", "--ttl", ttl, "--owner", owner, *noted).strip()
 
@@ -70,14 +70,14 @@ class Site:
         self.command("release", ticket)
 
     def hold(self, name, ttl="30s", owner="ci", note="work"):
-        """A process that holds a lock until it is stopped. Returns when it has the lock."""
+        """Starts a process that holds a lock until it is stopped. Returns the process when it has the lock."""
         process = self.start("run", name, "-q", "--ttl", ttl, "--owner", owner, "--note", note,
                              "--shell", "--", "echo held; exec sleep 10000")
         assert process.stdout.readline() == "held\n", f"{name} is not held"
         return process
 
     def wait(self, name, owner, note="waits"):
-        """A process that waits for a lock. Returns when it is in the line."""
+        """Starts a process that waits for a lock. Returns the process when it is in the line."""
         before = len(self.show(name).get("waiters", []))
         process = self.start("run", name, "-q", "--owner", owner, "--note", note, "--", "sleep", "10000")
         while len(self.show(name).get("waiters", [])) == before:
@@ -97,12 +97,12 @@ class Site:
 
 
 def requests(address):
-    """How many requests the server has sent to the store for viewers. Asking costs none."""
+    """Returns how many requests the server has sent to the store for viewers. This call causes none."""
     return count(address, "data-total")
 
 
 def viewers(address):
-    """How many streams of events are open."""
+    """Returns how many streams of events are open."""
     return count(address, "data-viewers")
 
 
@@ -112,14 +112,14 @@ def count(address, attribute):
 
 
 def populate(site):
-    """About 40 locks in all states, with waiters and history."""
+    """Creates about 40 locks in all states, with waiters and history."""
     people = ["alice", "bob", "carol", "dave", "erin", "frank"]
     notes = ["deploy 4f2c91a", "migrate schema 118", "rotate certificates", "nightly report", "rebuild the index", "restore drill"]
 
     def past(name, number, last="release"):
         for at in range(number):
             ticket = site.acquire(name, owner=people[at % len(people)], note=notes[(at + len(name)) % len(notes)])
-            time.sleep((0.1, 0.7, 0.3, 1.2)[at % 4])  # lengths to look at in the picture
+            time.sleep((0.1, 0.7, 0.3, 1.2)[at % 4])  # visible lengths in the timeline
             if at == number - 1 and last == "evict":
                 site.command("break", name, "--token", str(site.show(name)["token"]))
             else:

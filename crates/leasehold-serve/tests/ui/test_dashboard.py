@@ -1,4 +1,4 @@
-"""The dashboard in a real browser."""
+"""Tests the dashboard in a real browser."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from locks import HOSTILE, HOSTILE_NAME, LIMIT, requests, viewers
 PAGES = ["/ui/", "/ui/?prefix=deploy/&state=held&sort=waiting", "/ui/?find=nothing-like-this", "/ui/lock/deploy/prod/api",
          "/ui/lock/" + quote(HOSTILE_NAME), "/ui/waiting", "/ui/activity", "/ui/store", "/ui/evict/deploy/prod/api", "/ui/sign-in"]
 LIVE = "#live[data-live=on]"
-# Headless pages are never hidden by themselves.
+# Hides a page or shows it, because headless pages are never hidden.
 HIDE = """hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
   document.dispatchEvent(new Event('visibilitychange')); }"""
 
@@ -218,7 +218,7 @@ def test_a_hidden_tab_tells_when_the_lock_is_free(site, open_page):
     page.evaluate(HIDE, True)
     site.release(ticket)
     page.wait_for_function("() => document.title.startsWith('Free: deploy')")
-    until(lambda: viewers(server.address) == 0, page)  # it was told, so the hidden tab costs nothing again
+    until(lambda: viewers(server.address) == 0, page)  # after the notification, the hidden tab causes no requests again
     page.evaluate(HIDE, False)
     site.acquire("deploy", owner="bob", ttl="1h")
     page.wait_for_function("() => document.title.startsWith('deploy')")
@@ -263,7 +263,7 @@ def test_forms_and_findings_fit_and_are_accessible(site, open_page, scheme, widt
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{what} scrolls sideways"
         found = Axe().run(page)
         assert found.violations_count == 0, f"{what}: {found.generate_report()}"
-        if folder := os.environ.get("SCREENSHOTS"):  # for people to look at
+        if folder := os.environ.get("SCREENSHOTS"):  # for people
             page.screenshot(path=f"{folder}/{what}-{width}-{scheme}.png", full_page=True)
 
     page.click("main button >> text=Examine the store")
@@ -301,7 +301,7 @@ def test_a_killed_server_is_shown_by_a_banner(site, open_page):
     server.wait()
     page.locator("#banner").get_by_text("The connection to the server is lost.").wait_for()
     assert page.evaluate("document.body.classList.contains('stale')")
-    # On the same address again, as after a restart: the banner goes by itself.
+    # After a restart on the same address, the banner disappears by itself.
     site.start("serve", "--listen", server.address.removeprefix("http://"), "--json")
     page.locator("#banner").wait_for(state="hidden")
     page.wait_for_selector(LIVE)
@@ -330,15 +330,16 @@ def test_no_viewers_cost_the_store_nothing(site, open_page):
 
 
 def asks_nothing(server, page, who):
-    """For 3 s, more than the longest pause between two requests for a viewer. That nothing happens has no event."""
+    """Checks that the server sends no requests for 3 s, which is longer than the longest pause between two requests for
+    a viewer. There is no event to wait for."""
     before = requests(server.address)
     page.wait_for_timeout(3_000) if page else time.sleep(3)
-    # A request counts when it ends: one may have been under way.
+    # A request counts when it ends, and one may have been in progress.
     assert requests(server.address) <= before + 1, f"{who} costs the store nothing"
 
 
 def until(happened, page=None):
-    """Asks the server until it says so: it has no event for its own counts."""
+    """Polls the server until `happened` is true. The server has no events for its own counts."""
     end = time.monotonic() + LIMIT
     while not happened():
         assert time.monotonic() < end, f"it did not happen within {LIMIT} s"

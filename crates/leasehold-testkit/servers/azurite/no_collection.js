@@ -1,6 +1,6 @@
-// Loaded before Azurite. Ten minutes after its start, Azurite looks for contents that no blob refers to, and does not
-// respond until it has deleted them, one after the other. After the thousands of writes of the tests that takes minutes.
-// It has no option for the interval.
+// Node loads this file before Azurite. Ten minutes after its start, Azurite looks for contents that no blob refers to,
+// and does not respond until it has deleted them one by one. After the thousands of writes of the tests, this takes
+// minutes. Azurite has no option for the interval.
 const { realpathSync } = require("fs");
 const { createRequire } = require("module");
 

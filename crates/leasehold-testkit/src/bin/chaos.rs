@@ -40,7 +40,7 @@ async fn run(options: &Options) -> ExitCode {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt()).unwrap(), signal(SignalKind::terminate()).unwrap());
     tokio::select! {
-        fine = report::run_and_tell(options) => if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE },
+        fine = report::run_and_report(options) => if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE },
         _ = interrupt.recv() => ExitCode::from(130),
         _ = terminate.recv() => ExitCode::from(143),
     }
@@ -67,7 +67,7 @@ fn check(files: &[String]) -> ExitCode {
             println!("broken: {finding}");
         }
         for finding in &verdict.observed {
-            println!("found, and not promised: {finding}");
+            println!("found, not promised: {finding}");
         }
         fine &= verdict.broken.is_empty();
     }

@@ -97,7 +97,7 @@ impl Options {
 }
 
 /// Prints `line` and flushes it, even into a pipe.
-fn say(line: std::fmt::Arguments<'_>) {
+fn print(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
@@ -117,7 +117,7 @@ async fn increment(locker: &Locker, options: &Options) {
         std::fs::write(file, (number + 1).to_string()).unwrap();
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
-        say(format_args!("{} {from} {until}", token(&guard)));
+        print(format_args!("{} {from} {until}", token(&guard)));
         release(guard).await;
     }
 }
@@ -132,7 +132,7 @@ async fn permit(locker: &Locker, options: &Options) {
         let until = SystemClock.now().since_boot().as_nanos();
         guard.check().unwrap();
         let number = guard.name().as_str().rsplit_once("/permit-").unwrap().1;
-        say(format_args!("{number} {} {from} {until}", token(&guard)));
+        print(format_args!("{number} {} {from} {until}", token(&guard)));
         release(guard).await;
     }
 }
@@ -155,27 +155,27 @@ async fn hold(locker: &Locker, options: &Options) {
         Some(semaphore) => semaphore.acquire().await.unwrap(),
         None => options.lock(locker).acquire().await.unwrap(),
     };
-    say(format_args!("granted {}", token(&guard)));
+    print(format_args!("granted {}", token(&guard)));
     let loss = guard.lost().await;
-    say(format_args!("lost {loss}"));
+    print(format_args!("lost {loss}"));
 }
 
 /// Checks the guard only after it has read a question, so that no answer is from before a pause.
 async fn answer(locker: &Locker, options: &Options) {
     let guard = options.lock(locker).acquire().await.unwrap();
-    say(format_args!("granted {}", token(&guard)));
+    print(format_args!("granted {}", token(&guard)));
     let mut questions = BufReader::new(tokio::io::stdin()).lines();
     while questions.next_line().await.unwrap().is_some() {
         match guard.check() {
-            Ok(()) => say(format_args!("held")),
-            Err(error) => say(format_args!("{:?}", error.kind())),
+            Ok(()) => print(format_args!("held")),
+            Err(error) => print(format_args!("{:?}", error.kind())),
         }
     }
 }
 
 async fn leave(locker: &Locker, options: &Options) {
     let ticket = options.lock(locker).acquire().await.unwrap().into_ticket().await.unwrap();
-    say(format_args!("granted {}", ticket.token()));
+    print(format_args!("granted {}", ticket.token()));
 }
 
 /// Adds one to the number in the object, each time without a lock. Prints how many attempts each addition took.
@@ -191,7 +191,7 @@ async fn add(options: &Options) {
             json["n"] = (json["n"].as_u64().unwrap() + 1).into();
             Ok::<_, Error>(Some(json.to_string().into()))
         };
-        say(format_args!("{}", object.update(make).await.unwrap().attempts));
+        print(format_args!("{}", object.update(make).await.unwrap().attempts));
     }
 }
 
@@ -202,12 +202,12 @@ async fn attempt(locker: &Locker, options: &Options) -> ExitCode {
     };
     match tried {
         Ok(guard) => {
-            say(format_args!("granted {}", token(&guard)));
+            print(format_args!("granted {}", token(&guard)));
             guard.release().await.unwrap();
             ExitCode::SUCCESS
         }
         Err(error) if error.kind() == ErrorKind::Held => {
-            say(format_args!("held {error}"));
+            print(format_args!("held {error}"));
             ExitCode::FAILURE
         }
         Err(error) => panic!("{error:?}"),

@@ -112,7 +112,7 @@ pub struct Verdict {
 pub fn judge(history: &str) -> Verdict {
     let mut case = Case::default();
     for line in history.lines() {
-        case.hear(line);
+        case.read_event(line);
     }
     case.verdict()
 }
@@ -170,13 +170,13 @@ struct Case {
 }
 
 impl Case {
-    fn hear(&mut self, line: &str) {
-        if self.understand(line).is_none() {
+    fn read_event(&mut self, line: &str) {
+        if self.parse_event(line).is_none() {
             self.find(Rule::Readable, format!("not an event: {line}"));
         }
     }
 
-    fn understand(&mut self, line: &str) -> Option<()> {
+    fn parse_event(&mut self, line: &str) -> Option<()> {
         let event: Value = serde_json::from_str(line).ok()?;
         let (from, until) = (event["from"].as_u64()?, event["until"].as_u64()?);
         match event["what"].as_str()? {
@@ -250,10 +250,7 @@ impl Case {
         }
         // A file without a `run` event is no history, so it proves nothing.
         if self.promises.is_none() {
-            self.find(
-                Rule::Readable,
-                "nothing says what was run and promised: this is no history".to_owned(),
-            );
+            self.find(Rule::Readable, "there is no `run` event".to_owned());
         }
         let promises = self.promises.unwrap_or_default();
         let (broken, observed) = self
@@ -306,7 +303,7 @@ impl Case {
         by_from.sort_by_key(|belief| belief.from);
         by_until.sort_by_key(|belief| belief.until);
         let (mut earlier, mut highest) = (by_until.into_iter().peekable(), None::<Belief>);
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for belief in by_from {
             while let Some(before) = earlier.next_if(|before| before.until < belief.from) {
                 if highest.is_none_or(|highest| before.token > highest.token) {
@@ -315,7 +312,7 @@ impl Case {
             }
             if let Some(highest) = highest
                 && belief.token < highest.token
-                && told.insert(belief.grant)
+                && reported.insert(belief.grant)
             {
                 let text = format!(
                     "{lock}: {} was believed in after {}, and {} before {}",

@@ -68,7 +68,7 @@ impl Contender for Leasehold {
             },
         };
         match guard {
-            Ok(guard) => Ok(Some(Box::new(HolderInfo { guard, checked: self.checked }))),
+            Ok(guard) => Ok(Some(Box::new(GuardHold { guard, checked: self.checked }))),
             Err(error) if error.kind() == ErrorKind::Held => Ok(None),
             Err(error) => Err(in_full(&error)),
         }
@@ -80,13 +80,13 @@ fn in_full(error: &Error) -> String {
     format!("{:?}: {error:#}", error.kind())
 }
 
-struct HolderInfo {
+struct GuardHold {
     guard: Guard,
     checked: bool,
 }
 
 #[async_trait]
-impl Hold for HolderInfo {
+impl Hold for GuardHold {
     fn token(&self) -> u64 {
         // A worker that does not check its guard does not pass on its token either.
         if self.checked { self.guard.token().map_or(0, Token::get) } else { 0 }

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_harm_that_ends_heals_no_other() {
+    fn the_end_of_one_network_fault_ends_no_other() {
         let (harms, lasts) = (Harms::default(), Duration::from_secs(1));
         let newest = || harms.newest().map(|(kind, _)| kind);
         let cut = harms.begin(Kind::CutHolder, lasts);

@@ -8,7 +8,7 @@ use leasehold::clock::{Clock, SystemClock, timeout};
 use serde_json::json;
 
 use super::environment::Environment;
-use super::fleet::Berth;
+use super::fleet::Slot;
 use super::history::History;
 use super::plan::{Fault, Kind};
 use super::resource::Resource;
@@ -26,7 +26,7 @@ pub struct World {
     /// The servers, and the proxies in front of them.
     pub environment: Environment,
     /// The workers.
-    pub berths: Vec<Berth>,
+    pub slots: Vec<Slot>,
     /// The counter that the lock protects. It knows which worker holds the lock.
     pub resource: Resource,
     /// The wall clocks that can be stepped.
@@ -88,18 +88,18 @@ impl World {
             Kind::KillWaiter => self.waiter(fault),
             _ => self.anybody(fault),
         });
-        let berth = &self.berths[victim];
-        let mut target = berth.name();
+        let slot = &self.slots[victim];
+        let mut target = slot.name();
         match kind {
             Kind::StopHolder | Kind::StopWorker => {
-                berth.stop(fault.lasts);
+                slot.stop(fault.lasts);
                 SystemClock.sleep(fault.lasts).await;
             }
             Kind::StopAgent => {
-                berth.stop_agent(fault.lasts);
+                slot.stop_agent(fault.lasts);
                 SystemClock.sleep(fault.lasts).await;
             }
-            Kind::KillHolder | Kind::KillWaiter => berth.kill(),
+            Kind::KillHolder | Kind::KillWaiter => slot.kill(),
             Kind::StopServer | Kind::StopLeader => {
                 target = "server";
                 self.environment.stop(fault.lasts).await?;
@@ -118,7 +118,7 @@ impl World {
         drop(linger);
         let lasts_ms = u64::try_from(fault.lasts.as_millis()).unwrap_or(u64::MAX);
         let event = json!({ "kind": kind.name(), "target": target, "lasts_ms": lasts_ms });
-        self.history.tell("fault", from, event);
+        self.history.record("fault", from, event);
         Ok(())
     }
 
@@ -130,12 +130,12 @@ impl World {
             seen.wait_for(|seen| seen.reads > reads).await.ok().and_then(|seen| seen.holder.clone())
         };
         let holder = timeout(&SystemClock, WAIT_FOR_HOLDER, read).await.flatten();
-        let home = |who: &String| self.berths.iter().position(|berth| berth.is_home_of(who));
-        holder.as_ref().and_then(home)
+        let slot = |who: &String| self.slots.iter().position(|slot| slot.is_slot_of(who));
+        holder.as_ref().and_then(slot)
     }
 
     fn anybody(&self, fault: &Fault) -> usize {
-        (fault.pick % self.berths.len() as u64) as usize
+        (fault.pick % self.slots.len() as u64) as usize
     }
 
     /// Returns any worker except the one that used the lock last.
@@ -143,7 +143,7 @@ impl World {
         let user = self.resource.seen().borrow().holder.clone();
         let anybody = self.anybody(fault);
         match user {
-            Some(user) if self.berths[anybody].is_home_of(&user) => (anybody + 1) % self.berths.len(),
+            Some(user) if self.slots[anybody].is_slot_of(&user) => (anybody + 1) % self.slots.len(),
             _ => anybody,
         }
     }

@@ -17,10 +17,10 @@ use super::worker::{CRASHED, Orders};
 use crate::process::signal;
 
 /// How long a worker may take to exit when it is asked to.
-const FAREWELL: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The pause before a dead worker is replaced.
-const MOURNING: Duration = Duration::from_millis(300);
+const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
 /// An action on a worker.
 #[derive(Clone, Copy, Debug)]
@@ -45,24 +45,24 @@ pub struct Recipe {
 
 /// Runs one worker process at a time and replaces it when it dies. Dropping this ends the worker process.
 #[derive(Debug)]
-pub struct Berth {
+pub struct Slot {
     number: String,
     orders: mpsc::UnboundedSender<Order>,
     finish: watch::Sender<bool>,
     task: JoinHandle<io::Result<Vec<String>>>,
 }
 
-impl Berth {
+impl Slot {
     /// Starts the first worker.
-    pub fn occupy(recipe: Recipe) -> Self {
+    pub fn start(recipe: Recipe) -> Self {
         let (orders, received) = mpsc::unbounded_channel();
         let (finish, finishing) = watch::channel(false);
         let number = recipe.orders.who.clone();
-        Self { number, orders, finish, task: tokio::spawn(tend(recipe, received, finishing)) }
+        Self { number, orders, finish, task: tokio::spawn(keep_running(recipe, received, finishing)) }
     }
 
     /// Returns whether the worker that calls itself `who` runs here.
-    pub fn is_home_of(&self, who: &str) -> bool {
+    pub fn is_slot_of(&self, who: &str) -> bool {
         who.split('.').next() == Some(&self.number)
     }
 
@@ -91,13 +91,13 @@ impl Berth {
     ///
     /// # Errors
     /// When a worker could not be started or waited for.
-    pub async fn leave(self) -> io::Result<Vec<String>> {
+    pub async fn finish(self) -> io::Result<Vec<String>> {
         self.finish.send_replace(true);
         self.task.await.map_err(io::Error::other)?
     }
 }
 
-async fn tend(
+async fn keep_running(
     mut recipe: Recipe,
     mut orders: mpsc::UnboundedReceiver<Order>,
     mut finishing: watch::Receiver<bool>,
@@ -112,16 +112,16 @@ async fn tend(
         let input = child.stdin.take();
         let mut killed = false;
         let (death, over) = tokio::select! {
-            death = attend(&mut child, &mut orders, &mut killed) => (death?, false),
+            death = carry_out(&mut child, &mut orders, &mut killed) => (death?, false),
             // This branch is also taken when the sender is gone.
             () = finished(&mut finishing) => (None, true),
         };
-        let death = if over { say_goodbye(child, input, killed).await? } else { death };
+        let death = if over { stop_worker(child, input, killed).await? } else { death };
         odd_deaths.extend(death.map(|how| format!("{}: {how}", recipe.orders.who)));
         if over {
             break;
         }
-        SystemClock.sleep(MOURNING).await;
+        SystemClock.sleep(RESTART_PAUSE).await;
     }
     Ok(odd_deaths)
 }
@@ -143,7 +143,7 @@ fn start(recipe: &Recipe) -> io::Result<Child> {
 
 /// Carries out orders until the worker dies. Returns how it died, unless it was killed by an order or crashed on
 /// purpose. `killed` is set even if this future is dropped while the worker dies.
-async fn attend(
+async fn carry_out(
     child: &mut Child,
     orders: &mut mpsc::UnboundedReceiver<Order>,
     killed: &mut bool,
@@ -152,7 +152,7 @@ async fn attend(
         tokio::select! {
             status = child.wait() => {
                 let status = status?;
-                return Ok((!own_decision(status)).then(|| status.to_string()));
+                return Ok((!exited_on_purpose(status)).then(|| status.to_string()));
             }
             Some(order) = orders.recv() => match order {
                 Order::Kill => {
@@ -207,7 +207,7 @@ impl Drop for StoppedAgents {
 }
 
 /// Asks a worker to exit. Returns how it exited if it did not exit as expected.
-async fn say_goodbye(
+async fn stop_worker(
     mut child: Child,
     input: Option<ChildStdin>,
     killed: bool,
@@ -215,16 +215,16 @@ async fn say_goodbye(
     drop(input);
     // The worker may be stopped, or already dead.
     let _ = signal(&child, Signal::CONT);
-    let Some(status) = timeout(&SystemClock, FAREWELL, child.wait()).await else {
+    let Some(status) = timeout(&SystemClock, STOP_LIMIT, child.wait()).await else {
         child.kill().await?;
-        return Ok(Some(format!("did not end within {FAREWELL:?} of being told to")));
+        return Ok(Some(format!("did not end within {STOP_LIMIT:?} of the request")));
     };
     let status = status?;
-    let fine = killed || status.success() || own_decision(status);
-    Ok((!fine).then(|| format!("{status}, on being told to end")))
+    let fine = killed || status.success() || exited_on_purpose(status);
+    Ok((!fine).then(|| format!("{status}, after the request to stop")))
 }
 
-fn own_decision(status: ExitStatus) -> bool {
+fn exited_on_purpose(status: ExitStatus) -> bool {
     status.code() == Some(i32::from(CRASHED))
 }
 
@@ -232,18 +232,18 @@ fn own_decision(status: ExitStatus) -> bool {
 mod tests {
     use super::*;
 
-    async fn goodbye(script: &str, killed: bool) -> Option<String> {
+    async fn stopped(script: &str, killed: bool) -> Option<String> {
         let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take();
-        say_goodbye(child, input, killed).await.unwrap()
+        stop_worker(child, input, killed).await.unwrap()
     }
 
     #[tokio::test]
     async fn a_worker_that_does_not_exit_cleanly_is_reported() {
-        assert_eq!(goodbye("cat", false).await, None);
-        assert_eq!(goodbye("exit 77", false).await, None);
-        assert!(goodbye("cat; exit 101", false).await.unwrap().contains("101"));
-        assert_eq!(goodbye("kill -9 $$", true).await, None);
-        assert!(goodbye("kill -9 $$", false).await.is_some());
+        assert_eq!(stopped("cat", false).await, None);
+        assert_eq!(stopped("exit 77", false).await, None);
+        assert!(stopped("cat; exit 101", false).await.unwrap().contains("101"));
+        assert_eq!(stopped("kill -9 $$", true).await, None);
+        assert!(stopped("kill -9 $$", false).await.is_some());
     }
 }

@@ -51,7 +51,7 @@ impl History {
     ///
     /// # Panics
     /// When the file cannot be written, because a history with holes proves nothing.
-    pub fn tell(&self, what: &str, from: u64, mut more: Value) {
+    pub fn record(&self, what: &str, from: u64, mut more: Value) {
         let until = self.time.at_most_ms();
         let fields = more.as_object_mut().expect("the further fields are an object");
         for (name, value) in
@@ -100,9 +100,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = History::create(folder.path(), "first").unwrap();
         let second = History::create(folder.path(), "second").unwrap();
-        first.tell("healed", 5, json!({}));
-        second.tell("fault", second.now(), json!({ "kind": "a fault" }));
-        first.tell("granted", 6, json!({ "token": 1 }));
+        first.record("healed", 5, json!({}));
+        second.record("fault", second.now(), json!({ "kind": "a fault" }));
+        first.record("granted", 6, json!({ "token": 1 }));
         std::fs::write(folder.path().join("torn.jsonl"), "{\"what\":\"gra").unwrap();
         let merged = merged(folder.path()).unwrap();
         let what: Vec<Value> = merged.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

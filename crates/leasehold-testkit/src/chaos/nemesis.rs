@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::checker::{Rule, Verdict, judge};
 use super::environment::Environment;
 use super::faults::{Stepper, World};
-use super::fleet::Berth;
+use super::fleet::Slot;
 use super::history::{History, merged};
 use super::plan::{Fault, Kind, plan};
 use super::resource::Resource;
@@ -117,14 +117,14 @@ async fn make_and_judge(
     let history = merged(&folder.join("histories"))?;
     std::fs::write(folder.join("history.jsonl"), &history)?;
     let verdict = judge(&history);
-    let mut wrong = what_is_wrong(scenario, &verdict, odd_deaths);
+    let mut wrong = failures(scenario, &verdict, odd_deaths);
     if scenario.language != Language::Rust && !workers::clients_were_granted(&history) {
         wrong.push(format!("no worker in {:?} was granted the lock: nothing was tried", scenario.language));
     }
     Ok((verdict, wrong))
 }
 
-fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
+fn failures(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>) -> Vec<String> {
     // A rule that must be broken is not promised, so its violations are only observed. It is an error if there are
     // none.
     let mut wrong: Vec<String> = verdict.broken.iter().map(ToString::to_string).collect();
@@ -132,7 +132,7 @@ fn what_is_wrong(scenario: &Scenario, verdict: &Verdict, odd_deaths: Vec<String>
     if let Some(rule) = scenario.must_break
         && !verdict.observed.iter().any(|finding| finding.rule == rule)
     {
-        wrong.push(format!("this lock is none, and the checker has not found out: {}", rule.name()));
+        wrong.push(format!("the lock is incorrect, but the checker found no violation of: {}", rule.name()));
     }
     if verdict.counts.grants < scenario.least_grants {
         wrong.push(format!("only {} grants: nothing was tried", verdict.counts.grants));
@@ -147,10 +147,10 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
     let history = History::create(&histories, "nemesis")?;
     let promises: Vec<&str> = scenario.promises.iter().map(|rule| Rule::name(*rule)).collect();
     let run = json!({ "store": scenario.name, "seed": settings.seed, "promises": promises });
-    history.tell("run", history.now(), run);
+    history.record("run", history.now(), run);
     let environment = Environment::start(scenario, WORKERS, folder).await?;
     let resource = Resource::start(History::create(&histories, "counter")?).await?;
-    let mut world = World { environment, berths: Vec::new(), resource, steppers: Vec::new(), history };
+    let mut world = World { environment, slots: Vec::new(), resource, steppers: Vec::new(), history };
     for n in 0..WORKERS {
         let variables = world.clock_of(n, scenario.clocks, folder, settings)?;
         let orders = Orders {
@@ -164,7 +164,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
             seed: settings.seed.wrapping_mul(1_000).wrapping_add(n as u64 * 100),
         };
         let language = if workers::uses_client(n) { scenario.language } else { Language::Rust };
-        world.berths.push(Berth::occupy(workers::recipe(language, orders, variables)?));
+        world.slots.push(Slot::start(workers::recipe(language, orders, variables)?));
     }
     world.granted(GRANTS_BEFORE).await;
     // With an incorrect lock, faults occur until the checker has found the flaw, but not longer than `LONG_ENOUGH`.
@@ -180,7 +180,7 @@ async fn make_chaos(scenario: &Scenario, settings: &Settings, folder: &Path) -> 
         world.recover().await;
     }
     let deaths: io::Result<Vec<Vec<String>>> =
-        join_all(world.berths.into_iter().map(Berth::leave)).await.into_iter().collect();
+        join_all(world.slots.into_iter().map(Slot::finish)).await.into_iter().collect();
     Ok(deaths?.concat())
 }
 
@@ -235,7 +235,7 @@ impl World {
                 variables.push(("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()));
                 variables.push(("FAKETIME_TIMESTAMP_FILE".into(), stepper.path().into()));
                 self.steppers.push(stepper);
-                self.history.tell(
+                self.history.record(
                     "fault",
                     self.history.now(),
                     json!({ "kind": "clock that is stepped", "target": format!("w{n}") }),
@@ -253,7 +253,7 @@ impl World {
         }
         variables.push(("FAKETIME".into(), spec.into()));
         let event = json!({ "kind": format!("clock of {spec}"), "target": format!("w{n}") });
-        self.history.tell("fault", self.history.now(), event);
+        self.history.record("fault", self.history.now(), event);
         Ok(variables)
     }
 
@@ -273,7 +273,7 @@ impl World {
 
     /// Records the end of the faults, and waits for further grants.
     async fn recover(&self) {
-        self.history.tell("healed", self.history.now(), json!({}));
+        self.history.record("healed", self.history.now(), json!({}));
         self.granted(GRANTS_AFTERWARDS).await;
     }
 

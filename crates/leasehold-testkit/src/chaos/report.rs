@@ -21,7 +21,7 @@ const SHOWN: usize = 10;
 ///
 /// # Panics
 /// When `./chaos` or `./test` has not set the path of faketime.
-pub async fn run_and_tell(options: &Options) -> bool {
+pub async fn run_and_report(options: &Options) -> bool {
     let settings = Settings {
         seed: options.seed,
         duration: options.duration,
@@ -35,7 +35,7 @@ pub async fn run_and_tell(options: &Options) -> bool {
         .map(|scenario| async { (*scenario, run(scenario, &settings).await) })
         .buffer_unordered(options.at_once);
     while let Some((scenario, result)) = runs.next().await {
-        fine &= told(scenario, &result);
+        fine &= print_result(scenario, &result);
         outcomes.extend(result);
     }
     println!("\n{}", faults(&outcomes));
@@ -64,7 +64,7 @@ fn heading() -> String {
 }
 
 /// Prints the result of a scenario. Returns whether it is as expected.
-fn told(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
+fn print_result(scenario: &Scenario, result: &io::Result<Outcome>) -> bool {
     match result {
         Ok(outcome) => {
             println!("{}", line(outcome));
@@ -102,7 +102,7 @@ fn line(outcome: &Outcome) -> String {
         let _ = write!(text, "\n    {wrong}");
     }
     for (rule, findings) in by_rule(outcome) {
-        let _ = write!(text, "\n    found, as it may be: {rule} ({findings} times)");
+        let _ = write!(text, "\n    found, not promised: {rule} ({findings} times)");
     }
     if let Some(kept) = &outcome.kept {
         let _ = write!(text, "\n    histories: {}", kept.display());

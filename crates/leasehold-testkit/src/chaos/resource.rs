@@ -169,7 +169,7 @@ impl Shared {
         let (value, number) = (written.unwrap_or(counter.value), counter.requests);
         let event =
             json!({ "lock": lock, "token": token, "accepted": accepted, "value": value, "number": number });
-        self.history.tell(what, from, event);
+        self.history.record(what, from, event);
         let linger = self.lingering.load(Ordering::Relaxed) > 0;
         let stay = if linger { "stay" } else { "go" };
         format!("{} {value} {stay}\n", if accepted { "accepted" } else { "refused" })

@@ -57,14 +57,14 @@ mod tests {
     use leasehold::clock::{Clock, SystemClock};
 
     #[test]
-    fn the_kernels_words_are_read() {
+    fn proc_uptime_is_parsed() {
         assert_eq!(in_ms("35923.34 25410.17\n"), Some(35_923_340));
         assert_eq!(in_ms("7.05 1.00"), Some(7_050));
         assert_eq!(in_ms("7 1"), None);
     }
 
     #[test]
-    fn it_bounds_the_machines_own_clock() {
+    fn true_time_bounds_the_clock_of_the_machine() {
         let time = TrueTime::open().unwrap();
         let before = time.at_least_ms();
         let now = SystemClock.now().since_boot();

@@ -164,7 +164,7 @@ impl Worker {
                 }
                 Ok(None) => self.pause(5, 60).await,
                 Err(error) => {
-                    self.history.tell("failed", from, json!({ "error": error }));
+                    self.history.record("failed", from, json!({ "error": error }));
                     self.pause(50, 300).await;
                 }
             }
@@ -186,7 +186,7 @@ impl Worker {
                         return Box::new(Leasehold { lock, checked: kind == Kind::Leasehold });
                     }
                     Err(error) => {
-                        self.history.tell("failed", from, json!({ "error": format!("{error:#}") }));
+                        self.history.record("failed", from, json!({ "error": format!("{error:#}") }));
                         self.pause(100, 300).await;
                     }
                 }
@@ -209,7 +209,7 @@ impl Worker {
             lock: self.orders.lock.clone(),
             hold,
         };
-        self.tell("granted", from, &grant);
+        self.record("granted", from, &grant);
         grant
     }
 
@@ -239,7 +239,7 @@ impl Worker {
         let from = self.history.now();
         let held = grant.hold.check();
         if held {
-            self.tell("checked", from, grant);
+            self.record("checked", from, grant);
         }
         held
     }
@@ -264,7 +264,7 @@ impl Worker {
     async fn lost(&mut self, grant: &Grant) -> Use {
         // If this process was stopped for long, the resource may have refused it before the guard notices.
         if !grant.hold.check() {
-            self.tell("lost", self.history.now(), grant);
+            self.record("lost", self.history.now(), grant);
         }
         if grant.hold.token() > 0 {
             self.pause(0, 40).await;
@@ -285,12 +285,12 @@ impl Worker {
         let from = self.history.now();
         let how = grant.hold.end(way).await;
         let event = json!({ "lock": grant.lock, "grant": grant.name, "token": token, "how": how });
-        self.history.tell("over", from, event);
+        self.history.record("over", from, event);
     }
 
-    fn tell(&self, what: &str, from: u64, grant: &Grant) {
+    fn record(&self, what: &str, from: u64, grant: &Grant) {
         let event = json!({ "lock": grant.lock, "grant": grant.name, "token": grant.hold.token() });
-        self.history.tell(what, from, event);
+        self.history.record(what, from, event);
     }
 
     /// Pauses for a short time. Returns `false` if the lock is lost in the meantime.

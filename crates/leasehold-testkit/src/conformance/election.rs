@@ -36,25 +36,25 @@ fn assert_is(leader: Option<&Leader>, who: &str) {
 ///
 /// It may report a lower term first: a store may write a grant twice, with a higher token, before it reports the grant
 /// to its holder. It may also report an unknown leader first: a store may record the holder after the grant.
-async fn assert_tells(
+async fn assert_reports(
     client: &Client,
     changes: &mut BoxStream<'static, Result<Option<Leader>>>,
     first: Option<Leader>,
     leadership: &Leadership,
     who: &str,
 ) -> Option<Leader> {
-    let mut told = match first {
+    let mut reported = match first {
         Some(Leader { holder: None, .. }) => next(client, changes).await,
         first => first,
     };
     loop {
-        assert_is(told.as_ref(), who);
-        let (term, leads) = (told.as_ref().and_then(|leader| leader.term), leadership.term().ok());
+        assert_is(reported.as_ref(), who);
+        let (term, leads) = (reported.as_ref().and_then(|leader| leader.term), leadership.term().ok());
         if term == leads {
-            return told;
+            return reported;
         }
         assert!(term < leads, "term {term:?} was reported, above the leader's {leads:?}");
-        told = next(client, changes).await;
+        reported = next(client, changes).await;
     }
 }
 
@@ -64,7 +64,7 @@ pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &d
         [election(harness, "one").await, election(harness, "two").await, election(harness, "three").await];
     let leads = std::sync::atomic::AtomicBool::new(false);
     let terms = std::sync::Mutex::new(Vec::new());
-    let careers = candidates.iter().map(|(client, election)| {
+    let candidacies = candidates.iter().map(|(client, election)| {
         let (leads, terms) = (&leads, &terms);
         async move {
             let leadership = campaign(client, election).await;
@@ -76,7 +76,7 @@ pub async fn one_candidate_leads_and_another_follows_when_it_resigns(harness: &d
             assert_eq!(client.within("to resign", leadership.resign()).await.unwrap(), Released::Released);
         }
     });
-    join_all(careers).await;
+    join_all(candidacies).await;
     let terms = terms.into_inner().unwrap();
     assert!(terms.is_sorted_by(|earlier, later| earlier < later), "{terms:?}");
     candidates[0].0.assert_free(&name("lock")).await;
@@ -89,13 +89,13 @@ pub async fn an_observer_sees_each_leader_and_each_vacancy(harness: &dyn Harness
     let (three, follower) = election(harness, "three").await;
     let mut changes = follower.observe();
     assert_eq!(next(&three, &mut changes).await, None);
-    let (leadership, told) = join(campaign(&one, &first), next(&three, &mut changes)).await;
-    let told = assert_tells(&three, &mut changes, told, &leadership, "one").await;
-    assert_eq!(three.within("a look", follower.leader()).await.unwrap(), told);
-    let (resigned, told) = join(leadership.resign(), next(&three, &mut changes)).await;
-    assert_eq!((resigned.unwrap(), told), (Released::Released, None));
-    let (leadership, told) = join(campaign(&two, &second), next(&three, &mut changes)).await;
-    assert_tells(&three, &mut changes, told, &leadership, "two").await;
+    let (leadership, reported) = join(campaign(&one, &first), next(&three, &mut changes)).await;
+    let reported = assert_reports(&three, &mut changes, reported, &leadership, "one").await;
+    assert_eq!(three.within("a look", follower.leader()).await.unwrap(), reported);
+    let (resigned, reported) = join(leadership.resign(), next(&three, &mut changes)).await;
+    assert_eq!((resigned.unwrap(), reported), (Released::Released, None));
+    let (leadership, reported) = join(campaign(&two, &second), next(&three, &mut changes)).await;
+    assert_reports(&three, &mut changes, reported, &leadership, "two").await;
     drop(leadership);
     assert_eq!(next(&three, &mut changes).await, None);
 }
@@ -107,15 +107,15 @@ pub async fn an_observer_sees_a_leader_that_follows_at_once(harness: &dyn Harnes
     let (three, follower) = election(harness, "three").await;
     let leadership = campaign(&one, &first).await;
     let mut changes = follower.observe();
-    let told = next(&three, &mut changes).await;
-    assert_tells(&three, &mut changes, told, &leadership, "one").await;
+    let reported = next(&three, &mut changes).await;
+    assert_reports(&three, &mut changes, reported, &leadership, "one").await;
     let (resigned, leadership) = join(leadership.resign(), campaign(&two, &second)).await;
     assert_eq!(resigned.unwrap(), Released::Released);
-    let told = match next(&three, &mut changes).await {
+    let reported = match next(&three, &mut changes).await {
         None => next(&three, &mut changes).await,
-        told => told,
+        reported => reported,
     };
-    assert_tells(&three, &mut changes, told, &leadership, "two").await;
+    assert_reports(&three, &mut changes, reported, &leadership, "two").await;
 }
 
 /// A leader's value survives its renewals.

@@ -28,7 +28,7 @@ async fn is_refused(harness: &dyn Harness) -> bool {
     if client.store.capabilities().cooldowns {
         return false;
     }
-    let refused = once.run(async |_| -> Result<(), ()> { panic!("it must not run") }).await;
+    let refused = once.run(async |_| -> Result<(), ()> { panic!("the job must not run") }).await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
     client.assert_free(&name("job")).await;
     true
@@ -94,7 +94,7 @@ pub async fn a_job_of_a_dead_machine_is_run_by_another_in_the_same_period(harnes
     let (client, once) = job(harness, "two", LONG).await;
     // This grant is never renewed, as if the machine had died.
     let grant = dead.granted(&name("job"), harness.ttl()).await;
-    let tried = once.try_run(async |_| -> Result<(), ()> { panic!("it must not run yet") }).await;
+    let tried = once.try_run(async |_| -> Result<(), ()> { panic!("the job must not run yet") }).await;
     assert_eq!(tried.unwrap_err().kind(), ErrorKind::Held);
     let ran = once.run(async |_| {
         client.assert_passed(grant.deadline);

@@ -67,12 +67,12 @@ pub async fn history_shows_how_grants_ended(harness: &dyn Harness) {
     if !one.store.capabilities().history {
         return assert!(history.is_empty(), "{history:?}");
     }
-    let told: Vec<_> =
+    let reported: Vec<_> =
         history.iter().map(|past| (past.token, past.grant, past.holder.name.as_str(), past.end)).collect();
     let expected = [
         (lapsed.token, lapsed.id, "one", End::Lapsed),
         (evicted.token, evicted.id, "two", End::Evicted),
         (released.token, released.id, "one", End::Released),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }

@@ -6,7 +6,7 @@ use super::Harness;
 use super::client::{Client, LONG, name};
 
 /// Returns `grant` as it is in a process that has only a ticket.
-fn told(grant: &Grant) -> Grant {
+fn from_ticket(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
         token: grant.token,
@@ -25,16 +25,16 @@ pub async fn a_ticket_renews_and_releases(harness: &dyn Harness) {
     let lock = name("lock");
     let mut grant = one.granted(&lock, LONG).await;
     one.store.detach(&mut grant).await.unwrap();
-    let mut ticket = told(&grant);
+    let mut ticket = from_ticket(&grant);
     two.renewed(&mut ticket).await;
     two.renewed(&mut ticket).await;
     one.refused(&lock).await;
-    assert_eq!(two.release(&mut told(&grant)).await, Released::Released);
+    assert_eq!(two.release(&mut from_ticket(&grant)).await, Released::Released);
     one.assert_free(&lock).await;
-    two.lost(&mut told(&grant)).await;
+    two.lost(&mut from_ticket(&grant)).await;
     let mut next = one.granted(&lock, LONG).await;
-    two.lost(&mut told(&grant)).await;
-    assert_eq!(two.release(&mut told(&grant)).await, Released::AlreadyLost);
+    two.lost(&mut from_ticket(&grant)).await;
+    assert_eq!(two.release(&mut from_ticket(&grant)).await, Released::AlreadyLost);
     one.renewed(&mut next).await;
 }
 

@@ -66,11 +66,11 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
     let mut grant = holder.granted(&lock, LONG).await;
     let mut waiters = Vec::new();
     for n in 0..WAITERS {
-        let (client, claim, told) = joined(harness, &format!("waiter-{n}"), LONG).await;
+        let (client, claim, held) = joined(harness, &format!("waiter-{n}"), LONG).await;
         // A store that does not count the waiters does not report how many are before this one.
-        let ahead = told.ahead.or(Some(n).filter(|n| *n > 0 && client.store.capabilities().watches));
+        let ahead = held.ahead.or(Some(n).filter(|n| *n > 0 && client.store.capabilities().watches));
         let before = waiters.last().map(|(before, _): &(Client, Claim)| before.who());
-        assert_eq!((ahead, told.behind.as_ref()), (Some(n), before), "waiter {n}");
+        assert_eq!((ahead, held.behind.as_ref()), (Some(n), before), "waiter {n}");
         waiters.push((client, claim));
     }
     let (client, claim) = waiters.remove(GAVE_UP);
@@ -106,8 +106,8 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     // This waiter never asks again. A live waiter with a short ttl asks often, so this one is soon passed over.
     joined(harness, "dead", harness.ttl()).await;
     let (next, next_claim, _) = joined(harness, "next", LONG).await;
-    let (last, last_claim, told) = joined(harness, "last", LONG).await;
-    assert_eq!(told.behind.as_ref(), Some(next.who()));
+    let (last, last_claim, held) = joined(harness, "last", LONG).await;
+    assert_eq!(held.behind.as_ref(), Some(next.who()));
     let asked = holder.env().now();
     holder.release(&mut grant).await;
     if let AcquireOutcome::Granted(_) = last.attempt(&last_claim).await {
@@ -118,8 +118,8 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     }
     let mut later = next.within("the lock", acquired(&next, &next_claim)).await;
     next.assert_rises(grant.token, later.token);
-    let AcquireOutcome::Held(told) = last.attempt(&last_claim).await else { panic!("the lock is held") };
-    assert_eq!((told.ahead, told.behind), (Some(0), None), "the last waiter is the first now");
+    let AcquireOutcome::Held(held) = last.attempt(&last_claim).await else { panic!("the lock is held") };
+    assert_eq!((held.ahead, held.behind), (Some(0), None), "the last waiter is the first now");
     next.release(&mut later).await;
     let mut latest = last.within("the lock", acquired(&last, &last_claim)).await;
     last.assert_rises(later.token, latest.token);
@@ -134,16 +134,16 @@ async fn joined(harness: &dyn Harness, who: &str, ttl: Duration) -> (Client, Cla
     claim.waits = true;
     let joins = async {
         loop {
-            let AcquireOutcome::Held(told) = client.attempt(&claim).await else { panic!("the lock is held") };
+            let AcquireOutcome::Held(held) = client.attempt(&claim).await else { panic!("the lock is held") };
             // A store with notifications puts a claim into the line when it refuses it.
-            if told.ahead.is_some() || client.store.capabilities().watches {
-                return told;
+            if held.ahead.is_some() || client.store.capabilities().watches {
+                return held;
             }
-            client.store.turn(&claim, &told).await.unwrap();
+            client.store.turn(&claim, &held).await.unwrap();
         }
     };
-    let told = client.within("joining the line", joins).await;
-    (client, claim, told)
+    let held = client.within("joining the line", joins).await;
+    (client, claim, held)
 }
 
 async fn acquired(client: &Client, claim: &Claim) -> Grant {

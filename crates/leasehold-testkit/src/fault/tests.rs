@@ -87,7 +87,7 @@ async fn exists(register: &FaultyRegister, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_four_outcomes_of_a_write() {
+async fn each_outcome_of_a_write_takes_effect() {
     let register = MapRegister::faulty();
     for (key, outcome, applied, answered) in [
         ("a", Outcome::Fine, true, true),

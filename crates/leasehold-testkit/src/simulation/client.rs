@@ -255,9 +255,9 @@ impl Client {
 
     /// Stops the process while true time passes.
     async fn pause(&mut self, length: Duration) {
-        self.host.stop();
+        self.host.stop_process();
         self.world.clock_sleep(length).await;
-        self.host.go_on();
+        self.host.resume_process();
         self.paused += length;
     }
 
@@ -272,9 +272,9 @@ impl Client {
     /// Stops the machine together with its clocks while true time passes.
     async fn stand_still(&mut self, length: Duration) {
         let from = self.world.now();
-        self.host.stand_still();
+        self.host.stop_clocks();
         self.pause(length).await;
-        self.host.resume();
+        self.host.resume_clocks();
         self.world.checker.stood_still(self.seed, from, self.world.now());
     }
 

@@ -17,7 +17,7 @@ use super::{LOCK, Plan};
 /// response.
 const BRAND_NEW: Duration = Duration::from_secs(4);
 /// How much longer a create may be under way while clocks stand still and no `Date` shows that.
-const UNTOLD: Duration = Duration::from_secs(2);
+const CLOCKS_STILL: Duration = Duration::from_secs(2);
 
 /// The source of the faults that affect all machines.
 pub(super) struct Fate {
@@ -110,8 +110,8 @@ impl Fate {
         };
         // The record of a recent grant is not deleted, because another client's create may be under way. The
         // documentation describes the effect on tokens.
-        let untold = if self.plan().has(Fault::StandStills) { UNTOLD } else { Duration::ZERO };
-        if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + untold {
+        let longer = if self.plan().has(Fault::StandStills) { CLOCKS_STILL } else { Duration::ZERO };
+        if self.world.now() < self.world.checker.granted_last(LOCK) + BRAND_NEW + longer {
             return;
         }
         let register = &self.world.register.inner;

@@ -42,14 +42,14 @@ impl Host {
     }
 
     /// Stops the clocks of the machine.
-    pub(super) fn stand_still(&self) {
+    pub(super) fn stop_clocks(&self) {
         let mut still = self.still();
         let (since, tasks) = still.since.unwrap_or((self.clock.now(), 0));
         still.since = Some((since, tasks + 1));
     }
 
     /// Resumes the clocks, which have missed the time in between.
-    pub(super) fn resume(&self) {
+    pub(super) fn resume_clocks(&self) {
         let mut still = self.still();
         still.since = match still.since {
             Some((since, 1)) => {
@@ -65,11 +65,11 @@ impl Host {
         &self.clock
     }
 
-    pub(super) fn stop(&self) {
+    pub(super) fn stop_process(&self) {
         self.stopped.send_modify(|stopped| *stopped += 1);
     }
 
-    pub(super) fn go_on(&self) {
+    pub(super) fn resume_process(&self) {
         self.stopped.send_modify(|stopped| *stopped -= 1);
     }
 

@@ -60,8 +60,8 @@ impl Observers {
         for Observed { client, latest } in &mut self.watched {
             client.world.checker.lock().concluded = true;
             client.link.revive();
-            let told = latest.wait_for(|told| *told == Some(term));
-            if timeout(&*client.host, LEARNING, told).await.is_none() {
+            let reported = latest.wait_for(|reported| *reported == Some(term));
+            if timeout(&*client.host, LEARNING, reported).await.is_none() {
                 let latest = *latest.borrow();
                 self.checker.violated(
                     OBSERVERS_ARE_TOLD,
@@ -77,9 +77,9 @@ async fn observe(client: Arc<Client>, tell: watch::Sender<Option<u64>>) {
     let mut changes = client.locker.election(LOCK).observe();
     let mut highest = None;
     let mut before: Option<Option<Leader>> = None;
-    while let Some(told) = changes.next().await {
-        let told = match told {
-            Ok(told) => told,
+    while let Some(reported) = changes.next().await {
+        let reported = match reported {
+            Ok(reported) => reported,
             Err(error) => {
                 return client
                     .world
@@ -87,21 +87,21 @@ async fn observe(client: Arc<Client>, tell: watch::Sender<Option<u64>>) {
                     .violated(OBSERVERS_ARE_TOLD, format!("an observer was told {error}"));
             }
         };
-        if before.as_ref() == Some(&told) {
+        if before.as_ref() == Some(&reported) {
             client
                 .world
                 .checker
-                .violated(OBSERVERS_ARE_TOLD, format!("an observer was told twice of {told:?}"));
+                .violated(OBSERVERS_ARE_TOLD, format!("an observer was told twice of {reported:?}"));
         }
-        let term = told.as_ref().map(|leader| leader.term.map_or(0, leasehold::Token::get));
-        if let Some(leader) = &told {
-            client.world.checker.told(leader, highest);
+        let term = reported.as_ref().map(|leader| leader.term.map_or(0, leasehold::Token::get));
+        if let Some(leader) = &reported {
+            client.world.checker.saw_leader(leader, highest);
             highest = highest.max(term);
         }
-        before = Some(told);
+        before = Some(reported);
         let _ = tell.send(term);
     }
-    client.world.checker.violated(OBSERVERS_ARE_TOLD, "an observer was told nothing any more".to_owned());
+    client.world.checker.violated(OBSERVERS_ARE_TOLD, "the stream of leaders ended".to_owned());
 }
 
 /// Breaks and heals the network of an observer.
@@ -131,19 +131,19 @@ async fn have_accidents(client: Arc<Client>, seed: u64) {
 
 impl Checker {
     /// Records that an observer that has seen terms up to `highest` sees `leader`.
-    fn told(&self, leader: &Leader, highest: Option<u64>) {
+    fn saw_leader(&self, leader: &Leader, highest: Option<u64>) {
         let mut checked = self.lock();
-        checked.history.told += 1;
+        checked.history.leaders_seen += 1;
         let term = leader.term.map(leasehold::Token::get);
         let flaw = if term < highest {
             Some(format!("after {highest:?}"))
         } else if term.is_none_or(|term| checked.values.get(&term) != leader.value.as_ref()) {
-            Some("and that was not granted to who advertises it".to_owned())
+            Some("whose value does not match its grant".to_owned())
         } else {
             None
         };
         if let Some(flaw) = flaw {
-            checked.violates(OBSERVERS_ARE_TOLD, format!("an observer was told of {leader:?} {flaw}"));
+            checked.violates(OBSERVERS_ARE_TOLD, format!("an observer was told of {leader:?}, {flaw}"));
         }
     }
 }

@@ -113,8 +113,8 @@ impl Recorder {
             let token = metadata.user.get("leasehold-token").and_then(|token| token.parse().ok());
             // Writers to a resource that does not check tokens put the token into the content.
             let content = String::from_utf8_lossy(bytes);
-            let told = content.split(' ').next().and_then(|token| token.parse().ok());
-            self.checker.accepted(token.or(told).unwrap_or(0), &content);
+            let in_content = content.split(' ').next().and_then(|token| token.parse().ok());
+            self.checker.accepted(token.or(in_content).unwrap_or(0), &content);
         } else if let Some(name) = lock_name(key)
             && let Ok(record) = serde_json::from_slice::<Record<'_>>(bytes)
         {

@@ -36,7 +36,7 @@ const TOKEN_FILE: &str = "token";
 /// # Panics
 /// When the server does not start.
 pub fn serve(folder: &Path) -> String {
-    let (told, address) = mpsc::channel();
+    let (sender, address) = mpsc::channel();
     let store = format!("sqlite:{}", folder.join(LOCKS).display());
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -48,7 +48,7 @@ pub fn serve(folder: &Path) -> String {
                 b"a secret for tests".to_vec(),
             );
             let server = Server::bind(locker, settings).await.unwrap();
-            told.send(server.address()).unwrap();
+            sender.send(server.address()).unwrap();
             server.run(std::future::pending()).await.unwrap();
         });
     });

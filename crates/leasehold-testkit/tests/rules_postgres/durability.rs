@@ -4,7 +4,7 @@ use super::*;
 
 /// A commit that does not wait for the disk is lost when the server is killed.
 #[tokio::test]
-async fn a_grant_survives_a_crash_where_other_commits_need_not() {
+async fn a_grant_survives_a_crash_with_synchronous_commit_off() {
     let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
     let store = open(&url).await;
     let grant = granted(&*store).await;
@@ -90,7 +90,7 @@ async fn wait_for_a_standby(url: &str) {
 
 /// A deletion that was reported survives a crash.
 #[tokio::test]
-async fn a_sweep_survives_a_crash_where_other_commits_need_not() {
+async fn a_sweep_survives_a_crash_with_synchronous_commit_off() {
     let (mut server, url, _folder) = server(&["synchronous_commit=off", "wal_writer_delay=10s"]).await;
     let store = open(&url).await;
     store.release(&mut granted(&*store).await, None).await.unwrap();

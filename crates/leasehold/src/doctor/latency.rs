@@ -112,7 +112,7 @@ fn survives_a_lost_renewal(ttl: Ttl, trip: Duration) -> bool {
     trip <= attempt_limit(ttl) && latest + attempt_limit(ttl) + RETRY_PAUSE + 2 * trip <= ttl.holder_span()
 }
 
-pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
+pub(super) fn ttl_finding(found: Option<SmallestTtl>, ttl: Ttl) -> Finding {
     const CHECK: &str = "smallest-ttl";
     let Some(found) = found else {
         return Finding::new(CHECK, CheckStatus::Warning, "no ttl is safe if renewals take this long")
@@ -128,12 +128,12 @@ pub(super) fn ttl_finding(found: Option<SmallestTtl>, wanted: Ttl) -> Finding {
         str::to_owned,
     );
     let seen = format!("{:?}: {because}", found.smallest.get());
-    if wanted >= found.smallest {
+    if ttl >= found.smallest {
         return Finding::passed(CHECK, seen);
     }
     Finding::new(CHECK, CheckStatus::Warning, seen).with_help(format!(
         "a ttl of {:?} is too short here: a slow response would lose the lock; use --ttl {:?} or more",
-        wanted.get(),
+        ttl.get(),
         found.smallest.get()
     ))
 }

@@ -32,7 +32,7 @@ pub(super) async fn examine(store: &dyn LeaseStore, place: &str, examination: &E
     // The first check that cannot run ends the examination. The earlier findings are kept.
     if let Err(stop) = patient.examine().await {
         patient.findings.push(stop);
-        patient.free_what_is_held().await;
+        patient.free_held_locks().await;
     }
     let left = patient.clean_up().await;
     Found { findings: patient.findings, trips: patient.trips, left }
@@ -358,7 +358,7 @@ impl<'a> Patient<'a> {
     }
 
     /// Frees the locks after the examination has ended early. No other client knows these names.
-    async fn free_what_is_held(&self) {
+    async fn free_held_locks(&self) {
         for name in &self.taken {
             if let Ok(status) = self.store.inspect(name).await
                 && let (State::Held(_), Some(token)) = (status.state, status.token)

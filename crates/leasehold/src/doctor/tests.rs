@@ -42,9 +42,9 @@ enum Wrong {
     GrantsOneTooMany,
     InspectsLate,
     ForgetsTokens,
-    RenewsTheEvicted,
+    RenewsEvictedGrants,
     ReleasesForOthers,
-    CallsAllReleased,
+    ReportsAllReleased,
     LosesWhatIsHeld,
     /// Loses a held lock, but only after several renewals.
     LosesLater,
@@ -80,7 +80,7 @@ impl Bad {
         self.wrong == wrong
     }
 
-    fn granted_nonetheless(&self, claim: &Claim) -> Answer {
+    fn granted_despite_holder(&self, claim: &Claim) -> Answer {
         let deadline = crate::lease::deadline(claim.ttl, self.good.env().now());
         let name = claim.name.clone();
         let token = Token::new(1).unwrap();
@@ -104,9 +104,9 @@ impl LeaseStore for Bad {
         let answer = self.good.try_acquire(claim).await;
         self.claims_at_once.fetch_sub(1, Ordering::SeqCst);
         match answer? {
-            Answer::Held(_) if self.is(Wrong::GrantsTwice) => Ok(self.granted_nonetheless(claim)),
+            Answer::Held(_) if self.is(Wrong::GrantsTwice) => Ok(self.granted_despite_holder(claim)),
             Answer::Held(_) if self.is(Wrong::GrantsOneTooMany) && at_once == 1 => {
-                Ok(self.granted_nonetheless(claim))
+                Ok(self.granted_despite_holder(claim))
             }
             Answer::Granted(grant) if self.is(Wrong::ForgetsTokens) => {
                 Ok(Answer::Granted(Grant { token: Token::new(1).unwrap(), ..grant }))
@@ -128,7 +128,7 @@ impl LeaseStore for Bad {
         if self.is(Wrong::LosesWhatIsHeld) || later && self.is(Wrong::LosesLater) {
             self.good.evict(&grant.name, grant.token, None).await?;
         }
-        if self.is(Wrong::RenewsTheEvicted) && self.evicted.load(Ordering::SeqCst) > 0 {
+        if self.is(Wrong::RenewsEvictedGrants) && self.evicted.load(Ordering::SeqCst) > 0 {
             return Ok(Renewal::Renewed);
         }
         self.good.renew(grant).await
@@ -144,7 +144,7 @@ impl LeaseStore for Bad {
                 Ok(Released::Released)
             }
             // A lost response to a delete looks like this.
-            Wrong::CallsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
+            Wrong::ReportsAllReleased => self.good.release(grant, cooldown).await.map(|_| Released::Released),
             _ => self.good.release(grant, cooldown).await,
         }
     }
@@ -213,9 +213,9 @@ async fn each_flaw_of_leases_fails_its_check() {
         (Wrong::GrantsOneTooMany, Some("claims-race")),
         (Wrong::InspectsLate, Some("sees-grant")),
         (Wrong::ForgetsTokens, Some("tokens")),
-        (Wrong::RenewsTheEvicted, Some("stale-holder")),
+        (Wrong::RenewsEvictedGrants, Some("stale-holder")),
         (Wrong::ReleasesForOthers, Some("stale-holder")),
-        (Wrong::CallsAllReleased, None),
+        (Wrong::ReportsAllReleased, None),
         (Wrong::LosesWhatIsHeld, Some("renewal")),
         (Wrong::LosesLater, Some("renewal")),
         (Wrong::RepeatsTokensLater, Some("tokens")),

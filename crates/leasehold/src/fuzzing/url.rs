@@ -15,26 +15,26 @@ pub fn store_url(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
     let url = lines.next().unwrap_or_default();
-    comes_back(url);
+    assert_round_trip(url);
     if text.contains("hunter2") {
         return;
     }
     let (before, after) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     for scheme in ["s3", "gs", "dynamodb", "etcd", "sqlite", "mem", "other"] {
         // The password is not percent-encoded, because users may not know that it must be.
-        hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
-        hides(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
+        assert_hidden(&format!("{scheme}://user:{before}{SECRET}{after}@host1:2379/prefix"));
+        assert_hidden(&format!("{scheme}://user:{before}{SECRET}{after}@host1/a?region=eu-west-1"));
     }
     if let Some((scheme, rest)) = url.split_once("://").filter(|(scheme, _)| !scheme.contains(':')) {
-        hides(&format!("{scheme}://user:{SECRET}@{rest}"));
+        assert_hidden(&format!("{scheme}://user:{SECRET}@{rest}"));
         let and = if rest.contains('?') { '&' } else { '?' };
         for option in ["secret_key", "password", "Secret", "token", "credentials", "api_key"] {
-            hides(&format!("{url}{and}{option}={SECRET}"));
+            assert_hidden(&format!("{url}{and}{option}={SECRET}"));
         }
     }
 }
 
-fn comes_back(text: &str) {
+fn assert_round_trip(text: &str) {
     let url = match StoreUrl::parse(text) {
         Ok(url) => url,
         Err(error) => return assert_readable_error(&error),
@@ -54,7 +54,7 @@ fn comes_back(text: &str) {
     }
 }
 
-fn hides(text: &str) {
+fn assert_hidden(text: &str) {
     let hidden = |shown: String| assert!(!shown.contains(SECRET), "{text:?}: {shown}");
     let in_error = |error: Error| hidden(format!("{error} {error:?} {:?}", error.help()));
     match StoreUrl::parse(text) {

@@ -53,7 +53,7 @@ pub struct Claim {
     /// [`AcquireOutcome::Lost`]: super::AcquireOutcome::Lost
     pub repeatable: bool,
     /// Whether to read the line even if the lock's record does not show that processes wait.
-    pub(crate) looks: bool,
+    pub(crate) reads_line: bool,
     /// The claim's place in the line.
     pub(crate) place: Place,
     /// The [queue](PermitQueue) of the waiters, if this claim is for a permit that has one.
@@ -79,7 +79,7 @@ impl Claim {
             trouble: StoreTrouble::default(),
             barges: false,
             repeatable: false,
-            looks: false,
+            reads_line: false,
             place: Place::default(),
             queue: None,
         }

@@ -195,7 +195,7 @@ impl<'a> Change<'a> {
     }
 
     /// Returns the error for a write whose outcome is unknown.
-    fn untold(&self, why: &str) -> Error {
+    fn unknown_outcome(&self, why: &str) -> Error {
         Error::new(
             ErrorKind::Unavailable,
             format!("{:?} may or may not have been written, now or later: {why}", self.key),
@@ -269,7 +269,9 @@ impl Driver<'_> {
                     return now.map(Some);
                 }
                 Verdict::Unknown => {
-                    return Err(change.untold("the response was lost, and other clients have written since"));
+                    return Err(
+                        change.unknown_outcome("the response was lost, and other clients have written since")
+                    );
                 }
                 Verdict::Again if !sent => looked = now.at,
                 Verdict::Again => {
@@ -376,7 +378,7 @@ impl Driver<'_> {
 
     /// Returns the final error, caused by `error`.
     fn gave_up(&self, unknown: bool, error: StoreError) -> Error {
-        if unknown { self.change.untold(&error.to_string()) } else { self.change.failed(error) }
+        if unknown { self.change.unknown_outcome(&error.to_string()) } else { self.change.failed(error) }
     }
 }
 

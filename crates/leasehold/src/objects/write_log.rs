@@ -326,7 +326,7 @@ mod tests {
         Sight::new(Version::new(version), metadata).unwrap()
     }
 
-    fn told(base: &Sight, unknown: bool, now: &Sight) -> Verdict {
+    fn verdict_on(base: &Sight, unknown: bool, now: &Sight) -> Verdict {
         verdict(base, &[nonce(1)], unknown, now, &capabilities(true))
     }
 
@@ -335,9 +335,9 @@ mod tests {
         let base = foreign("1");
         let mut now = after(&base, 1, "2");
         for number in 2..=32 {
-            assert_eq!(told(&base, true, &now), Verdict::Applied);
+            assert_eq!(verdict_on(&base, true, &now), Verdict::Applied);
             assert_eq!(
-                told(&base, false, &now),
+                verdict_on(&base, false, &now),
                 Verdict::Applied,
                 "the response to a second copy is a conflict"
             );
@@ -345,14 +345,14 @@ mod tests {
         }
         // After one more write, the log no longer contains it.
         let now = after(&now, 40, "40");
-        assert_eq!(told(&base, true, &now), Verdict::Unknown);
+        assert_eq!(verdict_on(&base, true, &now), Verdict::Unknown);
     }
 
     #[test]
     fn rule_2_a_write_is_sent_again_while_nothing_changed() {
         for base in [foreign("1"), after(&foreign("1"), 7, "2"), Sight::default()] {
-            assert_eq!(told(&base, true, &base.clone()), Verdict::Again);
-            assert_eq!(told(&base, false, &base.clone()), Verdict::Again);
+            assert_eq!(verdict_on(&base, true, &base.clone()), Verdict::Again);
+            assert_eq!(verdict_on(&base, false, &base.clone()), Verdict::Again);
         }
     }
 
@@ -368,7 +368,7 @@ mod tests {
     fn rule_3_a_conflict_means_not_applied() {
         let base = foreign("1");
         for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), Sight::default()] {
-            assert_eq!(told(&base, false, &now), Verdict::Never);
+            assert_eq!(verdict_on(&base, false, &now), Verdict::Never);
         }
     }
 
@@ -376,7 +376,7 @@ mod tests {
     fn rule_4_a_write_whose_base_was_replaced_can_never_apply() {
         for base in [foreign("1"), after(&foreign("0"), 7, "1")] {
             let now = after(&after(&base, 8, "2"), 9, "3");
-            assert_eq!(told(&base, true, &now), Verdict::Never);
+            assert_eq!(verdict_on(&base, true, &now), Verdict::Never);
             let unsure = verdict(&base, &[nonce(1)], true, &now, &capabilities(false));
             assert_eq!(unsure, Verdict::Unknown, "where versions recur, it may have replaced it later");
         }
@@ -386,12 +386,12 @@ mod tests {
     fn rule_5_after_a_wipe_or_deletion_the_effect_is_unknown() {
         let base = after(&foreign("0"), 7, "1");
         for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
-            assert_eq!(told(&base, true, &now), Verdict::Unknown);
+            assert_eq!(verdict_on(&base, true, &now), Verdict::Unknown);
         }
         // After a create, another client may have created the object after ours was deleted.
         let now = after(&Sight::default(), 8, "2");
-        assert_eq!(told(&Sight::default(), true, &now), Verdict::Unknown);
-        assert_eq!(told(&Sight::default(), false, &now), Verdict::Never);
+        assert_eq!(verdict_on(&Sight::default(), true, &now), Verdict::Unknown);
+        assert_eq!(verdict_on(&Sight::default(), false, &now), Verdict::Never);
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl ObservedStore {
         };
         let evicted = self.asked(Operation::Evict, Some(lock), answer, judge).await?;
         if evicted == Evicted::Evicted {
-            self.observers.tell(&Event::Evicted { lock, token, why });
+            self.observers.report(&Event::Evicted { lock, token, why });
         }
         Ok(evicted)
     }
@@ -100,7 +100,7 @@ impl Drop for Request<'_> {
         let Some(began) = self.began else { return };
         let took = elapsed(began, self.store.env().now());
         let Self { operation, lock, outcome, .. } = *self;
-        self.store.observers.tell(&Event::Request { operation, lock, took, outcome });
+        self.store.observers.report(&Event::Request { operation, lock, took, outcome });
     }
 }
 

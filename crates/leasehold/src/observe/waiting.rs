@@ -27,7 +27,7 @@ impl Waiting {
             && self.began.is_none()
         {
             self.began = Some(env.now());
-            observers.tell(&Event::WaitBegan { lock });
+            observers.report(&Event::WaitBegan { lock });
         }
     }
 }
@@ -36,7 +36,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some(((observers, env, lock), began)) = self.reports.as_ref().zip(self.began) {
             let (waited, acquired) = (elapsed(began, env.now()), self.acquired);
-            observers.tell(&Event::WaitEnded { lock, waited, acquired });
+            observers.report(&Event::WaitEnded { lock, waited, acquired });
         }
     }
 }

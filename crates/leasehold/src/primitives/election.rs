@@ -72,7 +72,7 @@ impl Election {
     fn new(lock: Lock) -> Self {
         // It matters more to have a new leader than which candidate leads. So no candidate waits for one that has died
         // in the line.
-        Self { lock: lock.not_handed_on().barge() }
+        Self { lock: lock.not_passed_on().barge() }
     }
 
     /// Sets the value that this candidate advertises while it leads, such as its address.
@@ -118,10 +118,10 @@ impl Election {
         Self { lock: self.lock.store_timeout(timeout) }
     }
 
-    /// Calls `tell` whenever a waiting campaign learns which process leads. Useful for progress displays and logs.
+    /// Calls `callback` whenever a waiting campaign learns which process leads. Useful for progress displays and logs.
     #[must_use]
-    pub fn on_wait(self, tell: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
-        Self { lock: self.lock.on_wait(tell) }
+    pub fn on_wait(self, callback: impl Fn(&HolderInfo) + Send + Sync + 'static) -> Self {
+        Self { lock: self.lock.on_wait(callback) }
     }
 
     /// Waits until this candidate leads, for as long as it takes.

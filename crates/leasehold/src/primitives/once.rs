@@ -252,7 +252,7 @@ impl OncePer {
     /// ```
     pub async fn acquire(&self) -> Result<Due> {
         self.check()?;
-        due(self.lock.acquire_unless_it_rests().await)
+        due(self.lock.acquire_unless_in_cooldown().await)
     }
 
     /// Acquires the lock like [`acquire`](Self::acquire), but without waiting. Cancel safe.
@@ -271,7 +271,7 @@ impl OncePer {
     /// Returns the same errors as [`run_within`](Self::run_within) before the body runs.
     pub async fn acquire_within(&self, limit: Duration) -> Result<Due> {
         self.check()?;
-        due(self.lock.within(limit, |lock| async move { lock.acquire_unless_it_rests().await }).await)
+        due(self.lock.within(limit, |lock| async move { lock.acquire_unless_in_cooldown().await }).await)
     }
 
     /// Checks the period and the store before anything runs.
@@ -305,7 +305,8 @@ impl OncePer {
         let output = tokio::select! {
             biased;
             loss = guard.lost() => {
-                return Err(Error::lost(loss).with_help("the job was stopped before its end; it may run again at once"));
+                return Err(Error::lost(loss)
+                    .with_help("the job was stopped before it finished; it may run again at once"));
             }
             output = body(&guard) => output,
         };
@@ -318,13 +319,13 @@ impl OncePer {
         // Work that ended after the deadline must not look protected.
         guard.check().map_err(|lost| lost.with_help(MAY_RUN_AGAIN))?;
         if succeeded || self.cooldown_after_failure {
-            self.lay_to_rest(guard).await
+            self.record_run(guard).await
         } else {
             guard.release_held().await.map_err(|lost| lost.with_help(MAY_RUN_AGAIN))
         }
     }
 
-    async fn lay_to_rest(&self, guard: Guard) -> Result<()> {
+    async fn record_run(&self, guard: Guard) -> Result<()> {
         let name = guard.name().clone();
         let (kind, why) = match guard.release_with_cooldown(self.period).await {
             Ok(Released::Released) => return Ok(()),

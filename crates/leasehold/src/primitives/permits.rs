@@ -150,8 +150,8 @@ impl Permits {
         }
         while let State::Held(held) = store.inspect(&self.name).await?.state {
             seen.note(&self.name, held.clone());
-            turn.tell(held.clone());
-            self.lock.tell(&held);
+            turn.report_holder(held.clone());
+            self.lock.report_holder(&held);
             waited = true;
             // Ignore a transient error: the next poll has its own timeout.
             if let Err(error) = store.changed(&self.name, &held).await
@@ -186,7 +186,7 @@ impl Permits {
     /// the first permit that becomes free. Then it leaves the other lines. If another permit is granted at the same
     /// moment, it is released when its guard is dropped.
     async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
-        turn.tell(seen.soonest().unwrap_or_default());
+        turn.report_holder(seen.soonest().unwrap_or_default());
         let waiting = self.permits.iter().map(|permit| {
             let lock = seen.noting(permit, &self.lock);
             Box::pin(async move { lock.acquire().await })
@@ -230,7 +230,7 @@ impl Permits {
             several => format!("all {several} {} of `{}` are held", self.plural, self.name),
         };
         match seen.soonest() {
-            Some(soonest) => Error::held_as(format!("{message}: {}", seen.told()), soonest),
+            Some(soonest) => Error::held_as(format!("{message}: {}", seen.described()), soonest),
             // The queue reported the holder, but not whether it holds the gate or a permit.
             None if self.gated => Error::held(&self.name, held),
             None => Error::held_as(format!("{message}, among others by {held}"), held),
@@ -277,22 +277,25 @@ impl Attempt {
     /// Waits until this process is the first in the queue for the permits. When this attempt is dropped, after a grant,
     /// the next process becomes the first. If the queue's lock cannot be acquired, permits are granted in any order.
     async fn line_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
-        turn.tell(seen.soonest().unwrap_or_default());
-        let (seen, tells) = (seen.clone(), self.permits.lock.clone());
+        turn.report_holder(seen.soonest().unwrap_or_default());
+        let (seen, reporter) = (seen.clone(), self.permits.lock.clone());
         let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {
             let holder = seen.soonest().unwrap_or_else(|| first.clone());
             // The holder of the queue's lock also waits for a permit, before all waiters in the lock's line.
             let ahead = first.ahead.map(|ahead| ahead + 1);
             let holds = || first.holder.as_ref().map(Holder::of_the_past);
             let behind = ahead.and_then(|_| first.behind.clone().or_else(holds));
-            tells.tell(&HolderInfo { ahead, behind, ..holder });
+            reporter.report_holder(&HolderInfo { ahead, behind, ..holder });
         });
         let store = self.permits.lock.locker().store().clone();
         let asked = store.env().now();
         let first = lock.acquire().await;
         let now = store.env().now();
         if let Err(error) = &first {
-            tracing::warn!(lock = %queue.name, %error, "waits for permits in no particular order");
+            tracing::warn!(
+                lock = %queue.name, %error,
+                "the permit queue is unavailable; permits are granted in any order"
+            );
         }
         // Permits may have been released in the meantime.
         self.tried = now.longest_since(asked) < store.capabilities().poll_interval.min;
@@ -357,13 +360,13 @@ impl Seen {
     }
 
     /// Returns a list of the holders, for people.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn described(&self) -> String {
         let known = self.known();
-        let mut told: Vec<_> =
+        let mut holders: Vec<_> =
             known.iter().take(MOST_NAMED).map(|(name, held)| format!("`{name}` by {held}")).collect();
         if let Some(more) = known.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-            told.push(format!("and {more} more"));
+            holders.push(format!("and {more} more"));
         }
-        told.join("; ")
+        holders.join("; ")
     }
 }

@@ -239,13 +239,13 @@ impl RwLock {
                     match whole.check() {
                         Ok(()) => return Ok(whole),
                         Err(error) => {
-                            tracing::warn!(%error, "lost before all of it was acquired");
+                            tracing::warn!(%error, "the exclusive hold was lost before it was complete");
                             continue;
                         }
                     }
                 }
             };
-            tracing::warn!(%loss, "lost before all of it was acquired");
+            tracing::warn!(%loss, "the exclusive hold was lost before it was complete");
         }
     }
 
@@ -254,7 +254,7 @@ impl RwLock {
         let (name, held) = (permits.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
             Some(held) => Error::held(name, held),
-            None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.told()), held),
+            None => Error::held_as(format!("lock `{name}` is held shared: {}", seen.described()), held),
         }
     }
 

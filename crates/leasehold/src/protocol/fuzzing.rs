@@ -46,7 +46,7 @@ fn line(data: &[u8]) {
 pub fn record(data: &[u8]) {
     line(data);
     match parse(data) {
-        Ok(Content::Record(record)) => comes_back(&record),
+        Ok(Content::Record(record)) => assert_round_trip(&record),
         Ok(Content::Foreign(what)) => {
             assert_readable(&what);
             assert!(what.len() < 300, "{what}");
@@ -72,7 +72,7 @@ pub fn existence_record(data: &[u8]) {
     }
 }
 
-fn comes_back(record: &Record) {
+fn assert_round_trip(record: &Record) {
     let bytes = record.to_bytes().unwrap();
     assert_eq!(parse(&bytes).unwrap(), Content::Record(Box::new(record.clone())));
     assert_eq!(record.leasehold, FORMAT);

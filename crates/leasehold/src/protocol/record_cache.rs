@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_piece_of_time_is_counted_twice() {
+    fn overlapping_observations_are_counted_once() {
         let at = |s: u64| Moment::from_raw(s * 1_000_000_000, s as i64 * 1_000_000_000);
         let golden = include_bytes!("../../tests/records/1-held.json");
         let Content::Record(record) = parse(golden).unwrap() else { panic!("foreign") };

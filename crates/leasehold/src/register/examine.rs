@@ -106,8 +106,8 @@ impl<'a> Patient<'a> {
         let first = self.permissions().await?;
         let permitted = self.found.is_sound();
         let (register, key) = (self.register, self.key.clone());
-        let asked = retry(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
-        self.check("create-if-absent", "a second create is refused", asked)?;
+        let result = retry(register.env(), || refuses_second_create(register, &key, fresh(register))).await;
+        self.check("create-if-absent", "a second create is refused", result)?;
         if !permitted {
             return Err(Finding::not_applicable(
                 "preconditions",
@@ -115,10 +115,11 @@ impl<'a> Patient<'a> {
             ));
         }
         self.new_version(&first).await?;
-        let asked = retry(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
-        self.check("stale-version", "a write that expects an outdated version is refused", asked)?;
-        let asked = self.version_of_nothing(&first).await;
-        self.check("missing-key", "a write that expects a version of a missing object is refused", asked)?;
+        let result =
+            retry(register.env(), || refuses_outdated(register, &key, &first, fresh(register))).await;
+        self.check("stale-version", "a write that expects an outdated version is refused", result)?;
+        let result = self.version_of_nothing(&first).await;
+        self.check("missing-key", "a write that expects a version of a missing object is refused", result)?;
         let deletes = self.deletion(&first).await?;
         self.races().await;
         if deletes && self.register.capabilities().metadata.is_some() {
@@ -205,12 +206,12 @@ impl<'a> Patient<'a> {
                 Err(Finding::stopped(check, &error))
             }
         };
-        let asked = [
+        let requests = [
             ("permission-list", listed.as_ref().err()),
             ("permission-read", read.as_ref().and_then(|read| read.as_ref().err())),
             ("permission-list", absent.as_ref().err()),
         ];
-        for (check, error) in asked {
+        for (check, error) in requests {
             if let Some(error) = error.filter(|error| error.is_transient()) {
                 self.found.push(Finding::stopped(check, error));
                 return first;
@@ -301,8 +302,8 @@ impl<'a> Patient<'a> {
         self.found.push(finding);
     }
 
-    fn check(&mut self, check: &'static str, good: &str, asked: Result<(), StoreError>) -> Step<()> {
-        let finding = match asked {
+    fn check(&mut self, check: &'static str, good: &str, result: Result<(), StoreError>) -> Step<()> {
+        let finding = match result {
             Ok(()) => Finding::passed(check, good),
             Err(error) if error.is_transient() => return Err(Finding::stopped(check, &error)),
             Err(error) => Finding::of_error(check, CheckStatus::Failed, &error),
@@ -356,8 +357,8 @@ impl<'a> Patient<'a> {
         loop {
             let current = self.current(CHECK, &self.key).await?;
             let body = body.clone().unwrap_or_else(|| fresh(self.register));
-            let asked = self.register.write(&self.key, Precondition::Version(&current), body.clone());
-            match budget.request(asked).await {
+            let write = self.register.write(&self.key, Precondition::Version(&current), body.clone());
+            match budget.request(write).await {
                 Ok(Write::Committed(version)) => return Ok((current, version, body)),
                 Ok(Write::Conflict) if self.current(CHECK, &self.key).await? == current => {
                     let error = cause_of_conflict(self.register, &self.key, &current).await;

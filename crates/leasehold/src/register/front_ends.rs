@@ -25,7 +25,7 @@ pub(super) struct Fronts {
     /// One register for each endpoint name. Verdicts are recorded by name.
     named: Vec<Arc<dyn Register>>,
     /// One register for each address of these names.
-    asked: Vec<Arc<dyn Register>>,
+    chosen: Vec<Arc<dyn Register>>,
     findings: Vec<Finding>,
     next: AtomicUsize,
 }
@@ -52,18 +52,18 @@ impl Fronts {
                 "examine at most {racers} at a time, such that each pair of endpoints is examined together once"
             )));
         }
-        let Choice { asked, unexamined } = choose(&names(&named), racers).await?;
+        let Choice { chosen, unexamined } = choose(&names(&named), racers).await?;
         let mut findings = Vec::new();
-        if asked.len() > 1 {
-            let shown: Vec<_> = asked.iter().map(|front| front.shown.as_str()).collect();
+        if chosen.len() > 1 {
+            let shown: Vec<_> = chosen.iter().map(|front| front.shown.as_str()).collect();
             let seen = format!("tested one by one, and in races: {}", shown.join(", "));
             findings.push(Finding::passed(CHECK, seen));
         }
         findings.extend(unexamined);
-        let asked =
-            asked.into_iter().filter_map(|front| front.address.or_else(|| named.get(front.name).cloned()));
-        let asked = asked.collect();
-        Ok(Self { first: first.clone(), named, asked, findings, next: AtomicUsize::new(0) })
+        let chosen =
+            chosen.into_iter().filter_map(|front| front.address.or_else(|| named.get(front.name).cloned()));
+        let chosen = chosen.collect();
+        Ok(Self { first: first.clone(), named, chosen, findings, next: AtomicUsize::new(0) })
     }
 
     /// Returns the addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there is only
@@ -72,12 +72,12 @@ impl Fronts {
         register: &dyn Register,
         racers: usize,
     ) -> Result<(Option<Self>, Vec<Finding>), Error> {
-        let Choice { asked, unexamined } = choose(&[register], racers).await?;
-        let asked: Vec<_> = asked.into_iter().filter_map(|front| front.address).collect();
-        let fronts = asked.first().cloned().map(|first| Self {
+        let Choice { chosen, unexamined } = choose(&[register], racers).await?;
+        let chosen: Vec<_> = chosen.into_iter().filter_map(|front| front.address).collect();
+        let fronts = chosen.first().cloned().map(|first| Self {
             first,
             named: Vec::new(),
-            asked,
+            chosen,
             findings: Vec::new(),
             next: AtomicUsize::new(0),
         });
@@ -95,8 +95,8 @@ impl Fronts {
     }
 
     fn next(&self) -> &dyn Register {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.asked.len().max(1);
-        &**self.asked.get(turn).unwrap_or(&self.first)
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.chosen.len().max(1);
+        &**self.chosen.get(turn).unwrap_or(&self.first)
     }
 }
 
@@ -107,7 +107,7 @@ fn names(named: &[Arc<dyn Register>]) -> Vec<&dyn Register> {
 /// The front ends to use.
 struct Choice {
     /// At most as many as there are racers, so that each race uses all of them.
-    asked: Vec<Front>,
+    chosen: Vec<Front>,
     /// Findings on front ends that are not examined.
     unexamined: Vec<Finding>,
 }
@@ -140,10 +140,10 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
         answering += fronts.len() + ends.more;
         by_name.push(fronts);
     }
-    let mut asked = Vec::new();
-    while asked.len() < racers && by_name.iter().any(|fronts| !fronts.is_empty()) {
-        let left = racers - asked.len();
-        asked.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
+    let mut chosen = Vec::new();
+    while chosen.len() < racers && by_name.iter().any(|fronts| !fronts.is_empty()) {
+        let left = racers - chosen.len();
+        chosen.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
     }
     let mut unexamined = Vec::new();
     if !silent.is_empty() {
@@ -153,17 +153,17 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
              that reaches them",
         ));
     }
-    if answering > asked.len() {
+    if answering > chosen.len() {
         let seen = format!(
             "only {} of {answering} addresses were examined: at most {racers} take part in a race",
-            asked.len()
+            chosen.len()
         );
         unexamined.push(Finding::warning(CHECK, seen).with_help(
             "the result does not cover the others: examine them with --endpoint, some at a time, if the certificate \
              allows it",
         ));
     }
-    Ok(Choice { asked, unexamined })
+    Ok(Choice { chosen, unexamined })
 }
 
 /// Logs the front ends that the examination of `place` left out, because no doctor reports them.
@@ -213,7 +213,7 @@ impl Register for Fronts {
 
     fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
-            trusted: self.asked.iter().all(|front| front.capabilities().trusted),
+            trusted: self.chosen.iter().all(|front| front.capabilities().trusted),
             ..self.first.capabilities()
         }
     }

@@ -238,16 +238,16 @@ enum Next {
 impl Contender {
     async fn contend(mut self) {
         let (capabilities, now) = (self.store.capabilities(), self.store.env().now());
-        self.turn.policy(|policy, _| policy.wanted(now, &capabilities, self.claim.ttl));
-        let looks = || self.turn.policy(|policy, _| policy.looks(now, capabilities.poll_interval));
-        self.claim.looks = capabilities.fifo() && looks().unwrap_or_default();
+        self.turn.policy(|policy, _| policy.requested(now, &capabilities, self.claim.ttl));
+        let reads_line = || self.turn.policy(|policy, _| policy.reads_line(now, capabilities.poll_interval));
+        self.claim.reads_line = capabilities.fifo() && reads_line().unwrap_or_default();
         // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
         // queue.
         self.claim.waits = self.wait == Wait::Yes;
         // Whether the store may still grant this claim after this contender has stopped, because the claim has a place
         // in the queue or a request got no response.
         let mut pending = false;
-        let error = match self.ask_until_over(&mut pending).await {
+        let error = match self.try_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
             ControlFlow::Break(Some(Next::Over(error))) => Some(error),
             _ => None,
@@ -283,8 +283,8 @@ impl Contender {
                 drop(self.turn);
                 let (lock, token, ttl) = (&grant.name, grant.token, grant.ttl);
                 let observers = &self.opened.observers;
-                observers.tell(&Event::Acquired { lock, token, ttl, waited });
-                observers.tell(&Event::HandedOn { lock, token, held: Duration::ZERO });
+                observers.report(&Event::Acquired { lock, token, ttl, waited });
+                observers.report(&Event::HandedOn { lock, token, held: Duration::ZERO });
                 drop(self.waiting);
                 let _ = reply.send(Ok(grant));
             }
@@ -293,13 +293,13 @@ impl Contender {
 
     /// Asks the store until there is an outcome. Breaks with the grant or the error, or with `None` if the caller is
     /// gone.
-    async fn ask_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
+    async fn try_until_over(&mut self, pending: &mut bool) -> ControlFlow<Option<Next>> {
         let mut seen = if self.wait == Wait::Yes { self.back_off().await? } else { None };
         let mut outage = Outage::new(&self.opened, self.claim.name.as_str(), self.store_timeout);
         loop {
             let next = match seen.take() {
                 Some(held) => Next::Wait(held),
-                None => self.ask(&outage, pending).await,
+                None => self.send_request(&outage, pending).await,
             };
             match next {
                 next @ (Next::Granted(_) | Next::Over(_)) => return ControlFlow::Break(Some(next)),
@@ -315,7 +315,7 @@ impl Contender {
                     outage.end();
                     self.waiting.begin();
                     self.turn.policy(|policy, _| policy.refused());
-                    self.turn.tell(held.clone());
+                    self.turn.report_holder(held.clone());
                     if let Some(on_wait) = &self.on_wait {
                         on_wait(&held);
                     }
@@ -343,7 +343,7 @@ impl Contender {
     }
 
     /// Sends one request for the lock.
-    async fn ask(&mut self, outage: &Outage, pending: &mut bool) -> Next {
+    async fn send_request(&mut self, outage: &Outage, pending: &mut bool) -> Next {
         // One token for this task, and one for each task to which the lock will be passed on.
         self.claim.tokens = self.terms.as_ref().map_or(1, |terms| self.turn.demand(terms));
         // A waiter limits the time of each request, so that it notices between requests if the caller is gone.
@@ -421,7 +421,10 @@ impl Contender {
                 return ControlFlow::Continue(None);
             }
             self.waiting.begin();
-            self.turn.tell(HolderInfo { holder: Some(self.claim.holder.clone()), ..HolderInfo::default() });
+            self.turn.report_holder(HolderInfo {
+                holder: Some(self.claim.holder.clone()),
+                ..HolderInfo::default()
+            });
             let env = self.store.env();
             let look = async {
                 env.sleep(env.random.jittered(pause, 0.1)).await;

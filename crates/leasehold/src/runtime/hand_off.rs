@@ -100,7 +100,7 @@ pub(crate) struct CohortPolicy {
     demand: u64,
     /// When this process last requested the lock, and since when it has requested it again and again without reading
     /// the line of waiters.
-    asked: Option<Moment>,
+    last_request: Option<Moment>,
     busy_since: Option<Moment>,
 }
 
@@ -113,7 +113,7 @@ impl Default for CohortPolicy {
             backoff_until: None,
             left: None,
             demand: 1,
-            asked: None,
+            last_request: None,
             busy_since: None,
         }
     }
@@ -143,7 +143,7 @@ impl CohortPolicy {
 
     /// Returns whether the cohort period leaves time for another task. A cohort period is at most as long as the
     /// longest pause of a waiter.
-    pub(crate) fn goes_on(&self, now: Moment, store: &Capabilities, ttl: Ttl) -> bool {
+    pub(crate) fn continues(&self, now: Moment, store: &Capabilities, ttl: Ttl) -> bool {
         let limit = store.poll_interval.max.min(ttl.get() / PART_OF_TTL);
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
@@ -165,7 +165,7 @@ impl CohortPolicy {
             self.began = None;
         } else if !awaited {
             self.left = Some(now);
-        } else if !self.goes_on(now, store, ttl) {
+        } else if !self.continues(now, store, ttl) {
             self.back_off(now, store);
         }
     }
@@ -173,23 +173,23 @@ impl CohortPolicy {
     /// Records that a task of this process is about to ask a store with a line of waiters for the lock. Returns whether
     /// to read the line first. A process that takes the lock again and again reads it once per longest poll pause,
     /// because the lock's record then changes too often for a distant waiter to mark it.
-    pub(crate) fn looks(&mut self, now: Moment, poll_interval: PollInterval) -> bool {
-        let is_busy = |asked: &Moment| now.longest_since(*asked) < poll_interval.max;
-        let busy_since = self.asked.filter(is_busy).and(self.busy_since).unwrap_or(now);
-        let looks = now.longest_since(busy_since) >= poll_interval.max;
-        (self.asked, self.busy_since) = (Some(now), Some(if looks { now } else { busy_since }));
-        looks
+    pub(crate) fn reads_line(&mut self, now: Moment, poll_interval: PollInterval) -> bool {
+        let is_busy = |last: &Moment| now.longest_since(*last) < poll_interval.max;
+        let busy_since = self.last_request.filter(is_busy).and(self.busy_since).unwrap_or(now);
+        let reads_line = now.longest_since(busy_since) >= poll_interval.max;
+        (self.last_request, self.busy_since) = (Some(now), Some(if reads_line { now } else { busy_since }));
+        reads_line
     }
 
     /// Records that a task of this process is about to ask for the lock.
     ///
     /// If the process asks for the lock again before another process could poll, its cohort period continues. Otherwise
     /// a process with a single task could keep all other processes out.
-    pub(crate) fn wanted(&mut self, now: Moment, store: &Capabilities, ttl: Ttl) {
+    pub(crate) fn requested(&mut self, now: Moment, store: &Capabilities, ttl: Ttl) {
         let Some(left) = self.left.take() else { return };
         if now.longest_since(left) >= store.poll_interval.min {
             self.began = None;
-        } else if !self.goes_on(now, store, ttl) {
+        } else if !self.continues(now, store, ttl) {
             self.back_off(now, store);
         }
     }
@@ -247,12 +247,12 @@ mod tests {
         for (ttl_ms, limit_ms) in [(30_000, 2_000), (1_000, 250)] {
             let (store, ttl) = (store(), Ttl::from_millis(ttl_ms).unwrap());
             let mut policy = CohortPolicy::default();
-            assert!(!policy.goes_on(at(0), &store, ttl));
+            assert!(!policy.continues(at(0), &store, ttl));
             policy.granted(&grant(1, None), at(0));
             // Several short grants in a row form one period.
             policy.granted(&grant(2, Some(1)), at(limit_ms - 1));
-            assert!(policy.goes_on(at(limit_ms - 1), &store, ttl));
-            assert!(!policy.goes_on(at(limit_ms), &store, ttl));
+            assert!(policy.continues(at(limit_ms - 1), &store, ttl));
+            assert!(!policy.continues(at(limit_ms), &store, ttl));
         }
     }
 
@@ -263,8 +263,8 @@ mod tests {
             let mut policy = CohortPolicy::default();
             policy.granted(&grant(1, None), at(0));
             policy.released(at(5_000), &store, Ttl::DEFAULT, awaited);
-            assert!(!policy.goes_on(at(5_000), &store, Ttl::DEFAULT));
-            policy.wanted(at(5_000), &store, Ttl::DEFAULT);
+            assert!(!policy.continues(at(5_000), &store, Ttl::DEFAULT));
+            policy.requested(at(5_000), &store, Ttl::DEFAULT);
             assert!(policy.backoff(at(5_000)).is_zero());
         }
     }
@@ -272,11 +272,11 @@ mod tests {
     #[test]
     fn a_busy_process_looks_at_the_line_once_per_longest_pause() {
         let mut policy = CohortPolicy::default();
-        let looks: Vec<_> =
-            (0..=60).map(|n| n * 100).filter(|ms| policy.looks(at(*ms), POLL_INTERVAL)).collect();
-        assert_eq!(looks, [2_000, 4_000, 6_000]);
+        let reads: Vec<_> =
+            (0..=60).map(|n| n * 100).filter(|ms| policy.reads_line(at(*ms), POLL_INTERVAL)).collect();
+        assert_eq!(reads, [2_000, 4_000, 6_000]);
         // Waiters have time to mark the record if the process seldom asks for the lock.
-        assert!((4..100).all(|n| !policy.looks(at(n * 2_000), POLL_INTERVAL)));
+        assert!((4..100).all(|n| !policy.reads_line(at(n * 2_000), POLL_INTERVAL)));
     }
 
     /// Returns the information on a lock that the process `pid` holds.
@@ -344,7 +344,7 @@ mod tests {
         for (gap_ms, others, least) in [(1, true, 18), (1, false, 5), (250, true, 0)] {
             let (mut policy, mut now, mut count) = (CohortPolicy::default(), 0, 0);
             while now < 100_000 {
-                policy.wanted(at(now), &store(), Ttl::DEFAULT);
+                policy.requested(at(now), &store(), Ttl::DEFAULT);
                 let backoff = policy.backoff(at(now)).as_millis() as u64;
                 count += u64::from(backoff > 0);
                 now += backoff;

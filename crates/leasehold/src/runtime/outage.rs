@@ -15,10 +15,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long a waiter keeps trying if the store has responded before.
 const OUTAGE: Duration = Duration::from_secs(5 * 60);
 
-/// Returns how long to keep trying if the store does not respond: `wanted`, or a default that depends on whether the
-/// store has responded before.
-pub(crate) fn store_timeout(wanted: Option<Duration>, has_answered: bool) -> Duration {
-    wanted.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_STORE_TIMEOUT })
+/// Returns how long to keep trying if the store does not respond: `configured`, or a default that depends on whether
+/// the store has responded before.
+pub(crate) fn store_timeout(configured: Option<Duration>, has_answered: bool) -> Duration {
+    configured.unwrap_or(if has_answered { OUTAGE } else { Claim::DEFAULT_STORE_TIMEOUT })
 }
 
 /// The time since the store last responded to a waiter.
@@ -26,20 +26,20 @@ pub(crate) struct Outage {
     opened: Arc<Opened>,
     /// The name of the lock.
     name: String,
-    wanted: Option<Duration>,
+    configured: Option<Duration>,
     since: Moment,
     has_answered: bool,
     pause: Duration,
 }
 
 impl Outage {
-    /// Starts to count now, for the lock `name`. `wanted` is the time to keep trying a store that does not respond.
-    pub(crate) fn new(opened: &Arc<Opened>, name: &str, wanted: Option<Duration>) -> Self {
+    /// Starts to count now, for the lock `name`. `configured` is the time to keep trying a store that does not respond.
+    pub(crate) fn new(opened: &Arc<Opened>, name: &str, configured: Option<Duration>) -> Self {
         Self {
             since: opened.store.env().now(),
             opened: opened.clone(),
             name: name.to_owned(),
-            wanted,
+            configured,
             has_answered: false,
             pause: FIRST_PAUSE,
         }
@@ -56,7 +56,7 @@ impl Outage {
 
     /// Returns how much longer to keep trying.
     pub(crate) fn left(&self) -> Duration {
-        let limit = store_timeout(self.wanted, self.has_answered);
+        let limit = store_timeout(self.configured, self.has_answered);
         limit.saturating_sub(self.now().longest_since(self.since))
     }
 

@@ -259,7 +259,7 @@ pub(crate) struct Turn<T> {
 
 impl<T> Turn<T> {
     /// Reports the holder of the lock to the waiting tasks of this process.
-    pub(crate) fn tell(&self, held: HolderInfo) {
+    pub(crate) fn report_holder(&self, held: HolderInfo) {
         if let Some(queue) = &self.queue {
             queue.seen.send_replace(Some(held));
         }
@@ -282,7 +282,8 @@ impl<T> Turn<T> {
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         let line = queue.line();
-        let follows = |waiter: &&Waiter<T>| waiter.wish.as_ref().is_some_and(|(wanted, _)| wanted == terms);
+        let follows =
+            |waiter: &&Waiter<T>| waiter.wish.as_ref().is_some_and(|(its_terms, _)| its_terms == terms);
         line.waiting.iter().take_while(follows).count()
     }
 
@@ -291,7 +292,9 @@ impl<T> Turn<T> {
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<(oneshot::Sender<Served<T>>, Moment)> {
         let mut line = self.queue.as_ref()?.line();
         match line.waiting.pop_front()? {
-            Waiter { wish: Some((wanted, began)), served, .. } if wanted == *terms => Some((served, began)),
+            Waiter { wish: Some((its_terms, began)), served, .. } if its_terms == *terms => {
+                Some((served, began))
+            }
             other => {
                 line.waiting.push_front(other);
                 None

@@ -53,7 +53,7 @@ pub(crate) enum Command {
 
 /// A command, and the span of its caller. Boxed in the channel, because the tasks of ten thousand locks may wait for
 /// one.
-pub(crate) struct Asked {
+pub(crate) struct SentCommand {
     command: Command,
     caller: Span,
 }
@@ -102,7 +102,7 @@ pub(crate) fn keep(
         opened,
         grant,
         cohort,
-        asked: None,
+        last_confirmed: None,
         passes_on: true,
     };
     Box::new(renewer).start(waited)
@@ -132,23 +132,23 @@ struct Renewer {
     /// Ended when the grant is settled, before the caller gets its result, because the caller may try again at once.
     cohort: Option<CohortGrant>,
     /// When the store last confirmed the grant without renewing it. The time was taken before the request was sent.
-    asked: Option<Moment>,
+    last_confirmed: Option<Moment>,
     /// `false` once the store failed to report whether the grant is still valid.
     passes_on: bool,
 }
 
 /// A guard's connection to its renewer. Dropping it releases the lock in the background, or passes it on.
 pub(crate) struct RenewerHandle {
-    commands: oneshot::Sender<Box<Asked>>,
+    commands: oneshot::Sender<Box<SentCommand>>,
     runtime: Handle,
 }
 
 impl RenewerHandle {
     /// Sends `command` and waits for its result. Returns `None` if the renewer has ended, or if its runtime has shut
     /// down. If the future is dropped, the renewer still carries out the command.
-    pub(crate) async fn tell<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
+    pub(crate) async fn send<T>(self, command: Command, answer: oneshot::Receiver<T>) -> Option<T> {
         // If the renewer has ended, this drops the command and the sender of its result.
-        drop(self.commands.send(Box::new(Asked { command, caller: Span::current() })));
+        drop(self.commands.send(Box::new(SentCommand { command, caller: Span::current() })));
         answer.await.ok()
     }
 
@@ -161,7 +161,7 @@ impl RenewerHandle {
 /// Why the renewals ended.
 enum Over {
     /// The guard sent a command, or was dropped.
-    Asked(Option<Box<Asked>>),
+    Command(Option<Box<SentCommand>>),
     /// The deadline passed.
     Expired,
     /// The store reported the loss of the grant.
@@ -179,7 +179,7 @@ impl Renewer {
             renewer: Some(RenewerHandle { commands, runtime: Handle::current() }),
         };
         let (lock, token, ttl) = (&self.identity.name, self.identity.token, self.grant.ttl);
-        self.opened.observers.tell(&match waited {
+        self.opened.observers.report(&match waited {
             Some(waited) => Event::Acquired { lock, token, ttl, waited },
             None => Event::Resumed { lock, token, ttl },
         });
@@ -195,23 +195,22 @@ impl Renewer {
 
     /// Runs until the grant is settled. The renewals and the commands are boxed, so that ten thousand waiting tasks
     /// stay small.
-    async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<Asked>>) {
+    async fn run(mut self: Box<Self>, mut commands: oneshot::Receiver<Box<SentCommand>>) {
         match self.renew_until_over(&mut commands).await {
-            Over::Asked(asked) => return Box::pin(self.serve(asked)).await,
+            Over::Command(sent) => return Box::pin(self.serve(sent)).await,
             // A renewal may have been applied unnoticed. Release it, so that the next holder need not wait until it
             // lapses.
             Over::Expired => drop(self.try_release(None).await),
             Over::Gone => {}
         }
         // The store may have reported the loss after the guard had ended.
-        self.tell_released(ReleaseResult::AlreadyLost);
+        self.report_released(ReleaseResult::AlreadyLost);
         self.leave();
     }
 
     /// Carries out the guard's command. `None` means that the guard was dropped.
-    async fn serve(mut self: Box<Self>, asked: Option<Box<Asked>>) {
-        let (command, caller) =
-            asked.map_or((None, Span::none()), |asked| (Some(asked.command), asked.caller));
+    async fn serve(mut self: Box<Self>, sent: Option<Box<SentCommand>>) {
+        let (command, caller) = sent.map_or((None, Span::none()), |sent| (Some(sent.command), sent.caller));
         let (lock, token) = (self.identity.name.clone(), self.identity.token.get());
         let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
@@ -224,7 +223,7 @@ impl Renewer {
 
     async fn pass_on_or_release(mut self: Box<Self>, reply: Option<oneshot::Sender<Result<Released>>>) {
         if self.has_successor() && self.was_ended_by_others().await {
-            self.tell_released(ReleaseResult::AlreadyLost);
+            self.report_released(ReleaseResult::AlreadyLost);
             self.leave();
             if let Some(reply) = reply {
                 let _ = reply.send(Ok(Released::AlreadyLost));
@@ -249,16 +248,16 @@ impl Renewer {
         let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
         let now = env.now();
         let since_sent = self.grant.ttl.holder_span().saturating_sub(self.grant.deadline.remaining(now));
-        let since_asked = self.asked.map_or(Duration::MAX, |asked| now.longest_since(asked));
-        if since_sent.min(since_asked) <= store.capabilities().poll_interval.min {
+        let since_confirmed = self.last_confirmed.map_or(Duration::MAX, |last| now.longest_since(last));
+        if since_sent.min(since_confirmed) <= store.capabilities().poll_interval.min {
             return false;
         }
-        let asked =
+        let status =
             timeout(&*env.clock, attempt_limit(self.grant.ttl), store.inspect(&self.grant.name)).await;
-        match asked {
+        match status {
             Some(Ok(status)) => match status.state {
                 leases::State::Held(held) if held.token == Some(self.grant.token) => {
-                    self.asked = Some(now);
+                    self.last_confirmed = Some(now);
                     false
                 }
                 _ => true,
@@ -284,7 +283,7 @@ impl Renewer {
         let successor = cohort.and_then(|cohort| cohort.successor(&self.grant, now, &capabilities));
         let Some((next, token, began)) = successor else { return Some(self) };
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
-        self.tell_released(ReleaseResult::PassedOn);
+        self.report_released(ReleaseResult::PassedOn);
         self.granted = now;
         self.identity.token = token;
         self.lease = Arc::new(Lease::new(env, self.grant.deadline, self.identity.span()));
@@ -300,17 +299,17 @@ impl Renewer {
         }
     }
 
-    async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Over {
+    async fn renew_until_over(&mut self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
         // A false alarm costs one renewal. The next alarm counts only after a pause.
         let mut alarmed = false;
         loop {
             let env = &self.lease.env;
             tokio::select! {
                 biased;
-                command = &mut *commands => return Over::Asked(command.ok()),
+                command = &mut *commands => return Over::Command(command.ok()),
                 () = self.lease.over.cancelled() => return self.cancelled(commands).await,
                 () = self.opened.store.ended(&self.grant), if !alarmed => alarmed = true,
-                () = self.lease.asked.notified() => alarmed = false,
+                () = self.lease.renewal_requested.notified() => alarmed = false,
                 () = env.sleep(self.renewal.remaining(env.now())) => alarmed = false,
             }
             if let Some(over) = Box::pin(self.renew(commands)).await {
@@ -320,17 +319,17 @@ impl Renewer {
     }
 
     /// Renews once. Returns `None` if the renewals continue.
-    async fn renew(&mut self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Option<Over> {
+    async fn renew(&mut self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Option<Over> {
         let ttl = self.grant.ttl;
         let (opened, env) = (self.opened.clone(), self.lease.env.clone());
         // Nothing has been sent yet, so there is nothing to settle.
         let place = tokio::select! {
             biased;
-            command = &mut *commands => return Some(Over::Asked(command.ok())),
+            command = &mut *commands => return Some(Over::Command(command.ok())),
             () = self.lease.over.cancelled() => return Some(self.cancelled(commands).await),
             place = opened.renewals.place_for_renewal(&env, self.grant.deadline) => place,
         };
-        let (renewal, asked) = {
+        let (renewal, command) = {
             let (lock, token) = (&self.identity.name, self.identity.token);
             // Kept in a variable, because the parent must be open when the span is created.
             let hold = self.lease.span();
@@ -353,7 +352,7 @@ impl Renewer {
                 tracing::trace!(lock = %self.grant.name, "lease renewed");
                 if let Some(left) = self.lease.prolong(self.grant.deadline) {
                     let (lock, token) = (&self.identity.name, self.identity.token);
-                    opened.observers.tell(&Event::Renewed { lock, token, left, ttl });
+                    opened.observers.report(&Event::Renewed { lock, token, left, ttl });
                 } else {
                     // The renewal came too late. Record the loss here, because the watchdog may not have run yet.
                     drop(self.lease.loss(&self.identity));
@@ -376,15 +375,15 @@ impl Renewer {
             }
             None => Deadline::new(env.now(), Duration::ZERO),
         };
-        asked.map(Over::Asked)
+        command.map(Over::Command)
     }
 
     /// Returns why the lease has ended. Either its time was over, or its guard ended it and the command is on its way.
-    async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<Asked>>) -> Over {
+    async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
         if self.lease.state(|state| matches!(state, State::Lost(_))) {
             return Over::Expired;
         }
-        Over::Asked(commands.await.ok())
+        Over::Command(commands.await.ok())
     }
 
     /// Releases the lock. Reports the first error to the caller, and then retries in the background until the lease has
@@ -395,7 +394,7 @@ impl Renewer {
             let outcome = self.try_release(None).await;
             let done = outcome.is_ok();
             if let Ok(released) = outcome {
-                self.tell_released(released.into());
+                self.report_released(released.into());
                 self.leave();
             }
             if let Some(reply) = reply.take() {
@@ -406,7 +405,7 @@ impl Renewer {
                 return;
             }
             if !self.pause_release(&mut pause).await {
-                return self.tell_released(ReleaseResult::Unconfirmed);
+                return self.report_released(ReleaseResult::Unconfirmed);
             }
         }
     }
@@ -428,16 +427,18 @@ impl Renewer {
                 Err(_) => {}
             }
         };
-        self.tell_released(outcome.as_ref().map_or(ReleaseResult::Unconfirmed, |&released| released.into()));
+        self.report_released(
+            outcome.as_ref().map_or(ReleaseResult::Unconfirmed, |&released| released.into()),
+        );
         self.leave();
         let _ = reply.send(outcome);
     }
 
     /// Reports the end of the hold, unless its loss was reported.
-    fn tell_released(&self, result: ReleaseResult) {
+    fn report_released(&self, result: ReleaseResult) {
         if let Some(held) = self.held() {
             let (lock, token) = (&self.identity.name, self.identity.token);
-            self.opened.observers.tell(&Event::Released { lock, token, held, result });
+            self.opened.observers.report(&Event::Released { lock, token, held, result });
         }
     }
 
@@ -493,7 +494,7 @@ impl Renewer {
             self.release(None).await;
         } else if let Some(held) = self.held() {
             let (lock, token) = (&self.identity.name, self.identity.token);
-            self.opened.observers.tell(&Event::HandedOn { lock, token, held });
+            self.opened.observers.report(&Event::HandedOn { lock, token, held });
         }
     }
 }

@@ -78,7 +78,7 @@ impl Asked<'_> {
                     .not_applied()
             }
             Trouble::NotMade { detail } => {
-                let message = format!("{what}: the request could not be made: {detail}");
+                let message = format!("{what}: the request could not be built: {detail}");
                 Fault::new(ErrorKind::Invalid, message).not_applied()
             }
             Trouble::NotConnected { detail } => {

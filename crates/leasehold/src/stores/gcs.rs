@@ -380,13 +380,15 @@ const MOST_READS: usize = 8;
 
 /// Checks that the content arrived as it is stored. Otherwise decompressed content could be written back with metadata
 /// that says gzip, and the object could no longer be read. An emulator that reports no size passes the check.
-fn check_size(object: &str, stored: u64, came: usize) -> Result<(), StoreError> {
-    if stored == 0 || stored == came as u64 {
+fn check_size(object: &str, stored: u64, received: usize) -> Result<(), StoreError> {
+    if stored == 0 || stored == received as u64 {
         return Ok(());
     }
     Err(Fault::new(
         ErrorKind::Unsupported,
-        format!("the object {object:?} has {stored} bytes, and {came} arrived: an intermediary changed them"),
+        format!(
+            "the object {object:?} has {stored} bytes, and {received} arrived: an intermediary changed them"
+        ),
     )
     .with_help("a proxy must pass objects on as they are stored, not decompressed")
     .not_applied())

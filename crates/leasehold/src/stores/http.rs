@@ -1,8 +1,8 @@
-//! A running `leasehold serve`: its locks, without credentials of its store.
+//! A running `leasehold serve`. Gives access to its locks without the credentials of its store.
 //!
-//! The server has the lock logic. This client names each acquisition by its claim's id, repeats requests without a
-//! response, counts each lease from before its request, and compares each response with its request.
-//! `docs/stores/http.md` has the setup and the limits.
+//! The lock logic runs on the server. This client identifies each acquisition by its claim's id, repeats requests that
+//! got no response, counts each lease from before its request, and checks that each response matches its request.
+//! `docs/stores/http.md` describes the setup and the limits.
 
 mod answers;
 mod client;
@@ -36,16 +36,16 @@ use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// A waiter lets the server wait, so it polls only where the server does not.
+/// The server waits on behalf of a waiter. The client polls only where the server does not wait.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(5) };
 
-/// Opens `https://host` or `http://host:7420`, and asks the server what its store can do.
+/// Opens `https://host` or `http://host:7420`, and asks the server for the capabilities of its store.
 ///
-/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file of the option `token_file`, which
-/// is read again for each request. `ca` names a PEM file of authorities that are trusted too, `proxy` an HTTP proxy.
-/// `http:` beyond this machine needs `insecure=on`. The common options `store_clock` and `margin` have no effect: the
-/// server reads its store's clock.
+/// The bearer token comes from the variable `LEASEHOLD_HTTP_TOKEN`, or from the file that the option `token_file`
+/// names, which is read again for each request. `ca` names a PEM file of additional trusted authorities, and `proxy`
+/// names an HTTP proxy. `http:` to another machine needs `insecure=on`. The common options `store_clock` and `margin`
+/// have no effect, because the server reads its store's clock.
 ///
 /// ```no_run
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -117,7 +117,7 @@ impl LeaseStore for HttpLeases {
         self.released(grant, cooldown).await
     }
 
-    /// The server may grant the lock to a claim that waits and whose response is lost.
+    /// Returns true for a claim that waits, because the server may grant it the lock although the response is lost.
     fn may_have_place(&self, claim: &Claim) -> bool {
         claim.waits
     }

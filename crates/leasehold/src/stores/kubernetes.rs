@@ -1,7 +1,7 @@
-//! Kubernetes: one Lease object for each lock, in the fields that client-go's leader election uses, so that both
-//! exclude each other.
+//! Kubernetes: one Lease object for each lock. It uses the same fields as client-go's leader election, so that
+//! leasehold and client-go exclude each other.
 //!
-//! `docs/stores/kubernetes.md` has the layout, the permissions and the limits.
+//! `docs/stores/kubernetes.md` describes the layout, the permissions and the limits.
 
 mod access;
 mod config;
@@ -49,7 +49,7 @@ use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
-/// Reads go to the cluster's etcd, which everything else in the cluster uses too. client-go polls every two seconds.
+/// Reads go to the cluster's etcd, which the whole cluster shares. client-go polls every two seconds.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(2) };
 
@@ -62,7 +62,7 @@ const MOST_EVENT_BYTES: usize = 4 << 20;
 /// Opens leases in the namespace that `url` names:
 /// `k8s://namespace?kubeconfig=&context=&endpoint=&token_file=&ca=&proxy=&store_clock=&margin=`.
 ///
-/// Sends no request. Credentials are loaded with the first request.
+/// Sends no request. The first request loads the credentials.
 ///
 /// ```no_run
 /// # async fn example() -> leasehold::Result<()> {
@@ -108,7 +108,7 @@ impl Kubernetes {
 
 fn client(access: &Access) -> Result<reqwest::Client, Error> {
     let invalid = |what: &str| {
-        // The parser's error could repeat a key.
+        // The parser's error could contain a key.
         Error::invalid(format!("{what} of the cluster cannot be read as PEM"))
             .with_help("check the kubeconfig with `kubectl config view`, or the service account of the pod")
     };
@@ -151,7 +151,7 @@ impl Records for Kubernetes {
         self.written(&object, revision, annotations, spec, record).await
     }
 
-    /// Changes one annotation. The rest may be another client's, and is not written again.
+    /// Changes only the annotation with the record, because the rest may be another client's.
     async fn mark_awaited(
         &self,
         name: &LockName,
@@ -217,7 +217,7 @@ impl Records for Kubernetes {
         self.delete(&names::lease(name), version).await
     }
 
-    /// The API server compares versions: Kubernetes itself depends on it.
+    /// Succeeds without a check, because Kubernetes itself depends on the API server comparing versions.
     async fn trust(&self) -> Result<(), StoreError> {
         Ok(())
     }
@@ -289,7 +289,7 @@ impl Kubernetes {
         })
     }
 
-    /// Changes the Lease at this revision, or creates it.
+    /// Changes the Lease at `revision`, or creates it if that is `None`.
     async fn put(
         &self,
         object: &str,
@@ -309,7 +309,7 @@ impl Kubernetes {
             }
         };
         match answer {
-            // It was written, whatever the response shows.
+            // The Lease was written, even if the response cannot be read.
             Ok(body) => Lease::of(&body).map(Put::Done).map_err(Fault::maybe_applied),
             Err(Meaning::Conflict) => Ok(Put::Conflict),
             Err(Meaning::Absent) => Ok(Put::Absent),
@@ -355,7 +355,7 @@ impl Kubernetes {
         Listing::of(&body).map_err(Fault::not_applied)
     }
 
-    /// Sends one request. Returns the body of the response. Explains every failure.
+    /// Sends one request and returns the body of the response, or the meaning of the failure.
     async fn ask(&self, operation: Operation, object: &str, request: Request) -> Result<Bytes, Meaning> {
         let explain = |trouble| meaning(operation, object, &self.place, trouble);
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
@@ -371,7 +371,7 @@ impl Kubernetes {
             let mut answer = wire::refusal(response).await;
             answer.signed_before = match answer.status {
                 401 => self.credentials.refused(load),
-                // The response to a request that was authenticated.
+                // The server authenticated the request.
                 400..=499 => self.credentials.accepted(load),
                 _ => true,
             };
@@ -382,7 +382,7 @@ impl Kubernetes {
         Ok(body)
     }
 
-    /// Returns `request` with the proof of who sends it, and the load of that.
+    /// Returns `request` with the credentials, and the number of their load.
     async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Trouble> {
         let signed = self
             .credentials
@@ -407,8 +407,8 @@ impl Kubernetes {
         Ok((builder, signed.load))
     }
 
-    /// Waits until an event of a watch shows that the lock may be free, or the watch ends. `None` if there is no watch,
-    /// for example because this user lacks the permission.
+    /// Waits until an event of a watch shows that the lock may be free, or the watch ends. Returns `None` if there is
+    /// no watch, for example because this user lacks the permission.
     async fn watched(&self, object: &str) -> Option<()> {
         let (builder, _) = self.signed(wire::watch(&self.place.namespace, object)).await.ok()?;
         let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;
@@ -427,8 +427,8 @@ impl Kubernetes {
         Some(())
     }
 
-    /// Takes the server's time from a response that certainly comes from an API server: an intermediary has another
-    /// clock.
+    /// Reads the server's time, but only from a response that certainly comes from an API server, because an
+    /// intermediary has another clock.
     fn tell_time(&self, response: &Response, sent: Moment) {
         let headers = response.headers();
         if let Some(us) = date_us(headers).filter(|_| headers.contains_key("audit-id")) {
@@ -437,7 +437,7 @@ impl Kubernetes {
     }
 }
 
-/// The revision that a write expects; `None` if it expects no Lease.
+/// Returns the revision that a write expects, or `None` if it expects no Lease.
 fn revision(expect: Precondition<'_>) -> Result<Option<Revision>, Fault> {
     match expect {
         Precondition::Absent => Ok(None),
@@ -445,7 +445,7 @@ fn revision(expect: Precondition<'_>) -> Result<Option<Revision>, Fault> {
     }
 }
 
-/// The lock that a Lease stands for. `None` for a line of waiters.
+/// Returns the lock that a Lease stands for, or `None` for a line of waiters.
 fn lock_of(lease: &Lease) -> Option<LockName> {
     let object = lease.metadata.name.as_str();
     let name = if names::is_encoded(object) { lease.annotation(NAME)? } else { object };

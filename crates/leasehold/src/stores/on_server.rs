@@ -1,7 +1,7 @@
 //! Stores whose server decides each step of a lock by its own clock, in one statement or script: PostgreSQL and Redis.
 //!
-//! Such a store implements [`ServerLeases`]: one request for each step. Retries, lost responses, waiting and what a
-//! response means are here.
+//! Such a store implements [`ServerLeases`], with one request for each step. This module retries requests, handles lost
+//! responses, waits, and interprets the responses.
 
 mod acquire;
 pub(super) mod grace;
@@ -42,22 +42,22 @@ pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Contended {
     Granted {
         record: Record,
-        /// A moment before the request was sent.
+        /// The moment just before the request was sent.
         sent: Moment,
-        /// Whether it was granted after the limit, when its client may have given up.
+        /// Whether the server granted the lock after the limit, when the client may have given up.
         is_late: bool,
     },
     Refused(Record),
     /// The server grants no lock at the moment.
     Withheld(HolderInfo),
-    /// None of these: ask again.
+    /// None of these. The client must ask again.
     Again,
 }
 
 /// The response to a request that changes a lock under a condition.
 pub(super) enum Changed {
     Done,
-    /// Nothing was changed: what is there instead.
+    /// Nothing was changed. Contains the record that was found instead.
     Found(Option<Record>),
 }
 
@@ -69,23 +69,23 @@ pub(super) struct EvictionAnswer {
     pub(super) is_over: bool,
 }
 
-/// The steps of a lock, each as one request. A request is given up when its future is dropped. Each may be repeated.
+/// The steps of a lock. Each is one request, which may be repeated. Dropping the future abandons the request.
 #[async_trait]
 pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     fn env(&self) -> &Env;
 
     fn capabilities(&self) -> Capabilities;
 
-    /// Asks for the lock. It is not granted after `limit`, when the caller no longer waits for the response, if the
-    /// store can prevent that.
+    /// Requests the lock. If the store can prevent it, the lock is not granted after `limit`, when the caller no longer
+    /// waits for the response.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant, for the ttl of the record: a ticket of a repeated acquisition may have a longer one. Also
-    /// returns the deadline that the renewal gives. It counts from before the request was sent.
+    /// Renews the grant for the ttl in the record, because the ticket of a repeated acquisition may have a longer ttl.
+    /// Also returns the new deadline, which counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
-    /// Ends the grant, with a cooldown unless that is zero. The token of a claim that is withdrawn is 0 and does not
-    /// count.
+    /// Ends the grant and starts the cooldown, unless it is zero. The token of a withdrawn claim is 0 and is not
+    /// compared.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
     /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
@@ -107,10 +107,11 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// Removes the claim from the waiters.
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError>;
 
-    /// The claims of this process that the server can call when their turn has come.
+    /// Returns the claims of this process that the server can call when it is their turn.
     fn calls(&self) -> &Arc<Calls>;
 
-    /// Begins to listen for calls, unless this process listens already, or cannot. Calls all claims once it listens.
+    /// Starts to listen for calls, unless this process already listens or cannot listen. Calls all claims once it
+    /// listens.
     fn listen(&self);
 
     /// Returns one page of the names that begin with `prefix`, and where the next page begins.
@@ -119,28 +120,28 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// Creates what the store needs.
     async fn init(&self) -> Result<(), StoreError>;
 
-    /// As [`LeaseStore::sweep`].
+    /// See [`LeaseStore::sweep`].
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError>;
 
-    /// As [`Diagnose::discard`].
+    /// See [`Diagnose::discard`].
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError>;
 
     async fn examine(&self) -> Examined;
 
-    /// Closes what the store keeps open.
+    /// Closes the connections that the store keeps open.
     fn close(&self);
 }
 
-/// Some names, and where the next page begins, if there is one.
+/// A page of names, and where the next page begins if there is one.
 pub(super) type Page = (Vec<String>, Option<String>);
 
-/// The leases of a server, as callers see them. Each call is a job on the thread of the store, so that a future which
-/// its caller no longer polls keeps no connection.
+/// The [`LeaseStore`] of a server. Each call runs as a job on the store's thread, so that a future that its caller no
+/// longer polls does not keep a connection.
 #[derive(Debug)]
 pub(super) struct ServerStore<L: ServerLeases>(OnWorker<L>);
 
 impl<L: ServerLeases> ServerStore<L> {
-    /// Starts the thread of a `store`, and calls `connect` there, which may block.
+    /// Starts the store's thread and calls `connect` on it. `connect` may block.
     pub(super) async fn open(
         store: &str,
         connect: impl FnOnce() -> Result<L, Error> + Send + 'static,
@@ -149,11 +150,11 @@ impl<L: ServerLeases> ServerStore<L> {
     }
 }
 
-/// In a grant's memo: its release was requested, and may have been done although no response arrived.
+/// In a grant's memo: its release was requested, and may have taken effect although no response arrived.
 #[derive(Clone, Copy, Debug)]
 struct ReleaseAsked;
 
-/// A copy of `grant` for the thread of the store.
+/// Returns a copy of `grant` for the store's thread.
 fn copy(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
@@ -187,7 +188,7 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
             .run_on(grant, copy(grant), move |leases, mut grant| async move {
                 let released = hold::end(&*leases, &mut grant, cooldown).await;
                 if grant.token.get() == 0 {
-                    // The claim was withdrawn, and no longer waits.
+                    // The claim was withdrawn and no longer waits.
                     wait::leave(&*leases, &grant.name, grant.id).await;
                 }
                 (grant, released)
@@ -240,7 +241,7 @@ impl<L: ServerLeases> LeaseStore for ServerStore<L> {
                 Ok(Some((names, next.map(Some))))
             }
         });
-        // leasehold did not write names that are not lock names.
+        // Skips names that are not lock names, because leasehold did not write them.
         let names = pages.map_ok(|names| {
             stream::iter(names).map(LockName::new).filter_map(async |name| name.ok().map(Ok))
         });

@@ -1,7 +1,7 @@
-//! PostgreSQL: one table, whose rows the server changes by its own clock. ShedLock uses the same rows.
+//! PostgreSQL: one table with a row per lock. The server decides by its own clock. ShedLock uses the same rows.
 //!
-//! Each step of a lock is one statement, which decides and writes. `docs/stores/postgres.md` has the layout, the
-//! permissions, the limits, and the argument why it is safe.
+//! Each step of a lock is one statement, which decides and writes. `docs/stores/postgres.md` describes the layout, the
+//! permissions and the limits, and explains why this is safe.
 
 mod acquire;
 mod config;
@@ -33,11 +33,11 @@ use crate::url::StoreUrl;
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(20), max: Duration::from_millis(500) };
 
-/// Opens leases in a table of the database that `url` names: `postgres://user@host,host2:5432/database?table=leasehold`.
-/// All options: `docs/stores/postgres.md`.
+/// Opens leases in a table of the database that `url` names:
+/// `postgres://user@host,host2:5432/database?table=leasehold`. `docs/stores/postgres.md` lists all options.
 ///
-/// Sends no request. The server's clock decides when a lease ends, so `store_clock=off` is refused. `margin` is how far
-/// that clock may be set ahead without ending a lease early.
+/// Sends no request. Refuses `store_clock=off`, because the server's clock decides when a lease ends. `margin` is how
+/// far that clock may be set ahead without ending a lease early.
 ///
 /// ```no_run
 /// # async fn example() -> leasehold::Result<()> {

@@ -1,7 +1,7 @@
-//! Redis and Valkey: a script for each step of a lock, which the server runs by its own clock. Other clients that lock
-//! with `SET key value NX PX` use the same keys.
+//! Redis and Valkey: the server runs one script for each step of a lock, and decides by its own clock. Other clients
+//! that lock with `SET key value NX PX` use the same keys.
 //!
-//! `docs/stores/redis.md` has the layout, the permissions, the limits, and the argument what Redis can promise.
+//! `docs/stores/redis.md` describes the layout, the permissions and the limits, and explains what Redis can guarantee.
 
 mod answer;
 mod config;
@@ -27,11 +27,11 @@ use crate::url::StoreUrl;
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(10), max: Duration::from_millis(500) };
 
-/// Opens leases in the Redis database that `url` names: `redis://user@host,host2:6379/0?prefix=locks/`. All options:
-/// `docs/stores/redis.md`.
+/// Opens leases in the Redis database that `url` names: `redis://user@host,host2:6379/0?prefix=locks/`.
+/// `docs/stores/redis.md` lists all options.
 ///
-/// Sends no request. The server's clock decides when a lease ends, so `store_clock=off` is refused. `margin` is how far
-/// that clock may be set ahead without ending a lease early.
+/// Sends no request. Refuses `store_clock=off`, because the server's clock decides when a lease ends. `margin` is how
+/// far that clock may be set ahead without ending a lease early.
 ///
 /// ```no_run
 /// # async fn example() -> leasehold::Result<()> {

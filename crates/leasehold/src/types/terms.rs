@@ -172,7 +172,10 @@ impl Ttl {
             return Ok(Self(Duration::from_millis(ttl.as_millis() as u64)));
         }
         Err(InvalidValue::new(format!("a ttl of {ttl:?} is out of range"))
-            .with_help("the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s suits most"))
+            .with_help(
+                "the ttl is between 500ms and 24h; a lease is renewed for as long as it is held, so 30s is suitable \
+                 for most locks",
+            ))
     }
 
     /// Creates a time to live from the milliseconds in a record.
@@ -256,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_two_moments_differ_in_the_bits_of_the_moment() {
+    fn an_id_at_a_moment_contains_the_bits_of_that_moment() {
         let (id, moment) = (Id(0b1100), Moment::from_raw(5, 7));
         assert_eq!(id.at(moment).0 ^ id.0, moment.bits());
         assert_ne!(moment.bits(), 0);

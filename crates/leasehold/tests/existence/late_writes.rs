@@ -91,7 +91,7 @@ async fn a_create_that_comes_after_giving_up_is_found_and_deleted() {
 
 /// The cleanup identifies its own create by the nonce. It deletes no other grant, not even of the same claim.
 #[tokio::test(start_paused = true)]
-async fn looking_for_a_late_create_harms_no_grant() {
+async fn cleaning_up_a_late_create_deletes_no_grant() {
     let world = World::by_existence();
     let one = world.observer(1);
     let claim = one.claim();

@@ -122,7 +122,7 @@ async fn a_holder_that_stood_still_relies_on_half_the_margin() {
 
 /// In true time, the lease has expired.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_stood_still_for_its_ttl_has_lost() {
+async fn a_lock_is_lost_if_the_clocks_stop_for_its_ttl() {
     let world = World::new();
     let holder = world.dated(1);
     let mut grant = holder.granted().await;
@@ -154,7 +154,7 @@ async fn a_grant_after_the_clocks_stood_still_is_renewed_first() {
 
 /// If the clocks stand still between the send and the response, the response reveals this.
 #[tokio::test(start_paused = true)]
-async fn a_grant_on_its_way_when_clocks_stood_still_is_renewed() {
+async fn a_grant_is_renewed_if_clocks_stop_during_its_request() {
     for created in [false, true] {
         let world = World::new();
         let (holder, contender) = (world.dated(1), world.dated(2));

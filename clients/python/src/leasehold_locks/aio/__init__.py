@@ -1,13 +1,13 @@
-"""The interface for asyncio: the names of :mod:`leasehold_locks`, with ``async with`` and ``await``.
+"""The interface for asyncio. It has the names of :mod:`leasehold_locks`, with ``async with`` and ``await``.
 
 >>> from leasehold_locks.aio import Locker
 >>> async def main() -> None:
 ...     async with Locker("sqlite:locks.db").lock("deploy/prod", ttl=30).hold(timeout=60) as g:
 ...         await deploy(fence=g.token)
 
-If the lock is lost, the body is cancelled, as :func:`asyncio.timeout` does it, and leaves as
-:class:`~leasehold_locks.LockLost`. If a waiting acquisition is cancelled, nothing stays acquired. A release that was
-begun goes on if its task is cancelled.
+If the lock is lost, the body is cancelled as by :func:`asyncio.timeout`, and the block raises
+:class:`~leasehold_locks.LockLost`. If a waiting acquisition is cancelled, no lock stays acquired. If the task of a
+release is cancelled, the release continues.
 """
 
 from .._errors import AgentError, ForkedError, LeaseholdError, LockHeld, LockLost, StoreError

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Call(BaseCall):
-    """One request, and its messages."""
+    """One request and its messages."""
 
     def __init__(self, agent: Agent, fields: Message) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,18 +25,18 @@ class Call(BaseCall):
         super().__init__(agent, fields)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
-        # The loop may have ended, and with it everybody who waits.
+        # The event loop may have ended. Then no task waits for the message.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
 
     async def next(self, limit: float | None = None) -> Message:
-        """The next message. If this is cancelled, so is the request; a lock that it was granted is released.
+        """Returns the next message. A cancellation cancels the request and releases a lock that it was granted.
 
-        An agent that does not respond within ``limit`` is ended.
+        Kills an agent that does not respond within ``limit``.
         """
         timer = None
         if limit is not None:
-            # The end of the agent ends the request. (asyncio.wait_for of Python 3.11 can swallow a cancellation.)
+            # The end of the agent ends the request. (In Python 3.11, asyncio.wait_for can swallow a cancellation.)
             timer = self._loop.call_later(limit, self.agent.kill, "the agent does not respond")
         try:
             outcome = await self._outcomes.get()
@@ -52,7 +52,7 @@ class Call(BaseCall):
 
 
 async def begin(fields: Message) -> Call:
-    """Sends a request. Starting the agent takes some milliseconds, so a thread does it."""
+    """Sends a request. Starts the agent in a thread, because that takes some milliseconds."""
     agent = _shared.kept()
     if agent is None:
         agent = await asyncio.get_running_loop().run_in_executor(None, _shared.shared)

@@ -34,11 +34,11 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         return OnceDecorator(lambda: Once(settings, per, timeout, nowait))
 
     async def status(self, name: str) -> Status:
-        """The state of a lock."""
+        """Returns the state of a lock."""
         return await run(self._status(name))
 
     async def list(self, prefix: str = "") -> AsyncIterator[str]:
-        """The names of all locks that have a record and begin with ``prefix``."""
+        """Yields the names of all locks that have a record and whose name begins with ``prefix``."""
         request = await begin(self._request("list", prefix=prefix))
         try:
             while (message := await request.next(ANSWER_TIMEOUT))["ev"] == "names":
@@ -52,12 +52,13 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         await run(self._wait_free(name, timeout))
 
     async def break_lock(self, name: str, token: int) -> bool:
-        """Ends the grant with this token. Its holder may be any process: make sure first that it has stopped. Returns
-        whether that token still had the lock."""
+        """Ends the grant with this token. Make sure first that its holder has stopped; the holder may be any process.
+        Returns whether that token still held the lock."""
         return await run(self._break_lock(name, token))
 
     async def sweep(self, name: str, *, older_than: Duration, dry_run: bool = False) -> bool:
-        """Deletes the record of a lock that has been free for that long. Returns whether it did, or would."""
+        """Deletes the record of a lock that has been free for ``older_than``. Returns whether it did, or with
+        ``dry_run`` would."""
         return await run(self._sweep(name, older_than, dry_run))
 
     async def init(self) -> None:
@@ -65,15 +66,15 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         await run(self._init())
 
     async def capabilities(self) -> Capabilities:
-        """What the store can do."""
+        """Returns the capabilities of the store."""
         return await run(self._capabilities())
 
     async def doctor(self, *, ttl: Duration | None = None, thorough: bool = False) -> Report:
-        """Examines whether the store is safe for locks. Takes a few seconds and some hundred requests."""
+        """Checks whether the store is safe for locks. Takes a few seconds and a few hundred requests."""
         return await run(self._doctor(ttl, thorough))
 
     async def resume(self, ticket: str) -> Guard:
-        """Renews the lock of a ticket, and keeps it from now on."""
+        """Takes over the lock of a ticket: renews it now and keeps it."""
         request = await begin(self._request("resume", ticket=ticket))
         expect(await request.next(ANSWER_TIMEOUT), "held")
         return Guard(request.agent, request.hold)

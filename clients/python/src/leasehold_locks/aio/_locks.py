@@ -21,8 +21,8 @@ from ._call import Call, begin, call
 class Guard(BaseGuard):
     """A lock that is held. The agent renews it until it is released.
 
-    An asynchronous context manager that releases the lock. If the lock is lost, the body is cancelled and leaves as
-    :class:`LockLost`.
+    A guard is an asynchronous context manager that releases the lock. If the lock is lost, the body is cancelled, and
+    leaving it raises :class:`LockLost`.
     """
 
     _task: asyncio.Task[Any] | None = None
@@ -30,7 +30,7 @@ class Guard(BaseGuard):
     _cancelled_by_loss = False
 
     async def confirm(self) -> None:
-        """Renews the lease now, and waits for the response. Correct even after a pause in which both clocks stopped."""
+        """Renews the lease now and waits for the response. Correct even after a pause in which both clocks stopped."""
         self._agent.check(self._hold)
         request = Call(self._agent, {"op": "renew", "hold": self._hold.number})
         with self._lost_if_refused():
@@ -38,22 +38,23 @@ class Guard(BaseGuard):
         self._agent.check(self._hold)
 
     async def release(self, cooldown: Duration | None = None) -> bool:
-        """Releases the lock. Returns whether it was held until now. If this is cancelled, the release goes on."""
+        """Releases the lock. Returns whether it was held until now. If this call is cancelled, the release
+        continues."""
         agent, hold = self._agent, self._hold
         agent.forbid_forked()
         fields: Message = {"op": "release", "hold": hold.number}
         if cooldown is not None:
             fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
         with agent.lock:
-            agent.remaining(hold)  # Finds a loss that was not noticed yet.
+            agent.remaining(hold)  # Detects a loss that was not noticed yet.
             if not agent.end(hold):
                 return False
-            # Sent here, before this waits for anything.
+            # Sends the request before this task waits for anything.
             request = Call(agent, fields)
         return was_held(await request.next(ANSWER_TIMEOUT), "released")
 
     async def ticket(self) -> str:
-        """Ends this hold, and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
+        """Ends this hold and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
         agent, hold = self._agent, self._hold
         agent.check(hold)
         with agent.lock:
@@ -67,7 +68,7 @@ class Guard(BaseGuard):
         return self
 
     def _enter(self) -> None:
-        """From here on, a loss cancels this task."""
+        """Makes a loss cancel the current task."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a lock is held by a task")
@@ -82,7 +83,7 @@ class Guard(BaseGuard):
         self._agent.listen(self._hold, tell)
 
     def _cancel(self) -> None:
-        # Not after the body: the task may do something else by now.
+        # Does not cancel after the body, because the task may do something else by then.
         if self._task is not None:
             self._cancelled_by_loss = True
             self._task.cancel()
@@ -95,15 +96,15 @@ class Guard(BaseGuard):
     async def _leave(self, error: BaseException | None, cooldown: Duration | None = None) -> None:
         task, self._task = self._task, None
         if self._agent.is_forked():
-            return  # The lock is the parent's.
+            return  # The lock belongs to the parent.
         if self._cancelled_by_loss and task is not None:
             self._cancelled_by_loss = False
-            # As asyncio.timeout: if others have cancelled the task too, it stays cancelled.
+            # Like asyncio.timeout: if others have cancelled the task too, it stays cancelled.
             if _uncancel(task) <= self._cancelling and isinstance(error, asyncio.CancelledError):
                 self._raise_loss(error)
         completed = error is None
         if completed and self._hold.loss is None and self._hold.is_over:
-            return  # The body has released it.
+            return  # The body released the lock.
         if completed:
             self._agent.check(self._hold)
         try:
@@ -141,13 +142,14 @@ else:
 
 
 class Lock(BaseLock[Guard]):
-    """A named lock, with the settings for acquiring it. Made by :meth:`Locker.lock` and its siblings."""
+    """A named lock, with the settings for acquiring it. Created by :meth:`Locker.lock` and similar methods."""
 
     def hold(self, timeout: Duration | None = None, *, context: Invocation | None = None) -> Holding:
-        """Holds the lock during an ``async with`` statement. Waits for at most ``timeout``, or without a limit.
+        """Holds the lock during an ``async with`` statement. Waits for at most ``timeout``, or without a limit if there
+        is none.
 
         Entering raises :class:`LockHeld` (a :class:`TimeoutError`) after the timeout. With the ``context`` of an AWS
-        Lambda function, the wait ends a second before the invocation does, or earlier.
+        Lambda function, the wait ends at least one second before the invocation does.
         """
         return Holding(self, timeout, context)
 
@@ -159,7 +161,7 @@ class Lock(BaseLock[Guard]):
         return await self._acquired(self._settings.request("acquire", within(timeout, context)))
 
     async def try_acquire(self) -> Guard | None:
-        """Acquires the lock if it is free now; ``None`` if another holder has it."""
+        """Acquires the lock if it is free now. Returns ``None`` if another holder has it."""
         try:
             return await self._acquired(self._settings.request("try"))
         except LockHeld:
@@ -172,7 +174,7 @@ class Lock(BaseLock[Guard]):
         expect(await request.next(limit), "held")
         return Guard(request.agent, request.hold)
 
-    # The shape of asyncio.Lock.
+    # The interface of asyncio.Lock.
 
     async def acquire(self) -> bool:
         """Acquires the lock, as :meth:`asyncio.Lock.acquire` does. Release it with :meth:`release`."""
@@ -180,7 +182,8 @@ class Lock(BaseLock[Guard]):
         return True
 
     async def release(self) -> None:
-        """Releases what :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the meantime."""
+        """Releases the lock that :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the
+        meantime."""
         if not self._held:
             raise RuntimeError("Lock is not acquired.")
         await self._held.pop()._leave(None)
@@ -221,15 +224,15 @@ class RwLock:
 
 
 class Election(Lock):
-    """One of several candidates leads. Holding the lock is leading; the token is the term."""
+    """An election: one of several candidates leads. The holder of the lock is the leader, and its token is the term."""
 
     async def leader(self) -> Leader | None:
-        """The leader, by one read of the store; ``None`` if there is none. May be outdated."""
+        """Reads the leader from the store. Returns ``None`` if there is none. The result may be outdated."""
         message = await call({"op": "leader", **target(self._settings.store, self.name)})
         return Leader.of(expect(message, "leader"))
 
     async def observe(self) -> AsyncIterator[Leader | None]:
-        """The leader, then every change. Close the iterator to end it."""
+        """Yields the leader, and then every change. Close the iterator to end it."""
         request = await begin({"op": "observe", **target(self._settings.store, self.name)})
         try:
             while True:

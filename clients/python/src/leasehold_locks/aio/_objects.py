@@ -1,4 +1,4 @@
-"""Objects of a bucket, for asyncio."""
+"""Objects in a bucket, for asyncio."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ._call import Call, begin, call
 
 
 class Object:
-    """An object of a bucket, with several writers."""
+    """An object in a bucket that several writers may change."""
 
     def __init__(self, url: str, content_type: str | None) -> None:
         self._url = url
         self._typed: Message = {} if content_type is None else {"content_type": content_type}
 
     async def get(self, fence: int | None = None) -> bytes | None:
-        """The content; ``None`` if there is no object. With ``fence``, later writes with lower tokens are refused."""
+        """Returns the content, or ``None`` if there is no object. With ``fence``, later writes with lower tokens are
+        refused."""
         return decoded(expect(await call(self._fields("get", fence)), "object"))
 
     async def put(self, content: bytes, *, fence: int) -> None:
-        """Writes the object unless a higher token has written it: then raises :class:`LockLost`."""
+        """Writes the object. Raises :class:`LockLost` if a higher token has written it before."""
         fields = {**self._fields("put", fence), **self._typed, "content": encoded(content)}
         expect(await call(fields), "done")
 
@@ -34,7 +35,7 @@ class Object:
         attempts: int | None = None,
         within: Duration | None = None,
     ) -> bool:
-        """Replaces the content by ``await change(content)``, and calls it again if another writer was faster.
+        """Replaces the content with ``await change(content)``. Calls ``change`` again if another writer was faster.
 
         See :meth:`leasehold_locks.Object.update`.
         """
@@ -61,5 +62,5 @@ class Object:
 
 
 def open_object(url: str, *, content_type: str | None = None) -> Object:
-    """Opens an object by its URL, such as ``s3://bucket/counter.json``. Makes no request."""
+    """Opens an object by its URL, such as ``s3://bucket/counter.json``. Sends no request."""
     return Object(url, content_type)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A job that several machines start and one of them runs, once per period. Made by :meth:`Locker.once`."""
+    """A job that several machines start and one of them runs, once per period. Created by :meth:`Locker.once`."""
 
     def __init__(self, settings: LockSettings, period: Duration, timeout: Duration | None, nowait: bool) -> None:
         self._period = period
@@ -27,7 +27,7 @@ class Once(Generic[T]):
         self._request = settings.request("once", timeout, **more)
 
     async def run(self, job: Callable[[], Awaitable[T]]) -> Ran[T] | AlreadyRan:
-        """Runs ``job`` unless it already ran in this period. It is cancelled if the lock is lost."""
+        """Runs ``job`` unless it already ran in this period. The job is cancelled if the lock is lost."""
         request = await begin(self._request)
         message = await request.next()
         if message["ev"] == "already_ran":
@@ -38,7 +38,7 @@ class Once(Generic[T]):
         try:
             value = await job()
         except BaseException as error:
-            await guard._leave(error)  # Another process may run it in this period.
+            await guard._leave(error)  # Another process may run the job in this period.
             raise
         await guard._leave(None, self._period)
         return Ran(value)

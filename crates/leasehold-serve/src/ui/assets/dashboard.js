@@ -1,5 +1,5 @@
-// Keeps a page of the dashboard up to date. All markup comes from the server: this script gets events, fetches the page
-// again if one of them changed it, and replaces what differs. It sets text, never markup.
+// Keeps a page of the dashboard up to date. All markup comes from the server. This script receives events, fetches the
+// page again if an event changes it, and replaces the elements that differ. It sets text, but never markup.
 
 const LIVE = document.getElementById("live");
 const BANNER = document.getElementById("banner");
@@ -9,10 +9,10 @@ const OVERDUE = "overdue, may be taken over";
 
 // --- time ------------------------------------------------------------------------------------------------------------
 
-// For each element with a time: when that was the time, on this page's clock.
+// For each element with a time: when the time was correct, on this page's clock.
 const since = new WeakMap();
 
-/** As `span` of the server. */
+/** Formats a duration like `span` of the server. */
 function span(ms) {
   const s = Math.floor(ms / 1000);
   const two = (n) => String(n).padStart(2, "0");
@@ -26,7 +26,7 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Lets times go on and leases run down. */
+/** Updates the times and the remaining time of leases. */
 function tick() {
   const now = performance.now();
   for (const element of document.querySelectorAll("[data-up], [data-left]")) {
@@ -46,18 +46,18 @@ function showLease(element, left, seenBefore) {
   element.querySelector(".fill").setAttribute("width", `${Math.max(0, Math.min(100, (left * 100) / Number(element.dataset.full)))}%`);
   const before = element.dataset.before;
   let text = before ? before + span(Math.max(0, left)) : `${span(Math.max(0, left))} left`;
-  // What was seen is over. Whether it was renewed since then is known when the server has looked again.
+  // The lease that was seen is over. The server must look again to know whether it was renewed since then.
   if (isOver && !before) text = seenBefore < 3000 ? OVERDUE : `not renewed as of ${span(seenBefore)} ago`;
   setText(element.querySelector(".left"), text);
 }
 
-/** The server has looked at a lock: what remains of its lease. */
+/** Handles the event that the server has looked at a lock: updates the remaining time of its lease. */
 function look(event) {
   const { lock, now, version } = JSON.parse(event.data);
   const left = now?.held?.lapses_within_ms;
   for (const row of document.querySelectorAll("[data-lock]")) {
     if (row.dataset.lock !== lock) continue;
-    if (row.dataset.version !== version) soon(); // it changed before the stream was open
+    if (row.dataset.version !== version) soon(); // the lock changed before the stream was open
     const lease = row.querySelector("[data-left]");
     if (!lease || left === undefined || left === null) continue;
     lease.dataset.left = left;
@@ -68,11 +68,11 @@ function look(event) {
 
 // --- changes ---------------------------------------------------------------------------------------------------------
 
-// What was typed into each field, also into one that is not there at the moment.
+// The text that the user typed into each field, including fields that are not on the page at the moment.
 const typed = new Map();
 document.addEventListener("input", ({ target }) => typed.set(target.id, target.value));
 
-/** Replaces `old` by `fresh` if they differ. The element with the focus keeps it, and fields keep what was typed. */
+/** Replaces `old` with `fresh` if they differ. Keeps the focus and the text that the user typed. */
 function patch(old, fresh) {
   if (old.dataset.version !== undefined && old.dataset.version === fresh.dataset.version) {
     takeTimes(old, fresh);
@@ -91,7 +91,7 @@ function patch(old, fresh) {
   return true;
 }
 
-/** The times of `fresh` for `old`, which is the same otherwise. */
+/** Copies the times of `fresh` to `old`, which is otherwise the same. */
 function takeTimes(old, fresh) {
   const times = (element) => element.querySelectorAll("[data-up], [data-left]");
   const from = times(fresh);
@@ -103,7 +103,7 @@ function takeTimes(old, fresh) {
   });
 }
 
-/** Brings a list of rows up to date. Rows that stay keep their element. */
+/** Updates a list of rows. Rows that remain keep their element. */
 function patchList(old, fresh, said) {
   const rows = new Map([...old.children].map((row) => [row.dataset.key, row]));
   let place = old.firstElementChild;
@@ -126,7 +126,7 @@ function patchList(old, fresh, said) {
   }
 }
 
-/** Fetches this page again, and shows what has changed. */
+/** Fetches this page again and shows the changes. */
 async function refresh() {
   const response = await fetch(location.href, { headers: { "leasehold-update": "1" } });
   if (response.redirected) return location.reload(); // the session has ended
@@ -151,7 +151,7 @@ async function refresh() {
 const tell = document.getElementById("tell");
 const title = document.title;
 
-/** Notifies a user who asked for it that the lock is free. Screen readers announce each change anyway. */
+/** Tells a user who asked for it that the lock is free. Screen readers announce each change anyway. */
 function tellIfFree() {
   const isFree = document.querySelector("section[data-lock] .state.free") !== null;
   if (!isFree) document.title = title;
@@ -184,7 +184,7 @@ let pending;
 let isStoreDown = false;
 let wasOpen = false;
 
-/** Refreshes soon: one request for many events. */
+/** Refreshes the page soon, so that many events cause one request. */
 function soon() {
   pending ??= setTimeout(async () => {
     try {
@@ -218,7 +218,7 @@ function lost(why) {
 function open() {
   source = new EventSource(EVENTS);
   source.onopen = () => {
-    // This page is fresh. Later, much can have happened while the stream was closed.
+    // The page is new when the stream opens first. Later, changes may have happened while the stream was closed.
     if (wasOpen) soon();
     else connected();
     wasOpen = true;
@@ -235,7 +235,7 @@ function open() {
   });
   source.onerror = () => {
     lost();
-    // The browser connects again by itself, except after a response with an error.
+    // The browser reconnects by itself, except after an error response.
     if (source?.readyState === EventSource.CLOSED) retry = setTimeout(open, 5000);
   };
 }
@@ -250,7 +250,10 @@ function close() {
   setText(LIVE, "Paused");
 }
 
-/** Streams while the page is visible or its user wants a notification: hidden tabs cause no requests to the store. */
+/**
+ * Streams events while the page is visible or its user wants a notification. Other hidden tabs cause no requests to the
+ * store.
+ */
 function follow() {
   if (document.hidden && !tell?.checked) close();
   else if (!source) open();

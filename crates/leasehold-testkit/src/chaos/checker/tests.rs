@@ -4,9 +4,9 @@ use super::*;
 
 /// A handwritten history in which every rule is promised.
 #[derive(Default)]
-struct Told(String);
+struct Events(String);
 
-impl Told {
+impl Events {
     fn event(mut self, what: &str, (from, until): (u64, u64), more: &str) -> Self {
         self.0 += &format!("{{\"what\":\"{what}\",\"from\":{from},\"until\":{until}{more}}}\n");
         self
@@ -32,7 +32,7 @@ impl Told {
 
     fn verdict(self) -> Verdict {
         let rules: Vec<String> = Rule::ALL.iter().map(|rule| format!("\"{}\"", rule.name())).collect();
-        let run = Told::default().event("run", (0, 0), &format!(",\"promises\":[{}]", rules.join(",")));
+        let run = Events::default().event("run", (0, 0), &format!(",\"promises\":[{}]", rules.join(",")));
         judge(&(run.0 + &self.0))
     }
 
@@ -43,111 +43,111 @@ impl Told {
 
 #[test]
 fn holders_after_one_another_are_fine() {
-    let told = Told::default().held("a", 1, 100, 200).held("b", 2, 211, 300).held("c", 5, 320, 400);
-    assert_eq!(told.broken(), []);
+    let events = Events::default().held("a", 1, 100, 200).held("b", 2, 211, 300).held("c", 5, 320, 400);
+    assert_eq!(events.broken(), []);
 }
 
 #[test]
 fn two_holders_at_once_are_found() {
-    let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 200);
-    assert_eq!(told.broken(), [Rule::OneHolder]);
+    let events = Events::default().held("a", 0, 100, 300).held("b", 0, 150, 200);
+    assert_eq!(events.broken(), [Rule::OneHolder]);
 }
 
 #[test]
 fn two_holders_whose_times_cross_are_found() {
-    let told = Told::default().held("a", 0, 100, 300).held("b", 0, 150, 400);
-    assert_eq!(told.broken(), [Rule::OneHolder, Rule::OneHolder], "each within the other's time");
+    let events = Events::default().held("a", 0, 100, 300).held("b", 0, 150, 400);
+    assert_eq!(events.broken(), [Rule::OneHolder, Rule::OneHolder], "each within the other's time");
 }
 
 #[test]
 fn grants_that_may_be_sequential_are_no_violation() {
     // The second holder's check may have come after both of the first holder's, because the intervals overlap.
-    let told = Told::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
+    let events = Events::default().held("a", 1, 100, 200).about("granted", "b", 2, (100, 205)).about(
         "checked",
         "b",
         2,
         (205, 206),
     );
-    assert_eq!(told.broken(), []);
+    assert_eq!(events.broken(), []);
 }
 
 #[test]
-fn holders_of_different_locks_do_not_meet() {
-    let told = Told::default()
+fn holders_of_different_locks_are_not_compared() {
+    let events = Events::default()
         .held("a", 1, 100, 300)
         .event("granted", (110, 120), ",\"lock\":\"m\",\"grant\":\"b\",\"token\":1")
         .event("checked", (120, 130), ",\"lock\":\"m\",\"grant\":\"b\",\"token\":1");
-    assert_eq!(told.broken(), []);
+    assert_eq!(events.broken(), []);
 }
 
 #[test]
 fn a_lower_token_that_is_valid_after_a_higher_one_is_found() {
-    let told = Told::default().held("a", 7, 100, 200).held("b", 6, 300, 400);
-    assert_eq!(told.broken(), [Rule::TokensRise]);
+    let events = Events::default().held("a", 7, 100, 200).held("b", 6, 300, 400);
+    assert_eq!(events.broken(), [Rule::TokensRise]);
 }
 
 #[test]
 fn a_stale_holder_whose_check_passes_is_found() {
     // The holder was stopped for long and does not know it. Its check passes after the successor's.
-    let told =
-        Told::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about("checked", "a", 1, (300, 310));
-    assert_eq!(told.broken(), [Rule::OneHolder, Rule::TokensRise]);
+    let events =
+        Events::default().held("a", 1, 100, 110).held("b", 2, 200, 210).about("checked", "a", 1, (300, 310));
+    assert_eq!(events.broken(), [Rule::OneHolder, Rule::TokensRise]);
 }
 
 #[test]
 fn the_same_token_twice_is_found() {
-    let told = Told::default().held("a", 7, 100, 200).held("b", 7, 300, 400);
-    assert_eq!(told.broken(), [Rule::TokensAreUnique]);
+    let events = Events::default().held("a", 7, 100, 200).held("b", 7, 300, 400);
+    assert_eq!(events.broken(), [Rule::TokensAreUnique]);
 }
 
 #[test]
 fn a_lower_token_that_the_resource_accepts_is_found() {
-    let told = Told::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, true, 1);
-    assert_eq!(told.broken(), [Rule::FenceHolds]);
-    let told = Told::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, false, 1);
-    let verdict = told.verdict();
+    let events = Events::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, true, 1);
+    assert_eq!(events.broken(), [Rule::FenceHolds]);
+    let events = Events::default().counter("read", 1, 5, true, 0).counter("write", 2, 4, false, 1);
+    let verdict = events.verdict();
     assert_eq!((verdict.broken.len(), verdict.counts.refused), (0, 1));
 }
 
 #[test]
 fn a_lost_addition_is_found() {
-    let told = Told::default().counter("write", 1, 1, true, 1).counter("write", 3, 3, true, 2);
-    assert_eq!(told.counter("write", 2, 2, true, 2).broken(), [Rule::CounterIsExact]);
+    let events = Events::default().counter("write", 1, 1, true, 1).counter("write", 3, 3, true, 2);
+    assert_eq!(events.counter("write", 2, 2, true, 2).broken(), [Rule::CounterIsExact]);
 }
 
 #[test]
 fn a_lock_that_is_not_granted_again_is_found() {
-    let told = Told::default().held("a", 1, 100, 200).event("healed", (500, 510), "");
-    assert_eq!(told.broken(), [Rule::GrantedAgain]);
-    let told = Told::default().held("a", 1, 100, 200).event("healed", (150, 160), "");
-    assert_eq!(told.held("b", 2, 300, 400).broken(), []);
+    let events = Events::default().held("a", 1, 100, 200).event("healed", (500, 510), "");
+    assert_eq!(events.broken(), [Rule::GrantedAgain]);
+    let events = Events::default().held("a", 1, 100, 200).event("healed", (150, 160), "");
+    assert_eq!(events.held("b", 2, 300, 400).broken(), []);
 }
 
 #[test]
 fn unreadable_lines_are_found() {
-    let told = Told("{\"what\":\"granted\"}\nnonsense\n".to_owned());
-    assert_eq!(told.broken(), [Rule::Readable, Rule::Readable]);
+    let events = Events("{\"what\":\"granted\"}\nnonsense\n".to_owned());
+    assert_eq!(events.broken(), [Rule::Readable, Rule::Readable]);
     // This check is of a grant that does not exist.
-    assert_eq!(Told::default().about("checked", "a", 1, (1, 2)).broken(), [Rule::Readable]);
+    assert_eq!(Events::default().about("checked", "a", 1, (1, 2)).broken(), [Rule::Readable]);
 }
 
 #[test]
 fn violations_that_are_not_promised_are_only_observed() {
-    let run = Told::default().event("run", (0, 0), ",\"promises\":[]");
+    let run = Events::default().event("run", (0, 0), ",\"promises\":[]");
     let verdict = judge(&run.held("a", 0, 100, 300).held("b", 0, 150, 200).0);
     assert_eq!((verdict.broken.len(), verdict.observed.len()), (0, 1));
 }
 
 #[test]
 fn a_file_that_is_no_history_is_found() {
-    for text in ["", "nonsense\n", &Told::default().held("a", 1, 100, 200).0] {
+    for text in ["", "nonsense\n", &Events::default().held("a", 1, 100, 200).0] {
         assert!(judge(text).broken.iter().any(|finding| finding.rule == Rule::Readable), "{text}");
     }
 }
 
 #[test]
 fn losses_and_takeovers_are_counted() {
-    let told = Told::default()
+    let events = Events::default()
         .held("a", 1, 100, 200)
         .about("lost", "a", 1, (250, 260))
         .held("b", 2, 300, 400)
@@ -156,7 +156,7 @@ fn losses_and_takeovers_are_counted() {
         .held("d", 4, 700, 800)
         .about("lost", "c", 3, (900, 910))
         .event("fault", (1, 2), ",\"kind\":\"holder killed\"");
-    let counts = told.verdict().counts;
+    let counts = events.verdict().counts;
     assert_eq!((counts.grants, counts.losses, counts.takeovers), (4, 2, 2));
     assert_eq!((counts.known_first, counts.succeeded, counts.checks), (1, 2, 8));
     assert_eq!(counts.faults.get("holder killed"), Some(&1));

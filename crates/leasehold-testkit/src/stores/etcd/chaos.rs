@@ -62,7 +62,7 @@ impl Servers for Wired {
         let leader = cluster.leader().await;
         cluster.stop(leader);
         SystemClock.sleep(duration).await;
-        cluster.go_on(leader);
+        cluster.resume(leader);
         Ok(())
     }
 

@@ -210,7 +210,7 @@ impl Cluster {
     }
 
     /// Resumes a stopped member.
-    pub fn go_on(&self, n: usize) {
+    pub fn resume(&self, n: usize) {
         self.signal(n, Signal::CONT);
     }
 

@@ -77,7 +77,7 @@ impl Servers for Wired {
         let server = self.server.lock().await;
         server.stop();
         SystemClock.sleep(duration).await;
-        server.go_on();
+        server.resume();
         Ok(())
     }
 

@@ -197,7 +197,7 @@ impl PostgresServer {
     }
 
     /// Resumes all processes of the server.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.signal_all(Signal::CONT);
     }
 

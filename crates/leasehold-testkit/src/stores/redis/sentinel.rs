@@ -44,8 +44,10 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
         for replica in &servers[1..] {
             redis_cli(replica.url(), &["REPLICAOF", host, port]).await;
         }
-        answers(servers[0].url(), &["INFO", "replication"], |said| said.matches("state=online").count() == 2)
-            .await;
+        answers(servers[0].url(), &["INFO", "replication"], |output| {
+            output.matches("state=online").count() == 2
+        })
+        .await;
         let (mut sentinels, mut addresses) = (Vec::new(), Vec::new());
         for n in 0..SENTINELS {
             let own = folder.join(format!("sentinel-{n}"));
@@ -66,12 +68,12 @@ pub(super) fn start(folder: &Path, _workers: usize) -> BoxFuture<'_, io::Result<
         }
         for sentinel in &addresses {
             let all = format!("{}", SENTINELS - 1);
-            let knows = move |said: &str, what: &str| {
-                let mut lines = said.lines().skip_while(|line| *line != what);
+            let knows = move |output: &str, what: &str| {
+                let mut lines = output.lines().skip_while(|line| *line != what);
                 lines.nth(1).is_some_and(|number| number == all)
             };
-            answers(&format!("redis://{sentinel}"), &["SENTINEL", "master", "chaos"], move |said| {
-                knows(said, "num-other-sentinels") && knows(said, "num-slaves")
+            answers(&format!("redis://{sentinel}"), &["SENTINEL", "master", "chaos"], move |output| {
+                knows(output, "num-other-sentinels") && knows(output, "num-slaves")
             })
             .await;
         }

@@ -21,7 +21,7 @@ pub(super) struct Observer {
     store: Arc<dyn LeaseStore>,
     name: LockName,
     wait: Wait,
-    told: Told,
+    reported: Reported,
 }
 
 /// The event to wait for before the next poll.
@@ -40,7 +40,7 @@ enum Wait {
 
 impl Observer {
     pub(super) fn new(store: Arc<dyn LeaseStore>, name: LockName) -> Self {
-        Self { store, name, wait: Wait::Nothing, told: Told::default() }
+        Self { store, name, wait: Wait::Nothing, reported: Reported::default() }
     }
 
     /// Waits for the next leader or error to report.
@@ -49,7 +49,7 @@ impl Observer {
             self.pause().await;
             match self.store.inspect(&self.name).await {
                 Ok(status) => {
-                    let news = self.told.news(&status.state, &self.store.capabilities());
+                    let news = self.reported.news(&status.state, &self.store.capabilities());
                     self.wait = self.after(status, news.is_some());
                     if let Some(leader) = news {
                         return Ok(leader);
@@ -57,7 +57,7 @@ impl Observer {
                 }
                 Err(error) => {
                     self.wait = self.wait.after_trouble();
-                    if let Some(error) = self.told.trouble(&self.name, error) {
+                    if let Some(error) = self.reported.trouble(&self.name, error) {
                         return Err(error);
                     }
                 }
@@ -103,7 +103,7 @@ impl Wait {
 
 /// The state that was reported. It must not be reported again or taken back.
 #[derive(Default)]
-struct Told {
+struct Reported {
     /// The leader and the token of its grant. Even if it is not a term, the token distinguishes two grants of one
     /// holder.
     latest: Option<Option<(Leader, Option<Token>)>>,
@@ -112,7 +112,7 @@ struct Told {
     trouble: Option<String>,
 }
 
-impl Told {
+impl Reported {
     /// Returns the leader in `state`, if it must be reported.
     fn news(&mut self, state: &State, capabilities: &Capabilities) -> Option<Option<Leader>> {
         let mended = self.trouble.take().is_some();

@@ -68,7 +68,7 @@ impl RegisterLeases {
             {
                 Claimed::Taken(mut held) => {
                     self.stamp(&claim.name, sight.observation.as_ref(), &budget).await;
-                    self.tell_place(claim, sight.observation.as_ref(), &mut held);
+                    self.add_place(claim, sight.observation.as_ref(), &mut held);
                     return Ok(AcquireOutcome::Held(held));
                 }
                 Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),

@@ -44,7 +44,7 @@ impl RegisterLeases {
 
     /// Adds the place of `claim` in the line to `held`, the refusal of the claim. `seen` is the lock's record as it was
     /// read.
-    pub(super) fn tell_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
+    pub(super) fn add_place(&self, claim: &Claim, seen: Option<&Observation>, held: &mut HolderInfo) {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
         if claim.place.is_taken(claim.id, served) {
             held.ahead = Some(claim.place.before(claim.id, served).0);
@@ -65,8 +65,10 @@ impl RegisterLeases {
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
         let cannot_tell = !claim.waits && !rules::knows_age(record, self.store_time(), self.rules);
         let is_first = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
-        let is_empty =
-            !record.awaited && !claim.looks && !is_first && !claim.place.is_taken(claim.id, record.served);
+        let is_empty = !record.awaited
+            && !claim.reads_line
+            && !is_first
+            && !claim.place.is_taken(claim.id, record.served);
         if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
             return Ok(as_it_was);
         }

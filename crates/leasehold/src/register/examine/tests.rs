@@ -90,7 +90,7 @@ async fn each_flaw_fails_the_checks_that_are_about_it_and_no_others() {
 
 /// A flaw that affects only updates, or only releases that delete, does not make a store unsafe for other uses.
 #[tokio::test(start_paused = true)]
-async fn flaws_that_do_not_matter_do_not_fail() {
+async fn flaws_without_effect_on_locks_are_not_failures() {
     for flaw in
         [Flaw::IgnoresVersionOfDeletes, Flaw::DoublesDeletes(20), Flaw::DeniesDeletes, Flaw::DropsMetadata]
     {
@@ -276,7 +276,7 @@ impl Register for Front {
 }
 
 #[tokio::test(start_paused = true)]
-async fn front_ends_that_are_atomic_apart_fail_when_raced_together() {
+async fn front_ends_that_are_only_atomic_alone_fail_in_races() {
     let store = Arc::new(store(Flaw::ChecksInTwoSteps));
     let front = Front::of(store.clone(), "a");
     let mut examination = Examination::default();
@@ -368,8 +368,8 @@ async fn every_race_covers_every_name_even_with_many_addresses() {
     let front = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "many", &addresses(20));
     let endpoints = vec!["b".to_owned(), "c".to_owned()];
     let fronts = Fronts::open(&front, &endpoints, RACERS).await.unwrap();
-    let [asked, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
-    let shown = asked.seen.split_once(": ").unwrap().1;
+    let [chosen, left_out] = fronts.findings() else { panic!("{:?}", fronts.findings()) };
+    let shown = chosen.seen.split_once(": ").unwrap().1;
     let many = |n| format!("many at 10.0.0.{n}");
     let expected = [&many(1), "b", "c", &many(2), &many(3), &many(4), &many(5), &many(6)];
     assert_eq!(shown.split(", ").collect::<Vec<_>>(), expected);

@@ -146,9 +146,9 @@ impl Lane<'_> {
             self.round(&key, &mut kinds).await;
             let after: usize = kinds.iter().map(|raced| raced.counted).sum();
             if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
-                let asked =
+                let retry_after =
                     kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
-                env.sleep(env.random.jittered(PAUSE, 0.5).max(asked.unwrap_or_default())).await;
+                env.sleep(env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default())).await;
             }
         }
         (kinds, self.left)

@@ -91,7 +91,7 @@ fn a_failing_store_is_polled_less_often_until_it_recovers() {
 }
 
 #[test]
-fn a_time_that_is_not_known_counts_as_none() {
+fn an_unknown_hold_time_counts_as_zero() {
     let ms = Duration::from_millis;
     assert_eq!(held_for(Some(10_000_000), Some(StoreTime::exactly(10_050_000))), ms(50));
     assert_eq!(held_for(Some(10_000_000), Some(StoreTime::between(10_050_000, 10_250_000))), ms(50));

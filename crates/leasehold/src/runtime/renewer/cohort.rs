@@ -29,7 +29,7 @@ impl CohortGrant {
         let others_follow = self.terms.as_ref().is_some_and(|terms| self.turn.followers(terms) > 0);
         let (first, tokens) = Tokens::of(grant, others_follow);
         self.tokens = Some(tokens);
-        self.tell(grant, first);
+        self.report_holder(grant, first);
         first
     }
 
@@ -37,7 +37,10 @@ impl CohortGrant {
     pub(crate) fn has_successor(&self, grant: &Grant, now: Moment, capabilities: &Capabilities) -> bool {
         let Some((terms, tokens)) = self.terms.as_ref().zip(self.tokens.as_ref()) else { return false };
         let in_time = grant.deadline.remaining(now) >= grant.ttl.get() / 2
-            && self.turn.policy(|policy, _| policy.goes_on(now, capabilities, grant.ttl)).unwrap_or_default();
+            && self
+                .turn
+                .policy(|policy, _| policy.continues(now, capabilities, grant.ttl))
+                .unwrap_or_default();
         in_time && !tokens.is_used_up() && self.turn.followers(terms) > 0
     }
 
@@ -55,7 +58,7 @@ impl CohortGrant {
         let (terms, tokens) = (self.terms.as_ref()?, self.tokens.as_mut()?);
         let (next, began) = self.turn.next_on(terms)?;
         let token = tokens.next()?;
-        self.tell(grant, token);
+        self.report_holder(grant, token);
         Some((next, token, began))
     }
 
@@ -70,8 +73,8 @@ impl CohortGrant {
         });
     }
 
-    fn tell(&self, grant: &Grant, token: Token) {
-        self.turn.tell(HolderInfo {
+    fn report_holder(&self, grant: &Grant, token: Token) {
+        self.turn.report_holder(HolderInfo {
             holder: Some(self.holder.clone()),
             token: Some(token),
             lapses_within: Some(grant.ttl.get()),

@@ -25,7 +25,7 @@ pub(crate) struct Lease {
     /// Notified when the lease was renewed, and when it is over.
     renewed: Notify,
     /// Notified when the renewer should renew at once.
-    pub(super) asked: Notify,
+    pub(super) renewal_requested: Notify,
 }
 
 #[derive(Debug)]
@@ -47,7 +47,13 @@ impl Lease {
     pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
         let span = (!span.is_disabled()).then(|| Arc::new(span));
         let state = Mutex::new(State::Held { deadline, last_error: None, span });
-        Self { env, state, over: CancellationToken::new(), renewed: Notify::new(), asked: Notify::new() }
+        Self {
+            env,
+            state,
+            over: CancellationToken::new(),
+            renewed: Notify::new(),
+            renewal_requested: Notify::new(),
+        }
     }
 
     pub(super) fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
@@ -112,8 +118,8 @@ impl Lease {
     }
 
     /// Asks the renewer for one renewal. If one is under way, another one follows.
-    pub(crate) fn ask_for_renewal(&self) {
-        self.asked.notify_one();
+    pub(crate) fn request_renewal(&self) {
+        self.renewal_requested.notify_one();
     }
 
     /// Returns how the lease ended, or `None` if it is held. Reads the clock, because a timer may fire late.
@@ -332,7 +338,7 @@ impl Watchdog {
         }
         if let Some(Loss { reason, .. }) = lease.known_loss() {
             let (lock, token, held) = (&identity.name, identity.token, elapsed(granted, lease.env.now()));
-            observers.tell(&Event::Lost { lock, token, held, reason: &reason });
+            observers.report(&Event::Lost { lock, token, held, reason: &reason });
         }
     }
 }

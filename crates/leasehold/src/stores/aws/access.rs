@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_of_the_way_is_read() {
+    fn every_access_option_is_read() {
         let url = "x1://x?fips=on&dualstack=off&ca=/etc/ca.pem&proxy=http://proxy:3128";
         let expected = Access {
             fips: Some(true),

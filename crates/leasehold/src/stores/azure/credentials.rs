@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_the_environment_lacks_is_named() {
+    async fn a_missing_environment_variable_is_named() {
         let source = Source::Entra(Identity::ClientSecret);
         let credentials = Credentials::new(source, Env::system(), |_| None);
         let error = credentials.proof().await.err().unwrap();

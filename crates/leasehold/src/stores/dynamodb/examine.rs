@@ -92,8 +92,11 @@ impl DynamoDb {
         match self.described().await {
             Ok(Some(table)) => match self.check(&table) {
                 Ok(name) => {
-                    let regions =
-                        if table.replicas().is_empty() { "it is of one region" } else { "its regions agree" };
+                    let regions = if table.replicas().is_empty() {
+                        "it is in one region"
+                    } else {
+                        "it has multi-Region strong consistency"
+                    };
                     Finding::passed(CHECK, format!("its key is `{name}`, a string, and {regions}"))
                 }
                 Err(error) => Finding::of_error(CHECK, CheckStatus::Failed, &error),

@@ -1,5 +1,5 @@
 //! Properties of the items of a table, whichever client wrote them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property tells by a panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a property fails by panicking")]
 
 use serde_json::Value as Json;
 
@@ -40,9 +40,9 @@ pub fn dynamodb_item(data: &[u8]) {
                     assert!(Ttl::from_millis(record.ttl_ms).is_ok() && record.heartbeat < Token::LIMIT);
                     assert_readable(&record.holder.to_string());
                     if record.unconfirmed && item::version_of(&record) != found.version {
-                        anothers(&item, &record);
+                        assert_not_ours(&item, &record);
                     } else {
-                        ours(&item, &record, dialect);
+                        assert_round_trip(&item, &record, dialect);
                     }
                 }
             },
@@ -50,15 +50,19 @@ pub fn dynamodb_item(data: &[u8]) {
     }
 }
 
-fn anothers(item: &Item, record: &Record) {
+fn assert_not_ours(item: &Item, record: &Record) {
     assert!(record.unconfirmed, "its token is not trusted");
     assert_ne!(record.state, RecordState::Cooldown);
     let version = item[item::VERSION].as_s().unwrap();
     let repeated = |ours: &AttributeValue| ours.as_m().ok()?.get("version")?.as_s().ok().cloned();
-    assert_ne!(item.get(item::OURS).and_then(repeated).as_ref(), Some(version), "ours, and not read as such");
+    assert_ne!(
+        item.get(item::OURS).and_then(repeated).as_ref(),
+        Some(version),
+        "a record of ours was read as another client's"
+    );
 }
 
-fn ours(item: &Item, record: &Record, dialect: Dialect) {
+fn assert_round_trip(item: &Item, record: &Record, dialect: Dialect) {
     let format = item[item::OURS].as_m().unwrap()["format"].as_n().unwrap();
     assert_eq!((record.leasehold, format.parse()), (FORMAT, Ok(FORMAT)), "nothing newer, or of no format");
     let (fitted, set) = item::fitted(record, "a", dialect);

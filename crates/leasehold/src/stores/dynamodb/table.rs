@@ -153,8 +153,8 @@ impl DynamoDb {
             );
             return Err(Fault::new(ErrorKind::Invalid, message)
                 .with_help(
-                    "leasehold needs a partition key that is a string and no attribute of locks, and no sort key: \
-                     name another table, and create it with `leasehold init`",
+                    "leasehold needs a partition key that is a string and is not the name of an attribute of locks, \
+                     and no sort key: name another table, and create it with `leasehold init`",
                 )
                 .not_applied());
         };

@@ -176,14 +176,14 @@ async fn an_unchanged_history_is_not_sent_again() {
 #[tokio::test]
 async fn a_claim_raises_the_token_and_reads_the_record_in_one_request() {
     let granted = Record { token: crate::Token::new(8).unwrap(), ..record() };
-    let lies: serde_json::Map<String, Value> =
+    let attributes: serde_json::Map<String, Value> =
         item::tests::item(&granted).into_iter().map(|(name, value)| (name, wire(&value))).collect();
-    let server = Server::always(ok(&json!({"Attributes": lies}))).await;
+    let server = Server::always(ok(&json!({"Attributes": attributes}))).await;
     let Written::Committed { record: written, .. } = server.store().claim(&x(), &record()).await.unwrap()
     else {
         panic!()
     };
-    assert_eq!(*written, granted, "with the token and the history that lie there");
+    assert_eq!(*written, granted, "with the stored token and history");
     let [claim] = &server.requests()[..] else { panic!() };
     let claim = claim.json();
     assert_eq!(

@@ -122,7 +122,7 @@ impl EtcdLeases {
             match rules::step(&self.keys, claim, answer)? {
                 Step::Granted(revision) => return Ok(granted_in(session, claim, revision)),
                 Step::Held(held, place) => {
-                    self.stand_or_leave(contender, place, budget).await?;
+                    self.stay_or_leave(contender, place, budget).await?;
                     return Ok(Outcome::Held(held));
                 }
                 Step::Confirm(place) => session.put(claim.id, place),
@@ -153,7 +153,7 @@ impl EtcdLeases {
         let place = match place {
             Some(place) => place,
             None => {
-                let request = requests::stand(contender.own());
+                let request = requests::enter_queue(contender.own());
                 match self.write(&request, contender, budget).await? {
                     Some(Ok(answer)) if answer.succeeded => {
                         let revision = answer.header.unwrap_or_default().revision;
@@ -179,12 +179,12 @@ impl EtcdLeases {
         };
         let (Some(first), revision) = self.key(&first.key, budget).await? else { return Ok(None) };
         let place = Place { before: Some((last.key.clone(), place.revision.min(revision))), ..place };
-        self.stand_or_leave(contender, Some(place), budget).await?;
+        self.stay_or_leave(contender, Some(place), budget).await?;
         Ok(Some(Outcome::Held(value::held(&first))))
     }
 
     /// Keeps the place in the queue of a claim that waits. Deletes the key of a claim that does not wait.
-    async fn stand_or_leave(
+    async fn stay_or_leave(
         &self,
         contender: &Contender<'_>,
         place: Option<Place>,
@@ -257,9 +257,9 @@ impl EtcdLeases {
     /// still confirm a keep-alive after it has decided to end the lease.
     fn session_like(&self, claim: &Claim) -> Arc<Session> {
         let seconds = whole_seconds(claim.ttl.get() + claim.lock_delay);
-        let wanted = |shared| Arc::new(Session::wanted(self.fresh_lease(), seconds, claim.ttl, shared));
+        let create = |shared| Arc::new(Session::new_lease(self.fresh_lease(), seconds, claim.ttl, shared));
         if claim.detached {
-            return wanted(false);
+            return create(false);
         }
         let now = self.env.now();
         let mut sessions = self.sessions();
@@ -271,7 +271,7 @@ impl EtcdLeases {
         if let Some(session) = sessions.iter().find(like) {
             return session.clone();
         }
-        let session = wanted(true);
+        let session = create(true);
         sessions.push(session.clone());
         drop(sessions);
         self.claims().retain(|id, session| session.place(*id).is_some());

@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 
 use self::keep_alive::{KeepAlives, Open};
 use super::config::Location;
-use super::connect::{Files, Way};
+use super::connect::{Connector, Files};
 use super::errors::{Effect, Link, Trouble, trouble};
 use super::login::Login;
 use super::wire::{
@@ -36,7 +36,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub(super) struct Client {
     /// Replaced when the TLS files have changed. The number of members stays the same.
     members: Mutex<Vec<Member>>,
-    way: Way,
+    connector: Connector,
     /// The files with which the members' channels were made. Locked while the files are read again.
     files: tokio::sync::Mutex<Files>,
     /// The number of the member that is asked first. It only grows, and is taken modulo the number of members.
@@ -57,20 +57,20 @@ pub(super) struct Member {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("members", &self.way.members()).finish_non_exhaustive()
+        f.debug_struct("Client").field("members", &self.connector.members()).finish_non_exhaustive()
     }
 }
 
 impl Client {
     /// Creates a client. Sends nothing. Must be called inside the runtime to which the connections will belong.
     pub(super) fn new(location: &Location) -> Result<Self, Error> {
-        let way = Way::to(location);
-        let files = way.read()?;
+        let connector = Connector::to(location);
+        let files = connector.read()?;
         // Reports an unreadable password at once, and not with the first request.
         location.login.as_ref().map(Login::password).transpose()?;
         Ok(Self {
-            members: Mutex::new(members(&way, &files)?),
-            way,
+            members: Mutex::new(members(&connector, &files)?),
+            connector,
             files: tokio::sync::Mutex::new(files),
             current: AtomicUsize::new(0),
             login: location.login.clone(),
@@ -147,12 +147,12 @@ impl Client {
 
     /// Returns the number of members that the store URL or DNS names.
     pub(super) fn members(&self) -> usize {
-        self.way.members().len()
+        self.connector.members().len()
     }
 
     /// Returns the address of a member. Numbers of members are below [`members`](Self::members).
     pub(super) fn address(&self, member: usize) -> &str {
-        self.way.members().get(member).map_or("", String::as_str)
+        self.connector.members().get(member).map_or("", String::as_str)
     }
 
     /// Returns the status that the member reports about itself, or the reason why there is none.
@@ -250,20 +250,20 @@ impl Client {
 
     /// Reads the TLS files again. If they have changed, makes new connections. Returns whether they have changed.
     async fn read_again(&self) -> bool {
-        if !self.way.has_files() {
+        if !self.connector.has_files() {
             return false;
         }
         // If another task is reading the files, does not wait for it.
         let Ok(mut files) = self.files.try_lock() else { return false };
-        let (way, known, runtime) = (self.way.clone(), files.clone(), Handle::current());
+        let (connector, known, runtime) = (self.connector.clone(), files.clone(), Handle::current());
         // Reads on a blocking thread, because a file may be on a disk that hangs.
         let read = tokio::task::spawn_blocking(move || {
-            let found = way.read()?;
+            let found = connector.read()?;
             if found == known {
                 return Ok(None);
             }
             let _in_the_runtime = runtime.enter();
-            members(&way, &found).map(|members| Some((found, members)))
+            members(&connector, &found).map(|members| Some((found, members)))
         });
         match read.await {
             Ok(Ok(None)) => false,
@@ -335,11 +335,16 @@ fn unread(error: &Error) -> Fault {
     }
 }
 
-fn members(way: &Way, files: &Files) -> Result<Vec<Member>, Error> {
-    let addresses = way.members().iter().map(|address| address.as_str().into());
+fn members(connector: &Connector, files: &Files) -> Result<Vec<Member>, Error> {
+    let addresses = connector.members().iter().map(|address| address.as_str().into());
     Ok(addresses
-        .zip(way.channels(files)?)
-        .map(|(address, channel)| Member { address, channel, tls: way.is_tls(), proven: Arc::default() })
+        .zip(connector.channels(files)?)
+        .map(|(address, channel)| Member {
+            address,
+            channel,
+            tls: connector.is_tls(),
+            proven: Arc::default(),
+        })
         .collect())
 }
 

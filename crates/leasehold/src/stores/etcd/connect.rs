@@ -17,7 +17,7 @@ const PING_LIMIT: Duration = Duration::from_secs(5);
 
 /// How to connect to the members.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Connector {
     members: Vec<String>,
     tls: Option<Tls>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Files {
     identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Way {
+impl Connector {
     pub(super) fn to(location: &Location) -> Self {
         Self { members: location.members.clone(), tls: location.tls.clone() }
     }
@@ -129,7 +129,7 @@ mod tests {
     fn a_file_that_is_missing_is_named() {
         let url = StoreUrl::parse("etcd://h?ca=/no/such/file").unwrap();
         let location = Location::from_url(url, &mut StoreOptions::default()).unwrap();
-        let missing = Way::to(&location).read().map(drop).unwrap_err();
+        let missing = Connector::to(&location).read().map(drop).unwrap_err();
         assert!(missing.to_string().contains("/no/such/file"), "{missing:?}");
     }
 }

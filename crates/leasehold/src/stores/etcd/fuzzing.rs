@@ -3,7 +3,7 @@
 
 use super::config::Location;
 use super::keys::{Keys, Names};
-use super::value::{Standing, Who, held, read, token};
+use super::value::{Owner, Standing, held, read, token};
 use super::wire::KeyValue;
 use crate::error::Result;
 use crate::fuzzing::assert_readable;
@@ -30,14 +30,14 @@ pub fn etcd_key(data: &[u8]) {
     assert_readable(&shown.to_string());
     assert!(shown.token.is_none_or(|token| token.get() < Token::LIMIT));
     match read(&kv) {
-        Who::Foreign(what) => {
+        Owner::Foreign(what) => {
             assert!(what.chars().count() < 400, "{what}");
             assert_eq!((shown.foreign, shown.token, shown.holder), (Some(what), None, None));
         }
-        Who::Ours(ours) => {
+        Owner::Ours(ours) => {
             assert!(shown.foreign.is_none());
             let written = KeyValue { value: ours.to_bytes().unwrap(), ..kv.clone() };
-            assert_eq!(read(&written), Who::Ours(ours.clone()));
+            assert_eq!(read(&written), Owner::Ours(ours.clone()));
             assert!(ours.ttl().is_some_and(|ttl| ttl.get() >= Ttl::MIN));
             assert!(ours.lease_seconds() >= 1);
             assert!(ours.state != Standing::Waiting || token(&kv, &ours).is_none());

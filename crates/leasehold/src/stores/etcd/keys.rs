@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_is_given_once_also_when_others_come_between() {
+    fn each_name_is_returned_once_even_if_not_adjacent() {
         let mut names = Names::default();
         let given: Vec<_> = ["a", "a/b", "a/b/c", "a/b", "a", "a-", "b", "b"]
             .into_iter()

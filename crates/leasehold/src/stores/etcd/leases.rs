@@ -9,7 +9,7 @@ use super::client::Client;
 use super::errors::{Effect, Trouble};
 use super::keys::{self, Keys};
 use super::session::{Session, limited};
-use super::value::{self, Who};
+use super::value::{self, Owner};
 use super::watch::Watcher;
 use super::wire::{KeyValue, RangeRequest, RangeResponse, TxnRequest, TxnResponse};
 use super::{STORE_TIMEOUT, requests};
@@ -190,7 +190,7 @@ impl EtcdLeases {
             let Some(first) = first.filter(|first| !gone(first)) else {
                 return Ok(if asked.is_some() { Evicted::Evicted } else { Evicted::Changed });
             };
-            let Who::Ours(value) = value::read(&first) else { return Err(not_ours_to_evict(name)) };
+            let Owner::Ours(value) = value::read(&first) else { return Err(not_ours_to_evict(name)) };
             if value::token(&first, &value) != Some(token) {
                 return Ok(Evicted::Changed);
             }

@@ -31,19 +31,19 @@ pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     let empty = compare_range(line, CompareResult::Equal, 0);
     let mut failure = look(line, own.key, 0);
     if waits {
-        let stand = TxnRequest {
+        let enter = TxnRequest {
             compare: vec![created(own.key, CompareResult::Equal, 0)],
             success: vec![own.put(own.waiting)],
             failure: Vec::new(),
         };
-        failure.push(op(Op::Txn(stand)));
+        failure.push(op(Op::Txn(enter)));
     }
     TxnRequest { compare: vec![empty], success: vec![own.put(own.granted)], failure }
 }
 
 /// Enters the queue even if it is empty, for locks whose keys are mixed with those of other locks. If the own key
 /// exists, returns it.
-pub(super) fn stand(own: Own<'_>) -> TxnRequest {
+pub(super) fn enter_queue(own: Own<'_>) -> TxnRequest {
     TxnRequest {
         compare: vec![created(own.key, CompareResult::Equal, 0)],
         success: vec![own.put(own.waiting)],

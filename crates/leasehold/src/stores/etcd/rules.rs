@@ -1,7 +1,7 @@
 //! The rules. They derive the meaning of a response of etcd for a claim. They do no I/O.
 
 use super::keys::Keys;
-use super::value::{self, Standing, Value, Who};
+use super::value::{self, Owner, Standing, Value};
 use super::wire::{Answer, KeyValue, ResponseOp, TxnResponse};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Claim, HolderInfo, Id, Loss, LossReason, Token};
@@ -44,7 +44,7 @@ pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<St
     let first = next_key(&mut answers);
     let own = next_key(&mut answers);
     let last = next_key(&mut answers);
-    let stood =
+    let entered =
         matches!(answers.next(), Some(ResponseOp { answer: Some(Answer::Txn(txn)) }) if txn.succeeded);
     let place = match own {
         Some(own) => match own_standing(claim.id, &own)? {
@@ -53,7 +53,7 @@ pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<St
                 Some(Place { create: own.create_revision, revision: own.mod_revision, before: None })
             }
         },
-        None => stood.then_some(Place { create: revision, revision, before: None }),
+        None => entered.then_some(Place { create: revision, revision, before: None }),
     };
     Ok(behind(keys, claim, first, last, place, revision))
 }
@@ -100,8 +100,8 @@ pub(super) fn own_standing(claim: Id, own: &KeyValue) -> Result<Standing, StoreE
 
 pub(super) fn own_value(claim: Id, own: &KeyValue) -> Result<Value, StoreError> {
     match value::read(own) {
-        Who::Ours(value) if value.claim == claim => Ok(*value),
-        Who::Ours(_) | Who::Foreign(_) => Err(Fault::new(
+        Owner::Ours(value) if value.claim == claim => Ok(*value),
+        Owner::Ours(_) | Owner::Foreign(_) => Err(Fault::new(
             ErrorKind::Corrupt,
             "another client has overwritten the key of this process in etcd",
         )
@@ -185,8 +185,13 @@ mod tests {
     }
 
     /// Returns the step after a request whose condition did not hold.
-    fn refused(first: Option<KeyValue>, own: Option<KeyValue>, last: Option<KeyValue>, stood: bool) -> Step {
-        let nested = TxnResponse { succeeded: stood, ..TxnResponse::default() };
+    fn refused(
+        first: Option<KeyValue>,
+        own: Option<KeyValue>,
+        last: Option<KeyValue>,
+        entered: bool,
+    ) -> Step {
+        let nested = TxnResponse { succeeded: entered, ..TxnResponse::default() };
         let answer = TxnResponse {
             header: Some(ResponseHeader { revision: NOW, raft_term: 1 }),
             succeeded: false,
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_key_is_not_before_us() {
+    fn the_own_key_does_not_count_as_the_key_before() {
         let mine = own(8, Standing::Waiting);
         let found = refused(Some(foreign(5)), Some(mine.clone()), Some(mine), false);
         let Step::Held(_, Some(place)) = found else { panic!() };

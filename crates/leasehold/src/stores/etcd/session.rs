@@ -50,7 +50,7 @@ pub(super) struct Session {
 #[derive(Debug, Default)]
 struct State {
     /// Whether the lease must still be requested from etcd.
-    wanted: bool,
+    is_new: bool,
     /// The last confirmed heartbeat, and its number.
     kept: Option<(u64, Kept)>,
     gone: bool,
@@ -92,8 +92,8 @@ pub(super) struct Gone;
 
 impl Session {
     /// Creates the session of a lease that the first heartbeat requests from etcd.
-    pub(super) fn wanted(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
-        Self::new(lease, seconds, ttl, shared, State { wanted: true, ..State::default() })
+    pub(super) fn new_lease(lease: i64, seconds: i64, ttl: Ttl, shared: bool) -> Self {
+        Self::new(lease, seconds, ttl, shared, State { is_new: true, ..State::default() })
     }
 
     /// Creates the session of a lease that etcd has granted for a single claim.
@@ -254,17 +254,17 @@ impl Session {
         let (ends, running) = watch::channel(());
         state.begun += 1;
         state.running = Some(running.clone());
-        let (number, wanted) = (state.begun, state.wanted);
+        let (number, is_new) = (state.begun, state.is_new);
         let (session, client, env) = (self.clone(), client.clone(), env.clone());
         tokio::spawn(async move {
-            let beaten = if wanted {
-                session.ask_for_it(&client, &env).await
+            let beaten = if is_new {
+                session.create_lease(&client, &env).await
             } else {
                 session.heartbeat(&client, &env).await
             };
             session.note(number, beaten);
             drop(ends);
-            if !wanted {
+            if !is_new {
                 session.sweep(&client, &env).await;
             }
         });
@@ -275,13 +275,13 @@ impl Session {
         let mut state = self.state();
         match beaten {
             Ok(kept) => {
-                state.wanted = false;
+                state.is_new = false;
                 state.kept = Some((number, kept));
             }
             Err(Trouble::NoLease) => state.gone = true,
             Err(trouble) => {
                 // The lease may exist in etcd, but it has no keys. The next session has another lease id.
-                state.gone |= state.wanted;
+                state.gone |= state.is_new;
                 let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = trouble.into_error();
                 state.failed = Some((number, fault.not_applied()));
             }
@@ -299,7 +299,7 @@ impl Session {
         Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0))
     }
 
-    async fn ask_for_it(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
+    async fn create_lease(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
         let sent = env.now();
         let request = client.grant(self.lease, self.seconds);
         let answer = limited(&self.budget(env), Effect::Writes, request).await?;

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_asked_for_and_put_in_order() {
+    fn srv_records_are_requested_and_sorted() {
         // The second target ends in a pointer to the domain in the question, after `_etcd-client-ssl` and `_tcp`.
         let domain = 12 + 17 + 5;
         let three = [

@@ -118,30 +118,30 @@ fn millis(duration: Duration) -> u64 {
 
 /// The owner of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum Owner {
     Ours(Box<Value>),
     /// Another client, or a newer version of leasehold. The text describes the owner to users.
     Foreign(String),
 }
 
 /// Parses a key of a lock's queue.
-pub(super) fn read(kv: &KeyValue) -> Who {
+pub(super) fn read(kv: &KeyValue) -> Owner {
     #[derive(Deserialize)]
     struct Tag {
         leasehold: u64,
     }
     match serde_json::from_slice::<Tag>(&kv.value) {
         Ok(Tag { leasehold }) if leasehold > FORMAT => {
-            Who::Foreign(format!("a key of leasehold's format {leasehold}, newer than this version reads"))
+            Owner::Foreign(format!("a key of leasehold's format {leasehold}, newer than this version reads"))
         }
         Ok(_) => match serde_json::from_slice::<Value>(&kv.value) {
-            Ok(value) if value.is_whole() => Who::Ours(Box::new(value)),
-            _ => Who::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
+            Ok(value) if value.is_whole() => Owner::Ours(Box::new(value)),
+            _ => Owner::Foreign(format!("a damaged key of leasehold, {}", shown(&kv.key))),
         },
         Err(_) if kv.value.is_empty() => {
-            Who::Foreign(format!("another etcd client's key, {}", shown(&kv.key)))
+            Owner::Foreign(format!("another etcd client's key, {}", shown(&kv.key)))
         }
-        Err(_) => Who::Foreign(format!("a key that is not leasehold's, {}", shown(&kv.key))),
+        Err(_) => Owner::Foreign(format!("a key that is not leasehold's, {}", shown(&kv.key))),
     }
 }
 
@@ -164,8 +164,8 @@ pub(super) fn token(kv: &KeyValue, value: &Value) -> Option<Token> {
 pub(super) fn held(kv: &KeyValue) -> HolderInfo {
     let mut held = HolderInfo::default();
     match read(kv) {
-        Who::Foreign(what) => held.foreign = Some(what),
-        Who::Ours(value) => {
+        Owner::Foreign(what) => held.foreign = Some(what),
+        Owner::Ours(value) => {
             held.token = token(kv, &value);
             held.lapses_within = Some(value.lasts());
             held.in_cooldown = value.state == Standing::Cooldown;
@@ -182,8 +182,8 @@ pub(super) fn held(kv: &KeyValue) -> HolderInfo {
 /// Describes a claim behind the first one. Returns `None` for other clients' keys.
 pub(super) fn waiter(kv: &KeyValue) -> Option<Waiter> {
     match read(kv) {
-        Who::Ours(value) => Some(Waiter::new(value.holder.of_the_past())),
-        Who::Foreign(_) => None,
+        Owner::Ours(value) => Some(Waiter::new(value.holder.of_the_past())),
+        Owner::Foreign(_) => None,
     }
 }
 
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_golden_value_is_read_and_written() {
-        let Who::Ours(value) = read(&kv(GOLDEN)) else { panic!() };
+        let Owner::Ours(value) = read(&kv(GOLDEN)) else { panic!() };
         assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), GOLDEN);
         let held = held(&kv(GOLDEN));
         assert_eq!(held.holder.unwrap().name, "alice");
@@ -245,14 +245,14 @@ mod tests {
             ("1-etcd-resting.json", in_cooldown),
         ] {
             assert_written(name, std::str::from_utf8(&value.to_bytes().unwrap()).unwrap());
-            assert_eq!(read(&kv(&golden(name))), Who::Ours(Box::new(value)));
+            assert_eq!(read(&kv(&golden(name))), Owner::Ours(Box::new(value)));
         }
     }
 
     #[test]
     fn the_value_of_a_leader_is_read_and_written() {
         let golden = GOLDEN.replace("make deploy\"}", "make deploy\",\"value\":\"http://10.0.0.7:8080\"}");
-        let Who::Ours(value) = read(&kv(&golden)) else { panic!() };
+        let Owner::Ours(value) = read(&kv(&golden)) else { panic!() };
         assert_eq!(String::from_utf8(value.to_bytes().unwrap()).unwrap(), golden);
         let advertised = held(&kv(&golden)).holder.unwrap().value;
         assert_eq!(advertised.as_deref(), Some("http://10.0.0.7:8080"));

@@ -272,7 +272,7 @@ pub(super) mod tests {
         assert_eq!(
             location.unwrap().access.place.endpoint,
             "http://localhost:1",
-            "the URL says more than the environment"
+            "the URL overrides the environment"
         );
         assert_eq!(read_with("gs://bucket", Some("")).unwrap().access.place.endpoint, GOOGLE);
         assert!(read_with("gs://bucket", Some("u:hunter2@host")).is_err());

@@ -50,8 +50,8 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
         Err(error) => return Meaning::Failed(error),
     };
     match (operation, answer.status) {
-        (Operation::Read, 404) if names_no_bucket(&answer) => Meaning::Absent,
-        (Operation::Delete, 404) if names_no_bucket(&answer) => Meaning::Conflict,
+        (Operation::Read, 404) if is_about_object(&answer) => Meaning::Absent,
+        (Operation::Delete, 404) if is_about_object(&answer) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412) if is_lost_race(&answer) => {
             Meaning::Conflict
         }
@@ -86,7 +86,7 @@ fn is_lost_race(answer: &Answer) -> bool {
 
 /// Whether a 404 is about the object. GCS gives the same reason for a missing bucket and a missing object, and only the
 /// text differs. It is safe to mistake a missing bucket for a missing object, because the write that follows fails.
-fn names_no_bucket(answer: &Answer) -> bool {
+fn is_about_object(answer: &Answer) -> bool {
     !is_page(answer) && !answer.message.as_deref().unwrap_or("").contains("bucket does not exist")
 }
 

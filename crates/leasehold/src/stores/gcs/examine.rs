@@ -90,20 +90,20 @@ impl GcsRegister {
 
     async fn bucket(&self) -> Result<Bucket, Finding> {
         const CHECK: &str = "bucket";
-        let unasked = |why: String| Finding::not_applicable(CHECK, format!("not checked: {why}"));
+        let unchecked = |why: String| Finding::not_applicable(CHECK, format!("not checked: {why}"));
         match self.ask(Operation::Read, "", wire::bucket(&self.place)).await {
             Ok((_, body)) => serde_json::from_slice(&body)
-                .map_err(|error| unasked(format!("the bucket's description cannot be read: {error}"))),
-            Err(Meaning::Absent) => Err(unasked("the store does not describe its bucket".to_owned())),
+                .map_err(|error| unchecked(format!("the bucket's description cannot be read: {error}"))),
+            Err(Meaning::Absent) => Err(unchecked("the store does not describe its bucket".to_owned())),
             Err(other) => Err(match failed(other) {
                 error if error.fault().kind == ErrorKind::Denied => {
-                    unasked("this needs storage.buckets.get, which locks do not need".to_owned())
+                    unchecked("this needs storage.buckets.get, which locks do not need".to_owned())
                 }
                 // The bucket does not exist, or the server is not GCS.
                 error if error.fault().kind == ErrorKind::Invalid => {
                     Finding::of_error(CHECK, CheckStatus::Failed, &error)
                 }
-                error => unasked(error.to_string()),
+                error => unchecked(error.to_string()),
             }),
         }
     }

@@ -157,7 +157,7 @@ async fn throttling_asks_for_a_jittered_pause_of_up_to_a_second() {
 }
 
 #[tokio::test]
-async fn conflicts_and_absence_are_values() {
+async fn conflicts_and_missing_objects_are_not_errors() {
     for missing in [answer("404 X", "", "No such object: bucket/x"), refused("404 X", "", "notFound")] {
         let server = Server::always(missing).await;
         assert_eq!(register(&server).read("x.lock").await.unwrap(), None);

@@ -1,5 +1,4 @@
-//! The responses of the server, and what they mean. The server is not trusted: each response is compared with its
-//! request.
+//! The responses of the server. The server is not trusted, so the client checks that each response matches its request.
 
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ pub(super) struct Described {
     pub(super) rules: Vec<Rule>,
 }
 
-/// What the caller may do with the locks whose names begin with a prefix.
+/// The caller's rights on the locks whose names begin with a prefix.
 #[derive(Debug, Deserialize)]
 pub(super) struct Rule {
     pub(super) prefix: String,
@@ -52,7 +51,7 @@ pub(super) struct Renewed {
 pub(super) struct Ended {
     pub(super) lock: String,
     pub(super) released: bool,
-    /// Whether an earlier request had done so.
+    /// Whether an earlier request did so.
     #[serde(default)]
     pub(super) before: bool,
 }
@@ -78,17 +77,17 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// The type of the problem, such as `held`. Empty if the response is not that of a `leasehold serve`.
+    /// Returns the type of the problem, such as `held`. It is empty if the response is not from a `leasehold serve`.
     pub(super) fn word(&self) -> &str {
         self.kind.strip_prefix("urn:leasehold:").unwrap_or_default()
     }
 
-    /// Who has the lock.
+    /// Returns the holder of the lock.
     pub(super) fn holder(self) -> HolderInfo {
         self.held.map(HeldBy::info).unwrap_or_default()
     }
 
-    /// How the lock `name` was lost.
+    /// Returns how the lock `name` was lost.
     pub(super) fn loss(self, name: &LockName, token: Option<Token>) -> Loss {
         let token = token.or(self.token).unwrap_or_default();
         let reason = match self.reason.as_deref() {
@@ -111,13 +110,13 @@ pub(super) struct Page {
     pub(super) next: Option<String>,
 }
 
-/// One lock in a listing, of which only the name is used.
+/// A lock in a listing. The client uses only the name.
 #[derive(Debug, Deserialize)]
 pub(super) struct Named {
     pub(super) lock: String,
 }
 
-/// One lock.
+/// The state of a lock.
 #[derive(Debug, Deserialize)]
 pub(super) struct Shown {
     lock: String,
@@ -141,7 +140,7 @@ enum Word {
 }
 
 impl Shown {
-    /// The status of the lock `name`. `None` if the response is about another lock.
+    /// Returns the status of the lock `name`, or `None` if the response is about another lock.
     pub(super) fn status(self, name: &LockName) -> Option<Status> {
         if self.lock != name.as_str() {
             return None;
@@ -162,7 +161,7 @@ impl Shown {
     }
 }
 
-/// Who has a lock.
+/// The holder of a lock.
 #[derive(Debug, Deserialize)]
 struct HeldBy {
     holder: Option<Person>,
@@ -185,7 +184,7 @@ impl HeldBy {
             last_holder,
             token: self.token,
             held_for: self.held_ms.map(Duration::from_millis),
-            // It was rounded down.
+            // The server rounded the time down.
             lapses_within: self.lapses_within_ms.map(|ms| Duration::from_millis(ms.saturating_add(1))),
             in_cooldown: self.in_cooldown,
             reserved: self.reserved,

@@ -1,4 +1,4 @@
-//! Requests to the server, and what each response means.
+//! Sends requests to the server and interprets the responses.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::stores::answer::{Trouble, is_untrusted};
 use crate::stores::https;
 use crate::types::{LockName, printable};
 
-/// Characters that stay as they are in a path. `/` separates the segments of a name.
+/// The characters to encode in a path. `/` separates the segments of a name and is not encoded.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'/');
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'.');
 
@@ -27,7 +27,7 @@ const MOST_ANSWER: usize = 16 << 20;
 /// The longest pause that the server can ask for.
 const MOST_RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// The longest text of a problem that an error repeats, in characters.
+/// How much of a problem's text is shown in an error, in characters.
 const MOST_DETAIL: usize = 300;
 
 /// A server and the connections to it.
@@ -44,9 +44,9 @@ pub(super) struct Request {
     target: String,
     headers: Vec<(HeaderName, String)>,
     body: Option<Value>,
-    /// What it is for, for people: `cannot acquire deploy/prod`.
+    /// The beginning of error messages, such as `cannot acquire deploy/prod`.
     what: String,
-    /// Whether it can have an effect.
+    /// Whether the request can have an effect.
     changes: bool,
 }
 
@@ -70,7 +70,7 @@ impl Request {
 pub(super) enum Answer {
     /// Success, with a body.
     Done(HeaderMap, Vec<u8>),
-    /// Nothing has changed since the version that the request named.
+    /// The lock is still at the version that the request named.
     Same,
     /// The key of the acquisition is spent.
     Spent(Problem),
@@ -88,7 +88,7 @@ impl Client {
         Ok(Self { config, env, http })
     }
 
-    /// Sends `request` once. The caller limits its time.
+    /// Sends `request` once. The caller must apply a time limit.
     pub(super) async fn send(&self, request: &Request) -> Result<Answer, StoreError> {
         let url = format!("{}{}", self.config.base, request.target);
         let mut builder = self.http.request(request.method.clone(), url);
@@ -113,7 +113,7 @@ impl Client {
         if matches!(status, StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT) {
             return Ok(Answer::Done(headers, body.to_vec()));
         }
-        // A proxy may respond with its own pages.
+        // A proxy may respond with its own error page.
         let problem: Problem = serde_json::from_slice(&body).unwrap_or_default();
         match (status.as_u16(), problem.word()) {
             (304, _) => Ok(Answer::Same),
@@ -127,14 +127,14 @@ impl Client {
 
     /// Reads the body of a success.
     pub(super) fn read<T: DeserializeOwned>(&self, request: &Request, body: &[u8]) -> Result<T, StoreError> {
-        // serde's messages quote values, and the body may have a ticket.
+        // serde's messages quote values, and the body may contain a ticket.
         serde_json::from_slice(body).map_err(|error| {
             let place = format!("the body cannot be read (line {}, column {})", error.line(), error.column());
             self.incomprehensible(request, &place)
         })
     }
 
-    /// Sends `request`, of which only a success is expected, and reads the body.
+    /// Sends `request` and reads the body. Any response but a success is an error.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         request: &Request,
@@ -145,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Sends `request`, of which only a success without a body is expected. Returns the headers.
+    /// Sends `request` and returns the headers, without reading the body. Any response but a success is an error.
     pub(super) async fn done(&self, request: &Request) -> Result<HeaderMap, StoreError> {
         match self.send(request).await? {
             Answer::Done(headers, _) => Ok(headers),
@@ -153,14 +153,14 @@ impl Client {
         }
     }
 
-    /// What the store of the server can do, and what the caller may do.
+    /// Returns the capabilities of the server's store, and the caller's rights.
     pub(super) async fn described(&self) -> Result<Described, StoreError> {
         let request =
             Request::get("/v1/store".to_owned(), "cannot read the capabilities of the store".to_owned());
         Ok(self.ask(&request).await?.1)
     }
 
-    /// The status of a lock, and its version.
+    /// Returns the status of a lock, and its version.
     pub(super) async fn shown(&self, name: &LockName) -> Result<(Status, Option<String>), StoreError> {
         let request = Request::get(lock_path(name), format!("cannot inspect {name}"));
         let (headers, shown): (_, Shown) = self.ask(&request).await?;
@@ -170,7 +170,7 @@ impl Client {
         Ok((status, tag))
     }
 
-    /// The error of a response that does not fit its request.
+    /// Returns the error for a response that does not match its request.
     pub(super) fn incomprehensible(&self, request: &Request, why: &str) -> StoreError {
         let message =
             format!("{}: the response of {} cannot be trusted: {why}", request.what, self.config.base);
@@ -179,12 +179,12 @@ impl Client {
         request.unknown(Fault::new(ErrorKind::Corrupt, message).with_help(help))
     }
 
-    /// The error of a response of a kind that the request does not have.
+    /// Returns the error for a kind of response that the request cannot have.
     pub(super) fn unexpected(&self, request: &Request) -> StoreError {
         self.incomprehensible(request, "the response does not match the request")
     }
 
-    /// The error of a request without a response.
+    /// Returns the error for a request without a response.
     fn unanswered(&self, request: &Request, trouble: Trouble) -> StoreError {
         let (what, base) = (&request.what, &self.config.base);
         match trouble {
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// The error of a response that refuses a request.
+    /// Returns the error for a response that refuses a request.
     fn refusal(
         &self,
         request: &Request,
@@ -246,13 +246,13 @@ impl Client {
 }
 
 impl Request {
-    /// The error of a request that may have had its effect, if it can have one.
+    /// Returns the error for a request that may have taken effect, if it can have an effect.
     fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 }
 
-/// `fault`, with the pause that the server asks for.
+/// Adds the pause that the server asks for to `fault`.
 fn paced(fault: Fault, headers: &HeaderMap) -> Fault {
     match https::retry_after(headers) {
         Some(pause) => fault.with_retry_after(pause.min(MOST_RETRY_AFTER)),
@@ -260,17 +260,17 @@ fn paced(fault: Fault, headers: &HeaderMap) -> Fault {
     }
 }
 
-/// The path of a lock.
+/// Returns the path of a lock.
 pub(super) fn lock_path(name: &LockName) -> String {
     format!("/v1/locks/{}", utf8_percent_encode(name.as_str(), PATH))
 }
 
-/// A value in a query.
+/// Encodes a value for a query.
 pub(super) fn query(value: &str) -> String {
     utf8_percent_encode(value, QUERY).to_string()
 }
 
-/// A duration as the server reads it.
+/// Formats a duration for the server.
 pub(super) fn duration(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }

@@ -1,4 +1,4 @@
-//! Where the server is, and the token for it.
+//! The address of the server, and the token for it.
 
 use std::fmt;
 use std::fs::File;
@@ -14,18 +14,18 @@ use crate::error::Error;
 use crate::stores::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
 
-/// The variable of the bearer token.
+/// The variable with the bearer token.
 const VARIABLE: &str = "LEASEHOLD_HTTP_TOKEN";
 
-/// The longest token. A server takes no longer one.
+/// The longest token. Servers do not accept longer tokens.
 const MOST_TOKEN: usize = 8 * 1024;
 
-/// How long a request waits for the file of the token, which may be on another machine.
+/// How long a request waits for a read of the token file, which may be on another machine.
 const FILE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A server, and how to reach it.
 pub(super) struct Config {
-    /// Its URL, without `/` at the end.
+    /// The server's URL, without `/` at its end.
     pub(super) base: String,
     pub(super) transport: Transport,
     pub(super) token: Option<BearerToken>,
@@ -33,7 +33,7 @@ pub(super) struct Config {
 
 /// A bearer token. A secret.
 pub(super) struct BearerToken {
-    /// The file that has it, if it is read again.
+    /// The file with the token, if it can be read again.
     file: Option<String>,
     /// Locked while the file is read.
     reading: Arc<tokio::sync::Mutex<()>>,
@@ -48,7 +48,7 @@ impl fmt::Debug for BearerToken {
 }
 
 impl Config {
-    /// Takes the options out of `url`. Reads the token.
+    /// Takes the options from `url`, and reads the token.
     pub(super) fn from_url(url: &mut StoreUrl) -> Result<Self, Error> {
         let token = match url.take("token_file") {
             Some(path) => Some(token_in_file(&path)?),
@@ -75,10 +75,10 @@ impl Config {
     }
 }
 
-/// The URL of the server, as requests need it.
+/// Returns the URL of the server, to which requests append their path.
 fn base(url: &StoreUrl) -> Result<String, Error> {
     let like = "the URL of a server is like https://locks.example.com or http://127.0.0.1:7420";
-    // After an encoded `@`, another host would be the server.
+    // The text after an encoded `@` would be taken as the host.
     let host = url.authority().filter(|host| !host.is_empty() && !host.contains([',', '@']));
     let Some(host) = host else {
         return Err(Error::invalid("the URL names no server, or several").with_help(like));
@@ -94,7 +94,7 @@ fn base(url: &StoreUrl) -> Result<String, Error> {
     checked_url(&base, "the server").map_err(|error| error.with_help(like))
 }
 
-/// The token in the value of the variable. An empty one counts as none.
+/// Returns the token in the value of the variable. An empty value counts as none.
 fn token_of(value: Option<String>) -> Result<Option<BearerToken>, Error> {
     value.filter(|value| !value.is_empty()).map(|value| checked(&value, VARIABLE)).transpose()
 }
@@ -115,14 +115,14 @@ fn token_in_file(path: &str) -> Result<BearerToken, Error> {
     Ok(BearerToken { file: is_regular.then(|| path.to_owned()), ..token })
 }
 
-/// Reads a file, but not much more than the longest token.
+/// Reads a file, up to slightly more than the longest token.
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MOST_TOKEN as u64 + 3).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// Checks that the token can be in a header. Does not repeat it.
+/// Checks that the token can be sent in a header. Errors do not contain it.
 fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
     let header = header(token).ok_or_else(|| {
         Error::invalid(format!("{source} contains no token: a token is one word of visible ASCII characters")).with_help(
@@ -132,7 +132,7 @@ fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
     Ok(BearerToken { file: None, reading: Arc::default(), latest: Mutex::new(header) })
 }
 
-/// The value of the header `Authorization` for the token in `text`.
+/// Returns the value of the header `Authorization` for the token in `text`.
 fn header(text: &str) -> Option<HeaderValue> {
     let token = text.trim_end_matches(['\r', '\n']);
     if !(1..=MOST_TOKEN).contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
@@ -149,12 +149,12 @@ impl BearerToken {
         checked(token, "the test").unwrap()
     }
 
-    /// The value of the header `Authorization` for the next request. Reads the file again: another program may replace
-    /// a token that soon expires. While the file has no token, as in the middle of that, or does not respond, it is the
-    /// previous one.
+    /// Returns the value of the header `Authorization` for the next request. Reads the file again, because another
+    /// program may replace a token that expires soon. Uses the previous token if the file has none, as in the middle of
+    /// a replacement, or if the read takes too long.
     pub(super) async fn header(&self, clock: &dyn Clock) -> HeaderValue {
         let mut found = None;
-        // One read at a time: reads that hang must not use up the threads for blocking work.
+        // Allows one read at a time, because reads that hang must not use up the threads for blocking work.
         if let Some(file) = self.file.clone()
             && let Ok(reading) = self.reading.clone().try_lock_owned()
         {
@@ -186,7 +186,7 @@ mod tests {
         Ok(config)
     }
 
-    /// The text of a pipe can be read once, and the next read would wait for a writer.
+    /// The text of a pipe can be read only once. The next read would wait for a writer.
     #[cfg(unix)]
     #[tokio::test]
     async fn a_pipe_is_read_once() {

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::retry::retry;
 use crate::stores::https::date_us;
 
-/// By how much the clocks of both machines may differ without a warning.
+/// How far the clocks of both machines may differ without a warning.
 const APART: Duration = Duration::from_secs(60);
 
 impl HttpLeases {
@@ -44,8 +44,8 @@ impl HttpLeases {
             .with_help("use the same version on both sides")
     }
 
-    /// Whether the server reports that its store responds, and what its clock shows. Leases do not depend on that
-    /// clock.
+    /// Checks that the server reports that its store responds, and compares the server's clock. Leases do not depend on
+    /// that clock.
     async fn readiness(&self) -> Result<Finding, StoreError> {
         let request = Request::get("/readyz".to_owned(), "the server is not ready".to_owned());
         let headers = retry(&self.client.env, || self.client.done(&request)).await?;
@@ -62,7 +62,7 @@ impl HttpLeases {
     }
 }
 
-/// What the caller may do.
+/// Reports the caller's rights.
 fn rights(described: &Described) -> Finding {
     let who = described.principal.as_deref().map_or_else(
         || "a caller without a token".to_owned(),

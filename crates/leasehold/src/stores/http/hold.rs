@@ -20,13 +20,13 @@ use crate::types::LockName;
 
 /// The time limit of a release and of an eviction.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time limit of one request of them.
+/// The time limit of one request of a release or an eviction.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Of how many locks the latest tokens are remembered.
+/// The number of locks whose latest token is remembered.
 const MOST_TOKENS: usize = 1_000;
 
-/// In a grant's memo: its release was requested, and may have been done although no response arrived.
+/// In a grant's memo: its release was requested, and may have taken effect although no response arrived.
 #[derive(Debug)]
 struct ReleaseAsked;
 
@@ -34,7 +34,7 @@ struct ReleaseAsked;
 pub(super) enum Acquired {
     Granted(Grant),
     Held(HolderInfo),
-    /// Its claim is spent.
+    /// The claim is spent.
     Lost(Loss),
 }
 
@@ -43,7 +43,7 @@ impl HttpLeases {
         let limit = attempt_limit(claim.ttl);
         let mut budget =
             RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
-        // Whether an earlier request may have been granted. The claim's id then finds its grant.
+        // Whether an earlier request may have been granted. If so, the server finds the grant by the claim's id.
         let mut unknown = false;
         loop {
             match budget.request(self.acquire(claim, Duration::ZERO)).await {
@@ -68,7 +68,7 @@ impl HttpLeases {
         }
     }
 
-    /// Sends one request for the lock, to which the server responds after `wait` at the latest.
+    /// Sends one request for the lock. The server responds after `wait` at the latest.
     pub(super) async fn acquire(&self, claim: &Claim, wait: Duration) -> Result<Acquired, StoreError> {
         let holder = &claim.holder;
         let body = json!({
@@ -93,7 +93,7 @@ impl HttpLeases {
         if granted.id != claim.id || granted.ttl != claim.ttl {
             return Err(doubt("it is for another acquisition"));
         }
-        // Without tokens, the ticket has a number that only identifies the grant.
+        // If the store has no tokens, the number in the ticket only identifies the grant.
         if self.capabilities.tokens && held.token != Some(granted.token) {
             return Err(doubt("its tokens differ"));
         }
@@ -104,14 +104,14 @@ impl HttpLeases {
         Ok(Acquired::Granted(Grant { deadline, ..granted }))
     }
 
-    /// The deadline of a lease that the server reports as valid for `valid_ms`. The request for it was sent at `sent`,
-    /// and its response arrived now. Never longer than a lease that begins now.
+    /// Returns the deadline of a lease that the server reports as valid for `valid_ms`. This time counts from `sent`,
+    /// when the request was sent. The lease is never longer than one that begins now.
     fn deadline(&self, ttl: Ttl, sent: Moment, valid_ms: u64) -> Deadline {
         let valid = Deadline::new(sent, Duration::from_millis(valid_ms));
         valid.earliest(deadline(ttl, self.client.env.now()))
     }
 
-    /// Whether `token` is not below that of an earlier grant of the lock. Remembers it.
+    /// Returns whether `token` is not below that of an earlier grant of the lock, and remembers it.
     fn rises(&self, name: &LockName, token: Token) -> bool {
         let mut tokens = self.tokens.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if tokens.len() >= MOST_TOKENS && !tokens.contains_key(name) {
@@ -123,8 +123,8 @@ impl HttpLeases {
         rises
     }
 
-    /// The grant, unless its deadline passed before it arrived. Then it is released, and counts as lost whether or not
-    /// that succeeds: the claim is not used again, and the lease lapses.
+    /// Returns the grant. If its deadline passed before the response arrived, gives the grant back and reports a loss.
+    /// The grant is lost whether or not that succeeds, because the claim is not used again and the lease lapses.
     async fn in_time(&self, claim: &Claim, grant: Grant) -> AcquireOutcome {
         if !grant.deadline.passed(self.client.env.now()) {
             return AcquireOutcome::Granted(grant);
@@ -133,7 +133,7 @@ impl HttpLeases {
         AcquireOutcome::Lost(grant.came_too_late())
     }
 
-    /// Ends what the server has granted to `claim`, unless a repetition of the claim may have it.
+    /// Ends the grant of `claim`, unless a repetition of the claim may have it.
     async fn give_back(&self, claim: &Claim) {
         if claim.repeatable {
             return;
@@ -220,7 +220,7 @@ impl HttpLeases {
         }
     }
 
-    /// Sends one release. With `asked_before`, an earlier one may have been done.
+    /// Sends one release. With `asked_before`, an earlier release may have taken effect.
     async fn release_once(
         &self,
         grant: &Grant,
@@ -242,7 +242,7 @@ impl HttpLeases {
         Ok(if is_ours { Released::Released } else { Released::AlreadyLost })
     }
 
-    /// Sends one withdrawal of the acquisition with the claim `id`.
+    /// Sends one request that withdraws the acquisition with the claim `id`.
     async fn withdraw(&self, name: &LockName, id: crate::lease::Id) -> Result<Released, StoreError> {
         let body = json!({ "lock": name, "claim": id });
         let request = Request::post("/v1/holds/withdraw", body, format!("cannot withdraw from {name}"));
@@ -284,7 +284,7 @@ impl HttpLeases {
         }
     }
 
-    /// Whether an eviction whose response was lost was done.
+    /// Returns whether an eviction whose response was lost took effect.
     async fn was_evicted(&self, name: &LockName, token: Token) -> Result<Evicted, StoreError> {
         let budget = RetryBudget::new(&self.client.env, ATTEMPT, ATTEMPT);
         let (status, _) =
@@ -294,7 +294,7 @@ impl HttpLeases {
     }
 }
 
-/// The ticket of a grant, for any URL of the server's store.
+/// Returns the ticket of a grant, which is valid for any URL of the server's store.
 fn ticket(grant: &Grant) -> String {
     Ticket::new(grant, None).to_string()
 }

@@ -1,4 +1,4 @@
-//! The names of all locks, page by page.
+//! Lists the names of all locks, page by page.
 
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
@@ -9,13 +9,13 @@ use crate::error::StoreError;
 use crate::retry::retry;
 use crate::types::LockName;
 
-/// The number of locks in a page. The server reads each of them.
+/// The number of locks in a page. The server reads each lock of a page.
 const PAGE: usize = 200;
 
 impl HttpLeases {
     pub(super) fn listed(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
         let prefix = prefix.to_owned();
-        // The last name of the page before. `None` after the last page.
+        // The last name of the previous page. `None` after the last page.
         let pages = stream::try_unfold(Some(String::new()), move |after: Option<String>| {
             let prefix = prefix.clone();
             async move {

@@ -1,4 +1,4 @@
-//! How a waiter waits: it lets the server wait.
+//! Waiting: the server waits on behalf of the waiter.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::lease::{Claim, HolderInfo, State, Watch};
 use crate::retry::retry;
 use crate::types::LockName;
 
-/// How long the server waits at most. Less than the minute after which many proxies give up.
+/// The longest wait on the server. It is shorter than the minute after which many proxies give up.
 const WAIT: Duration = Duration::from_secs(50);
 
 /// How much later than requested the server may respond.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// The shortest time between two requests that should have waited.
+/// The shortest time between two requests that ask the server to wait.
 const LEAST_PAUSE: Duration = Duration::from_millis(500);
 
 #[async_trait]
 impl Watch for HttpLeases {
-    /// Waits in the server's line. If the lock is granted meanwhile, the next try returns that grant, because the
-    /// server knows its claim.
+    /// Waits in the server's line. If the server grants the lock during the wait, the next attempt returns that grant,
+    /// because the server recognises the claim.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         if !claim.waits {
             return self.changed(&claim.name, seen).await;
@@ -55,7 +55,8 @@ impl Watch for HttpLeases {
                 LEAST_PAUSE
             }
             (State::Held(held), None) if is_same(&held, seen) => self.capabilities.poll_interval.max,
-            // It may be reserved, which its state does not show: the next request would be refused at once.
+            // The lock may be reserved, which its state does not show. The server would then refuse the next request at
+            // once.
             _ => LEAST_PAUSE,
         };
         self.pace(sent, pause).await;
@@ -68,14 +69,14 @@ fn is_same(held: &HolderInfo, seen: &HolderInfo) -> bool {
 }
 
 impl HttpLeases {
-    /// Lets the server wait until the lock is no longer in the version `tag`, or its lease can have lapsed.
+    /// Asks the server to wait until the lock is no longer at the version `tag`, or its lease may have lapsed.
     async fn until_changed(
         &self,
         name: &LockName,
         tag: String,
         lapses_within: Option<Duration>,
     ) -> Result<(), StoreError> {
-        // The store may not report that a lease has lapsed.
+        // The server's store may not report that a lease has lapsed.
         let wait = lapses_within.map_or(WAIT, |left| left.min(WAIT));
         let target = format!("{}?wait={}", lock_path(name), duration(wait));
         let request = Request::get(target, format!("cannot wait for {name}")).with_header(IF_NONE_MATCH, tag);
@@ -85,7 +86,7 @@ impl HttpLeases {
         }
     }
 
-    /// Awaits `answer` for somewhat longer than the `wait` of its request.
+    /// Awaits `answer` for slightly longer than the `wait` of its request.
     async fn limited<T>(
         &self,
         wait: Duration,
@@ -98,14 +99,15 @@ impl HttpLeases {
         }
     }
 
-    /// After `error`: waits for as long as the server asked for. Fails if it did not respond.
+    /// Waits for the pause that the server asked for in `error`. Fails if it asked for none.
     async fn asked_to_pause(&self, sent: Moment, error: StoreError) -> Result<(), StoreError> {
         let asked = error.fault().retry_after.filter(|_| error.is_transient());
         self.pace(sent, asked.unwrap_or(LEAST_PAUSE)).await;
         asked.map(|_| ()).ok_or(error)
     }
 
-    /// Waits until `pause` has passed since `sent`: a server that does not wait must not be asked again and again.
+    /// Waits until `pause` has passed since `sent`, so that a server that does not wait does not get requests without a
+    /// pause.
     async fn pace(&self, sent: Moment, pause: Duration) {
         let env = &self.client.env;
         let left = pause.saturating_sub(env.now().shortest_since(sent));

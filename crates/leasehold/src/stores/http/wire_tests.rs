@@ -1,4 +1,4 @@
-//! The client against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the client against a scripted server: the requests that it sends, and its results for every kind of response.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,7 +43,7 @@ fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
-/// The grant of `claim` under `number`, as its holder knows it.
+/// Returns the grant of `claim` with the token `number`.
 fn grant(store: &HttpLeases, claim: &Claim, number: u64) -> Grant {
     Grant {
         name: claim.name.clone(),
@@ -71,7 +71,7 @@ fn refused(status: &str, word: &str, more: &Value) -> String {
     answer(status, HEADERS, &problem.to_string())
 }
 
-/// The hold that a server grants to the request `seen`, under `number`.
+/// Returns the hold with the token `number` that a server grants for the request `seen`.
 fn hold(seen: &Seen, number: u64) -> Value {
     let claim = body(seen);
     let store = Claim::new(&Env::system(), name(), Ttl::DEFAULT, Holder::default());
@@ -161,7 +161,7 @@ async fn every_operation_is_one_request() {
     assert!(seen[4].has("if-match: \"7\"") && body(&seen[4])["reason"] == "it hangs");
 }
 
-/// Fails closed: no response that does not fit its request counts as a grant.
+/// A response that does not match its request never counts as a grant.
 #[tokio::test]
 async fn a_grant_that_does_not_fit_the_request_is_refused() {
     type Spoil = fn(&mut Value, &Seen);
@@ -179,7 +179,7 @@ async fn a_grant_that_does_not_fit_the_request_is_refused() {
             let other = Seen { body: text.replace(&own, &id).into_bytes(), ..seen.clone() };
             hold["ticket"] = self::hold(&other, 7)["ticket"].clone();
         },
-        // With the token that no grant has.
+        // A token that no grant has.
         |hold, seen| *hold = self::hold(seen, 0),
     ];
     for (n, spoil) in spoils.into_iter().enumerate() {
@@ -224,7 +224,7 @@ async fn a_lease_lasts_at_most_its_ttl_and_the_servers_limit() {
         let asked = store.env().now();
         let left = match store.try_acquire(&claim(&store)).await.unwrap() {
             AcquireOutcome::Granted(grant) => grant.deadline.remaining(asked),
-            // It came too late.
+            // The grant came too late.
             AcquireOutcome::Lost(loss) => {
                 assert!(matches!(loss.reason, LossReason::Expired { .. }));
                 assert_eq!(server.requests().last().unwrap().line, "POST /v1/holds/withdraw");
@@ -236,7 +236,7 @@ async fn a_lease_lasts_at_most_its_ttl_and_the_servers_limit() {
     }
 }
 
-/// It counts as lost whatever the server responds: the claim is not used again.
+/// The grant counts as lost whatever the server responds, because the claim is not used again.
 #[tokio::test]
 async fn a_late_grant_is_lost_even_if_it_cannot_be_given_back() {
     let (_, outcome) = acquired(|seen| match seen.line.as_str() {
@@ -313,7 +313,7 @@ async fn each_request_has_the_token_that_is_in_the_file_now() {
     assert!(seen[0].has("authorization: bearer one") && seen[1].has("authorization: bearer two"));
 }
 
-/// The same claim, so that the server recognises it.
+/// The repetition has the same claim, so that the server recognises it.
 #[tokio::test]
 async fn a_request_without_a_response_is_repeated_with_its_claim() {
     let server = Server::unsteady(refused("503 Unavailable", "unavailable", &json!({})), |seen| {
@@ -322,7 +322,7 @@ async fn a_request_without_a_response_is_repeated_with_its_claim() {
             "POST /v1/holds/renew" => {
                 json!({ "lock": name(), "token": 7, "valid_ms": 29_500, "ttl_ms": 30_000 })
             }
-            // An earlier request had released it: the one that got no response.
+            // The earlier request, which got no response, released the lock.
             _ => json!({ "lock": name(), "released": true, "before": true }),
         })
     })
@@ -355,7 +355,7 @@ async fn an_eviction_with_a_lost_response_is_found_in_the_history() {
     }
 }
 
-/// Another user of a ticket released it: the first release of this grant finds it lost.
+/// Another user of the ticket released the lock, so the first release of this grant reports a loss.
 #[tokio::test]
 async fn a_release_by_another_is_a_loss_unless_it_is_a_repetition() {
     let server = Server::start(|_| ok(&json!({ "lock": name(), "released": true, "before": true }))).await;
@@ -365,7 +365,7 @@ async fn a_release_by_another_is_a_loss_unless_it_is_a_repetition() {
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
 }
 
-/// Dropped after it was sent: the next call counts the release as perhaps its own.
+/// The release is dropped after it was sent, so the next call counts an earlier release as its own.
 #[tokio::test]
 async fn a_release_that_was_dropped_is_remembered() {
     let releases = AtomicUsize::new(0);
@@ -416,7 +416,7 @@ async fn a_renewal_reports_the_loss_and_accepts_no_other_hold() {
     }
 }
 
-/// A server that does not wait is asked at most twice in a second.
+/// The client sends at most two waiting requests per second to a server that does not wait.
 #[tokio::test]
 async fn a_wait_that_returns_at_once_is_paced() {
     let server = Server::start(|seen| match seen.line.as_str() {
@@ -456,7 +456,7 @@ async fn a_listing_goes_from_page_to_page_and_ends() {
     let names: Vec<LockName> = store(&server).list("").try_collect().await.unwrap();
     assert_eq!(names.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "b", "c"]);
     for (lock, next) in [("a", "a"), ("b", "")] {
-        // The same page again and again; and a name without the prefix.
+        // A page that repeats, and a name without the prefix.
         let page = json!({ "locks": [{ "lock": lock }], "next": if next.is_empty() { Value::Null } else { json!(next) } });
         let server = Server::always(answer("200 OK", HEADERS, &page.to_string())).await;
         let listed: Result<Vec<LockName>, _> = store(&server).list("a").try_collect().await;

@@ -1,4 +1,4 @@
-//! How an API server is reached, and with which credentials.
+//! The address of an API server, and the source of its credentials.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use crate::stores::transport::Transport;
 /// The source of credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// None, or a client certificate: see [`Access::identity`].
+    /// No credentials, or a client certificate in [`Access::identity`].
     Connection,
     /// A token that does not change.
     Token(Secret),
-    /// A file with a token, which is read again.
+    /// A file with a token, which is read again regularly.
     File(PathBuf),
     /// A program that prints a token.
     Plugin(Plugin),
@@ -29,13 +29,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How the server is reached, and with which credentials.
+/// How to reach the server, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     /// The URL of the server, without `/` at its end.
     pub(super) server: String,
     pub(super) transport: Transport,
-    /// PEM. The only authorities that are trusted; `None` for those of the system and of the option `ca`.
+    /// The only trusted authorities, in PEM. If `None`, those of the system and of the option `ca` are trusted.
     pub(super) authorities: Option<Vec<u8>>,
     /// The certificate and the key of the client, in PEM.
     pub(super) identity: Option<Secret>,
@@ -43,7 +43,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Refuses to send credentials unencrypted.
+    /// Fails if the server would receive credentials unencrypted.
     pub(super) fn checked(self) -> Result<Self, Error> {
         if self.source != Source::Connection && !self.transport.keeps_secrets(&self.server) {
             return Err(Error::invalid(format!(
@@ -56,7 +56,7 @@ impl Access {
     }
 }
 
-/// A program that prints a token, as kubectl runs it.
+/// A program that prints a token, called as kubectl calls it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Plugin {
     pub(super) command: PathBuf,
@@ -64,12 +64,12 @@ pub(super) struct Plugin {
     pub(super) env: Vec<(String, String)>,
     /// The value of the variable `KUBERNETES_EXEC_INFO`.
     pub(super) info: String,
-    /// The file's hint for a missing command.
+    /// The kubeconfig's hint for a missing command.
     pub(super) hint: Option<String>,
 }
 
 impl fmt::Debug for Plugin {
-    /// Shows no arguments and no variables, which may be secrets.
+    /// Omits arguments and variables, which may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plugin").field("command", &self.command).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! The settings in a store URL and the environment: the namespace, and how its server is reached.
+//! Reads the settings from a store URL and the environment: the namespace, and how to reach its server.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::lease::StoreOptions;
 use crate::stores::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
-/// Where a pod finds the token and the authority of its service account.
+/// The folder with the token and the authority of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The settings in a store URL and the environment.
@@ -20,7 +20,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Parses `url`, and its settings for `options`. `environment` returns variables.
+    /// Parses `url`, and sets `options` from it. `environment` returns the value of a variable.
     pub(super) fn from_url(
         mut url: StoreUrl,
         options: &mut StoreOptions,
@@ -45,7 +45,7 @@ impl Location {
     }
 }
 
-/// Takes out of `url` where requests go, how, and with which credentials.
+/// Takes the options for the server, the transport and the credentials from `url`.
 fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Result<Access, Error> {
     let variable = |name: &str| environment(name).filter(|text| !text.is_empty());
     let transport = Transport::take(url)?;
@@ -78,7 +78,7 @@ fn take(url: &mut StoreUrl, environment: impl Fn(&str) -> Option<String>) -> Res
     kubeconfig::access(&files, context.as_deref(), transport)
 }
 
-/// The server at `endpoint`.
+/// Returns the access to the server at `endpoint`.
 fn at(endpoint: &str, transport: Transport, token_file: Option<PathBuf>) -> Result<Access, Error> {
     // The part before `@` may be a password.
     if endpoint.contains(['@', '?']) {
@@ -94,7 +94,7 @@ fn at(endpoint: &str, transport: Transport, token_file: Option<PathBuf>) -> Resu
     Access { server, transport, authorities: None, identity: None, source }.checked()
 }
 
-/// The server of the pod that this process runs in.
+/// Returns the access to the server of the pod that this process runs in.
 fn in_cluster(host: &str, port: &str, transport: Transport, account: &Path) -> Result<Access, Error> {
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let server = checked_url(&format!("https://{host}:{port}"), "KUBERNETES_SERVICE_HOST")?;

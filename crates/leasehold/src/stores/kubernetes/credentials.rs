@@ -1,4 +1,4 @@
-//! The credentials for an API server: a token that is fixed, in a file, or printed by a program.
+//! The credentials for an API server: a token from the settings, from a file or from a program.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,14 +14,14 @@ use crate::env::Env;
 use crate::lease::printable;
 use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
 
-/// A token in a file is read again after this time. Kubernetes replaces a pod's token when a fifth of its time is left,
-/// at least two minutes.
+/// A token file is read again after this time. Kubernetes replaces a pod's token when a fifth of its lifetime is left,
+/// which is at least two minutes.
 const READ_AGAIN: Duration = Duration::from_secs(60);
 
-/// How long a token is used whose file has vanished, unless the server refuses it earlier.
+/// For how long a token is used after its file has vanished, unless the server refuses it earlier.
 const FILE_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long before its end a program's token is replaced.
+/// How long before its end the token of a program is replaced.
 const BEFORE_END: Duration = Duration::from_secs(60);
 
 /// The longest output of a program.
@@ -43,17 +43,17 @@ impl Credentials {
         Self { source, loads: Loads::new(env.clone()), env }
     }
 
-    /// Returns what the next request carries.
+    /// Returns the credentials for the next request.
     pub(super) async fn proof(&self) -> Result<Signed<Bearer>, NotLoaded> {
         self.loads.proof(|| self.load()).await
     }
 
-    /// As [`Loads::accepted`].
+    /// See [`Loads::accepted`].
     pub(super) fn accepted(&self, load: u64) -> bool {
         self.loads.accepted(load)
     }
 
-    /// As [`Loads::refused`].
+    /// See [`Loads::refused`].
     pub(super) fn refused(&self, load: u64) -> bool {
         self.loads.refused(load)
     }
@@ -90,7 +90,7 @@ fn bearer(token: &str) -> Result<Bearer, String> {
     Ok(Some(format!("Bearer {token}").into()))
 }
 
-/// What a plugin prints.
+/// The output of a plugin.
 #[derive(Deserialize)]
 struct Printed {
     status: Option<Status>,
@@ -104,13 +104,13 @@ struct Status {
     client_certificate_data: Option<String>,
 }
 
-/// Runs the plugin, as kubectl does, without a terminal.
+/// Runs the plugin as kubectl does, but without a terminal.
 async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String> {
     let shown = plugin.command.display().to_string();
     let mut command = Command::new(&plugin.command);
     command.args(&plugin.args).envs(plugin.env.iter().cloned()).env("KUBERNETES_EXEC_INFO", &plugin.info);
-    // In its own process group, so that Ctrl-C on a terminal does not end it, and `leasehold run` does not take it for a
-    // process that the command left behind.
+    // Runs the plugin in its own process group, so that Ctrl-C on a terminal does not end it and `leasehold run` does
+    // not mistake it for a process that the command left behind.
     command.stdin(Stdio::null()).kill_on_drop(true).process_group(0);
     let output = clock::timeout(&*env.clock, LOAD_LIMIT, command.output()).await;
     let output = output.ok_or_else(|| format!("the plugin {shown} did not end within {LOAD_LIMIT:?}"))?;
@@ -129,7 +129,7 @@ async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String>
     read_printed(&output.stdout).map_err(|flaw| format!("the plugin {shown} printed {flaw}"))
 }
 
-/// The token in what a plugin printed. An error does not repeat it.
+/// Returns the token in the output of a plugin. Errors do not contain the output.
 fn read_printed(text: &[u8]) -> Result<Loaded<Bearer>, String> {
     let printed = text.get(..MOST_PRINTED).unwrap_or(text);
     let status = serde_json::from_slice::<Printed>(printed).ok().and_then(|printed| printed.status);
@@ -180,7 +180,7 @@ mod tests {
         assert!(shown(credentials.proof().await).contains("no token"));
     }
 
-    /// A program that prints `text` and ends with `code`.
+    /// Returns a plugin that prints `text` and exits with `code`.
     fn plugin(folder: &Path, text: &str, code: u8) -> Source {
         let path = folder.join("plugin");
         let script = format!("#!/bin/sh\ncat <<'END'\n{text}\nEND\necho \"not \"$X >&2\nexit {code}\n");

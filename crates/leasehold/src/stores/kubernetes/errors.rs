@@ -1,5 +1,5 @@
-//! The meaning of a response of a Kubernetes API server, or of a missing one. A pure function, so that every row of it
-//! is tested.
+//! The meaning of a response of a Kubernetes API server, or of a missing response. [`meaning`] is a pure function, so
+//! that tests cover every row.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::objects::{Meaning, Operation};
 
-/// The namespace that is addressed, and its server.
+/// The namespace of the requests, and its server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub(super) namespace: String,
@@ -54,9 +54,9 @@ impl Case<'_> {
         let code = answer.code.as_deref().unwrap_or("");
         let fault = |kind| self.asked().fault(kind, answer);
         let fault = match (answer.status, code) {
-            // Refused before it began, by the server's priorities.
+            // The server's flow control refused the request before it began.
             (429, _) => fault(ErrorKind::Unavailable),
-            // After these, a change may have reached etcd.
+            // The change may have reached etcd.
             (408 | 500 | 502..=599, _) => {
                 return Meaning::Failed(self.asked().unknown(fault(ErrorKind::Unavailable)));
             }

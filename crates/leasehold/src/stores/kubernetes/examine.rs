@@ -1,4 +1,4 @@
-//! The doctor's checks of a namespace: permissions, and what a write over an outdated version does.
+//! The doctor's checks of a namespace: permissions, and writes over an outdated version.
 
 use super::{Kubernetes, Put, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 use crate::stores::objects::{Operation, failed};
 
-/// What leasehold does with Leases, what for, and whether locks need it.
+/// The verbs on Leases that leasehold uses, their purpose, and whether locks need them.
 const VERBS: [(&str, &str, bool); 6] = [
     ("get", "locks", true),
     ("create", "locks", true),
@@ -34,7 +34,8 @@ impl Kubernetes {
         examined
     }
 
-    /// Asks the server what this user may do. Also returns whether it may delete what an examination creates.
+    /// Asks the server what this user may do. Also returns whether the user may delete the Lease that this examination
+    /// creates.
     async fn permissions(&self) -> (Finding, bool) {
         const CHECK: &str = "permissions";
         let mut missing = Vec::new();
@@ -57,7 +58,7 @@ impl Kubernetes {
         (judge(CHECK, &self.place.namespace, &missing), !missing.contains(&"delete"))
     }
 
-    /// Whether creates, changes and deletes are conditional.
+    /// Checks that creates, changes and deletes are conditional.
     async fn conditions(&self, object: &str) -> Result<Finding, StoreError> {
         let flaw = |what: &str| {
             Finding::failed(CONDITIONS, what)

@@ -1,4 +1,4 @@
-//! The files of kubectl, which describe clusters and logins.
+//! Reads the files of kubectl, which describe clusters and logins.
 
 use std::path::{Path, PathBuf};
 
@@ -94,14 +94,14 @@ struct Variable {
     value: String,
 }
 
-/// An entry, and the folder of its file, to which its paths are relative.
+/// An entry, and the folder of its file. Paths in the entry are relative to that folder.
 struct Entry<T> {
     value: T,
     folder: PathBuf,
 }
 
 impl<T> Entry<T> {
-    /// The bytes of a file, or those that the kubeconfig itself has in base64.
+    /// Returns the bytes of a file, or those in base64 in the kubeconfig itself.
     fn bytes(&self, what: &str, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<u8>>, Error> {
         if let Some(data) = data.filter(|data| !data.is_empty()) {
             let engine = base64::engine::general_purpose::STANDARD;
@@ -116,8 +116,8 @@ impl<T> Entry<T> {
     }
 }
 
-/// Returns the access that the kubeconfig in `files` describes: in `context`, or in its current one. Of two entries
-/// with one name the first counts, as for kubectl.
+/// Returns the access that the kubeconfig in `files` describes, in `context` or in its current context. If several
+/// entries have the same name, the first one counts, as in kubectl.
 pub(super) fn access(
     files: &[PathBuf],
     context: Option<&str>,
@@ -167,7 +167,7 @@ fn read(path: &Path) -> Result<File, Error> {
         return Ok(File::default());
     }
     serde_saphyr::from_str(&text).map_err(|error| {
-        // The parser's message quotes the text, which has secrets.
+        // The parser's message quotes the text, which contains secrets.
         let line = error.location().map_or(String::new(), |at| format!(", line {}", at.line()));
         Error::invalid(format!("the file {shown} is not a kubeconfig{line}"))
             .with_help("check it with `kubectl config view`")
@@ -204,7 +204,7 @@ fn checked_transport(cluster: &Cluster, transport: Transport) -> Result<Transpor
     }
 }
 
-/// The client certificate and its key, in one PEM text.
+/// Returns the client certificate and its key in one PEM text.
 fn identity(user: &Entry<User>) -> Result<Option<Secret>, Error> {
     let User { client_certificate, client_certificate_data, client_key, client_key_data, .. } = &user.value;
     let certificate =
@@ -225,7 +225,7 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
         ));
     }
     let token = token.clone().filter(|token| !token.is_empty());
-    // In kubectl's order.
+    // Uses the same order as kubectl.
     if let Some(file) = token_file.as_ref().filter(|path| !path.as_os_str().is_empty()) {
         return Ok(Source::File(user.folder.join(file)));
     }
@@ -243,7 +243,7 @@ fn source(user: &Entry<User>, server: &str, authorities: Option<&[u8]>) -> Resul
             "leasehold runs it in the background: use a plugin with interactiveMode IfAvailable or Never",
         ));
     }
-    // A command with a slash is relative to the file, another one is in PATH.
+    // A command with a slash is relative to the file. Other commands are in PATH.
     let has_folder = exec.command.components().count() > 1;
     let command = if has_folder { user.folder.join(&exec.command) } else { exec.command.clone() };
     let mut spec = serde_json::json!({ "interactive": false });

@@ -1,8 +1,9 @@
 //! The Lease object of a lock, and its conversion to and from a record.
 //!
-//! The fields of `spec` are those of Kubernetes, and show its clients who holds the lock. The record itself is in an
-//! annotation. Other clients change `spec` and keep annotations, so a second annotation has a mark of the `spec` that
-//! the record belongs to. The record counts only while that mark matches. Otherwise the lock belongs to another client.
+//! The fields of `spec` are Kubernetes' own, and show its clients who holds the lock. The record itself is in an
+//! annotation. Other clients change `spec` and keep the annotations, so a second annotation contains a mark of the
+//! `spec` that the record belongs to. The record is valid only while that mark matches. Otherwise, the lock belongs to
+//! another client.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,14 +29,14 @@ pub(super) const NAME: &str = "leasehold/name";
 /// The line of waiters, in a separate object.
 pub(super) const LINE: &str = "leasehold/line";
 
-/// Other clients wait for this much longer than the record states. They compare times in whole seconds, so the latest
-/// of several renewals can look like one of up to two seconds before, with the resolution of the server's clock.
+/// How much longer other clients wait than the record states. They compare whole seconds, and the server's clock has a
+/// limited resolution too, so the latest renewal can look the same as a renewal up to two seconds earlier.
 const UNSEEN: Duration = Duration::from_secs(2);
 
-/// By how many seconds a renewal may be shown too late, so that each shows a new second.
+/// How many seconds ahead of its time a renewal may be shown, so that each renewal shows a new second.
 const MOST_AHEAD_S: u64 = 2;
 
-/// A Lease, as far as leasehold reads it.
+/// The fields of a Lease that leasehold reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
@@ -51,7 +52,7 @@ pub(super) struct Metadata {
     pub(super) annotations: Option<BTreeMap<String, String>>,
 }
 
-/// `spec`. A field that is `None` is removed by a write.
+/// The `spec` of a Lease. A write removes fields that are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Spec {
@@ -65,7 +66,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Distinguishes this state of the lock from all others: the text of the annotation [`MARK`].
+    /// Returns the text of the annotation [`MARK`], which distinguishes this state of the lock from all others.
     fn mark(&self) -> String {
         let time = self.renew_time.as_deref().unwrap_or("-");
         format!("{} {time} {}", self.lease_transitions.unwrap_or(0), self.holder())
@@ -76,7 +77,7 @@ impl Spec {
     }
 }
 
-/// The version of a Lease: what the next write over it needs.
+/// The version of a Lease, with the values that the next write over it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) resource_version: String,
@@ -133,12 +134,12 @@ impl Lease {
         Version::new(revision.to_string())
     }
 
-    /// Whether it names a holder.
+    /// Returns whether the Lease names a holder.
     pub(super) fn is_held(&self) -> bool {
         self.spec.as_ref().is_some_and(|spec| !spec.holder().is_empty())
     }
 
-    /// The state of its lock. Never guesses: a Lease that is not certainly understood is foreign or an error.
+    /// Returns the state of the lock. Never guesses: a Lease in an unknown form is foreign or an error.
     pub(super) fn found(&self) -> Result<Found, Fault> {
         Ok(Found { content: self.content()?, version: self.version() })
     }
@@ -148,7 +149,7 @@ impl Lease {
         let spec = self.spec.as_ref().unwrap_or(&nothing);
         if let Some(strategy) = &spec.strategy {
             let strategy = printable(strategy, 32);
-            // The server chooses the holder by its own rules.
+            // The server chooses the holder of such a Lease by its own rules.
             let what = format!("a Lease of Kubernetes' coordinated leader election (strategy {strategy})");
             return Ok(Content::Foreign(what));
         }
@@ -159,10 +160,11 @@ impl Lease {
     }
 }
 
-/// The lock of another client, which wrote `spec` over the record `earlier`, if there was one.
+/// Returns the state of a lock of another client, which wrote `spec`. If there is a record from before that, it is
+/// `earlier`.
 ///
-/// It counts as unconfirmed, because that record may be missing or outdated. The next grant takes its token from the
-/// server's clock. `renewTime` is of a clock that is not the server's, so contenders go by observation alone.
+/// The state is unconfirmed, because that record may be missing or outdated. The next grant takes its token from the
+/// server's clock. `renewTime` does not come from the server's clock, so contenders rely only on their own observation.
 fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     let holder = spec.holder();
     let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);
@@ -180,13 +182,13 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
         Some(Ok(Content::Record(record))) => Some(*record),
         _ => None,
     };
-    // The part that exceeds our longest ttl. Clock rates apply to it too, since it is part of the lease.
+    // The part of the lease that exceeds leasehold's longest ttl. Clock rate errors apply to this part too.
     let beyond_ms = seconds.saturating_mul(1_000).saturating_sub(ttl.as_millis());
     Content::Record(Box::new(Record {
         leasehold: FORMAT,
         state: if holder.is_empty() { RecordState::Free } else { RecordState::Held },
         token: earlier.as_ref().map_or(Token::default(), |record| record.token),
-        // Each heartbeat of another client looks like a new grant, which is a sign of life.
+        // Each renewal by another client looks like a new grant, which shows that the client is alive.
         grant: id,
         heartbeat: 0,
         nonce: id,
@@ -203,14 +205,14 @@ fn others(spec: &Spec, earlier: Option<&str>) -> Content {
     }))
 }
 
-/// The `spec` that shows `record`, which is written over `before` at its revision; or over nothing.
+/// Returns the `spec` that shows `record`. `over` has the revision that it is written over, and the record there.
 pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) -> Result<Spec, Fault> {
     let (revision, before) = match over {
         Some((revision, before)) => (Some(revision), before),
         None => (None, None),
     };
     if record.renewed_at_us.is_none() && record.state != RecordState::Free {
-        // Other clients would not see the renewals, and take over.
+        // Other clients would not see the renewals, and would take over.
         return Err(Fault::new(
             ErrorKind::Unsupported,
             "the server's responses contain no time (no `Date`), so a Lease cannot show when it was renewed",
@@ -233,7 +235,7 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
             (format!("cooldown after {}", identity(record)), cooldown.mul_f64(1.0 + RATE_ERROR) + UNSEEN)
         }
     };
-    // As client-go releases: no holder, and one second.
+    // Shows a free lock as client-go does on a release: no holder, and one second.
     let seconds = micros(span).div_ceil(1_000_000).max(1);
     Ok(Spec {
         holder_identity: Some(holder),
@@ -245,15 +247,16 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
     })
 }
 
-/// The time to show for a renewal at `renewed_us`, after one that showed the second `shown_s`. Clients compare whole
-/// seconds, so each renewal shows another second; but not one far ahead, if renewals are frequent.
+/// Returns the time to show for a renewal at `renewed_us`, after a renewal that showed the second `shown_s`. Clients
+/// compare whole seconds, so each renewal shows a later second. If renewals are frequent, that second is at most
+/// [`MOST_AHEAD_S`] ahead.
 fn next_shown(renewed_us: u64, shown_s: u64) -> u64 {
     let renewed_s = renewed_us / 1_000_000;
     let next_s = (shown_s + 1).min(renewed_s + MOST_AHEAD_S);
     if next_s > renewed_s { next_s * 1_000_000 } else { renewed_us }
 }
 
-/// The holder, for Kubernetes' tools. No other client uses this identity.
+/// Returns the holder for Kubernetes' tools. No other client uses this identity.
 fn identity(record: &Record) -> String {
     let Holder { name, host, pid, .. } = &record.holder;
     let grant = record.grant.to_string();
@@ -266,7 +269,7 @@ fn time(us: u64) -> Result<String, Fault> {
         .ok_or_else(|| Fault::new(ErrorKind::Corrupt, "the server's clock does not show a valid date"))
 }
 
-/// The annotations with `record` and, if `spec` was written with it, its mark.
+/// Returns the annotations with `record` and, if `spec` is written with it, the mark of `spec`.
 pub(super) fn annotations(record: &Record, spec: Option<&Spec>) -> Result<Value, Fault> {
     let bytes = record.to_bytes()?;
     let text = String::from_utf8_lossy(&bytes);

@@ -1,4 +1,5 @@
-//! The names of Lease objects. A lock whose name Kubernetes accepts has it; others are encoded.
+//! The names of Lease objects. If Kubernetes accepts the name of a lock, its Lease has the same name. Other names are
+//! encoded.
 
 use sha2::{Digest, Sha256};
 
@@ -7,16 +8,16 @@ use crate::types::LockName;
 /// The longest name of an object.
 const MOST_BYTES: usize = 253;
 
-/// The beginning of the names that leasehold gives.
+/// The beginning of encoded names and of lines' names.
 const OURS: &str = "lh--";
 
 /// The beginning of the name of the Lease with a lock's line of waiters.
 pub(super) const LINE: &str = "lh--line.";
 
-/// The name of the Lease of lock `name`, as it begins a line's name too.
+/// Returns the name of the Lease of the lock `name`. The name of the lock's line contains it too.
 ///
-/// `lh--` and the lock's name in base32hex, if that is short enough; otherwise `lh---` and its SHA-256 in base32hex. No
-/// two locks have the same.
+/// An encoded name is `lh--` and the lock's name in base32hex if that is short enough, and otherwise `lh---` and the
+/// name's SHA-256 in base32hex. No two locks have the same Lease.
 pub(super) fn lease(name: &LockName) -> String {
     let name = name.as_str();
     let most = MOST_BYTES - LINE.len();
@@ -27,17 +28,17 @@ pub(super) fn lease(name: &LockName) -> String {
     if encoded.len() <= most { encoded } else { format!("{OURS}-{}", base32hex(&Sha256::digest(name))) }
 }
 
-/// The name of the Lease with the line of lock `name`.
+/// Returns the name of the Lease with the line of the lock `name`.
 pub(super) fn line(name: &LockName) -> String {
     format!("{LINE}{}", lease(name))
 }
 
-/// Whether the Lease of a lock has another name than the lock.
+/// Returns whether the name of a Lease is encoded, or is that of a line.
 pub(super) fn is_encoded(lease: &str) -> bool {
     lease.starts_with(OURS)
 }
 
-/// Whether `text` is a label of DNS (RFC 1123), as of a namespace.
+/// Returns whether `text` is a DNS label (RFC 1123), like the name of a namespace.
 pub(super) fn is_label(text: &str) -> bool {
     let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -47,7 +48,7 @@ pub(super) fn is_label(text: &str) -> bool {
         && bytes.iter().all(|b| letter(b) || *b == b'-')
 }
 
-/// Whether `text` consists of labels of any length, as the name of an object.
+/// Returns whether `text` consists of labels of any length, like the name of an object.
 fn is_subdomain(text: &str) -> bool {
     let letter = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     text.split('.').all(|label| {
@@ -58,7 +59,7 @@ fn is_subdomain(text: &str) -> bool {
     })
 }
 
-/// RFC 4648, section 7, without padding, in lower case.
+/// Encodes `bytes` in base32hex (RFC 4648, section 7), without padding and in lower case.
 fn base32hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
     let digit = |chunk: &[u8], n: usize| {
@@ -81,7 +82,7 @@ mod tests {
         lease(&LockName::new(name).unwrap())
     }
 
-    /// Other programs can compute these names, so they stay as they are.
+    /// Other programs may compute these names, so they must not change.
     #[test]
     fn names_are_kept_or_encoded() {
         for (name, expected) in [
@@ -98,7 +99,7 @@ mod tests {
         }
     }
 
-    /// The examples of the RFC.
+    /// The examples from the RFC.
     #[test]
     fn base32hex_is_that_of_the_rfc() {
         for (text, expected) in [

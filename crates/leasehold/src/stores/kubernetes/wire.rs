@@ -1,4 +1,4 @@
-//! Requests and responses of the API, without their meaning.
+//! Builds requests and parses responses of the API.
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -13,18 +13,18 @@ use crate::stores::https::{body, retry_after};
 
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The longest text of an error.
+/// The longest body of an error response.
 const MOST_ERROR_BYTES: usize = 16_384;
 
-/// How many names a page of a listing has.
+/// The number of names in a page of a listing.
 const PAGE: usize = 500;
 
-/// How long the server keeps a watch open, in seconds. Idle connections are closed by some networks after some minutes.
+/// How long the server keeps a watch open, in seconds. Some networks close idle connections after a few minutes.
 const WATCH_S: u32 = 240;
 
 const GROUP: &str = "coordination.k8s.io";
 
-/// A request, without its sender.
+/// A request without credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
@@ -48,14 +48,14 @@ impl Request {
 const JSON: &str = "application/json";
 /// Changes the named fields and keeps all others. Never creates an object.
 const MERGE_PATCH: &str = "application/merge-patch+json";
-/// Only the names and annotations of objects.
+/// Returns only the metadata of objects.
 const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 fn leases(namespace: &str) -> String {
     format!("/apis/{GROUP}/v1/namespaces/{namespace}/leases")
 }
 
-/// Reads the Lease `name`. Without a resourceVersion, so that the response is not older than the request.
+/// Reads the Lease `name`. The request has no resourceVersion, so the response is not older than the request.
 pub(super) fn read(namespace: &str, name: &str) -> Request {
     Request::of(Method::GET, format!("{}/{name}", leases(namespace)))
 }
@@ -71,10 +71,11 @@ pub(super) fn create(namespace: &str, name: &str, annotations: Value, spec: Valu
     Request::of(Method::POST, target).with(JSON, &object)
 }
 
-/// Changes the annotations, and `spec` unless it is `None`, of the Lease `name` if it is still at `resource_version`.
+/// Changes the annotations of the Lease `name`, and its `spec` unless that is `None`, if the Lease is still at
+/// `resource_version`.
 ///
-/// Not a PUT, which would need to repeat the labels and annotations of others, and would create the Lease again after
-/// it was deleted.
+/// Sends a patch, because a PUT would have to repeat the labels and annotations of other clients, and would create a
+/// deleted Lease again.
 pub(super) fn patch(
     namespace: &str,
     name: &str,
@@ -108,7 +109,7 @@ pub(super) fn list(namespace: &str, page: Option<&str>) -> Request {
     Request { accept: NAMES, ..Request::of(Method::GET, target) }
 }
 
-/// Watches the Lease `name`. The first event is its state now.
+/// Watches the Lease `name`. The first event is its current state.
 pub(super) fn watch(namespace: &str, name: &str) -> Request {
     let query = format!("watch=1&timeoutSeconds={WATCH_S}&fieldSelector=metadata.name%3D{name}");
     Request::of(Method::GET, format!("{}?{query}", leases(namespace)))
@@ -119,7 +120,7 @@ pub(super) fn watch(namespace: &str, name: &str) -> Request {
 pub(super) enum Event {
     /// The lock is held.
     Held,
-    /// It may be free, or the watch has ended: the Lease has to be read.
+    /// The lock may be free, or the watch has ended. The client must read the Lease.
     Look,
 }
 
@@ -135,7 +136,7 @@ impl Event {
             Some(Line { r#type, object }) if matches!(r#type.as_str(), "ADDED" | "MODIFIED") => {
                 if object.is_held() { Self::Held } else { Self::Look }
             }
-            // Deleted; or an error, such as 410 for a watch that is too far behind.
+            // The Lease was deleted, or the event is an error, such as 410 for a watch that is too far behind.
             _ => Self::Look,
         }
     }
@@ -152,7 +153,7 @@ pub(super) fn may(namespace: &str, verb: &str) -> Request {
     Request::of(Method::POST, target).with(JSON, &review)
 }
 
-/// The response to [`may`]. `None` if it has another form.
+/// Returns the answer in the response to [`may`], or `None` if the response has another form.
 pub(super) fn is_allowed(body: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     answer.pointer("/status/allowed")?.as_bool()
@@ -183,14 +184,14 @@ impl Listing {
         })
     }
 
-    /// The Leases of the page, and the token of the next one.
+    /// Returns the Leases of the page, and the token of the next page.
     pub(super) fn into_page(self) -> (Vec<Lease>, Option<String>) {
         (self.items.unwrap_or_default(), self.metadata.next.filter(|next| !next.is_empty()))
     }
 }
 
-/// Parses a response other than success, including its body. The code is the reason that Kubernetes gives; for an
-/// object that is missing, with its kind.
+/// Parses an error response, including its body. The code is the reason in the body, followed by the object's kind if
+/// the reason is `NotFound`.
 pub(super) async fn refusal(response: Response) -> Answer {
     #[derive(Deserialize, Default)]
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! The store against a scripted server: the requests that it sends, and its results for every kind of response.
+//! Tests the store against a scripted server: the requests that it sends, and its results for every kind of response.
 
 use futures_util::TryStreamExt;
 
@@ -69,7 +69,7 @@ async fn every_operation_is_one_request_with_its_preconditions() {
     assert!(patch.has("content-type: application/merge-patch+json"), "{patch:?}");
     assert_eq!(body(patch)["metadata"]["resourceVersion"], "7");
     assert_eq!(body(patch)["spec"]["leaseTransitions"], 2);
-    // Only the annotation with the record: what others wrote stays, and their lock stays theirs.
+    // The patch has only the annotation with the record, so it changes no other client's fields or lock.
     assert_eq!(body(mark).as_object().unwrap().len(), 1);
     let marked = body(mark)["metadata"]["annotations"].as_object().unwrap().clone();
     assert_eq!(marked.keys().collect::<Vec<_>>(), [lease::RECORD]);
@@ -139,7 +139,7 @@ async fn a_replaced_token_is_read_after_a_refusal() {
     assert!(store.read(&name()).await.unwrap().is_none());
     std::fs::write(&path, "next").unwrap();
     let error = write(&store, Precondition::Absent).await.unwrap_err();
-    // It was good, so the next try may succeed.
+    // The server accepted the token before, so the next attempt may succeed.
     assert_eq!(error.fault().kind, ErrorKind::Unavailable);
     assert!(!format!("{store:?} {error:?}").contains("hunter2"));
     write(&store, Precondition::Absent).await.unwrap();

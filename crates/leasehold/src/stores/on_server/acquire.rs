@@ -1,4 +1,4 @@
-//! Acquiring: one request for each attempt, until the lock is granted or refused.
+//! Acquires a lock: sends one request per attempt until the lock is granted or refused.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) async fn acquire<L: ServerLeases>(
     claim: &Claim,
 ) -> Result<AcquireOutcome, StoreError> {
     let mut budget = budget(leases, claim.store_timeout, claim.ttl).noting(&claim.trouble);
-    // Whether a request was sent that may have been granted without this process learning of it.
+    // Whether an earlier request may have been granted although its response was lost.
     let mut unknown = false;
     loop {
         let limit = attempt_limit(claim.ttl).min(budget.left().max(SHORTEST_REQUEST));
@@ -40,12 +40,13 @@ pub(super) async fn acquire<L: ServerLeases>(
             Some(error) => budget.pause_after(error).await,
             None => budget.pause_after_conflict().await,
         };
-        // Whatever the latest error was: an earlier request may have been granted.
+        // An earlier request may have been granted, whatever the latest error is.
         paused.map_err(|error| error.if_maybe(unknown))?;
     }
 }
 
-/// Returns the grant, unless its deadline passed before it arrived. Then the grant is released.
+/// Returns the grant. If its deadline passed before the response arrived, reports a loss and, unless the claim is
+/// repeatable, releases the grant.
 async fn granted<L: ServerLeases>(
     leases: &L,
     claim: &Claim,
@@ -74,7 +75,8 @@ async fn granted<L: ServerLeases>(
         // A repetition of the claim may have the same grant by now.
         return Ok(AcquireOutcome::Lost(grant.came_too_late()));
     }
-    // Lost whatever the response is: a release that arrives later must not end another grant of the same claim.
+    // Reports a loss whatever the response is, because a release that arrives later must not end another grant of the
+    // same claim.
     let _ = hold::end(leases, &mut grant, None).await;
     Ok(AcquireOutcome::Lost(grant.came_too_late()))
 }

@@ -1,5 +1,5 @@
-//! `failover_grace`: after a failover or a restart that may have lost grants, nothing is granted until the leases that
-//! may have been lost are over.
+//! `failover_grace`: after a failover or a restart that may have lost grants, the server grants no lock until the lost
+//! leases must have ended.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::url::StoreUrl;
 /// The longest grace.
 const LONGEST: Duration = Duration::from_secs(48 * 60 * 60);
 
-/// How much longer than the lease a suggested grace is: for replicas that lag, and as a reserve.
+/// How much longer than the lease the suggested grace is. Covers replicas that lag, with a reserve.
 const RESERVE: Duration = Duration::from_secs(15);
 
 /// Takes the option from a store URL.
@@ -23,7 +23,7 @@ pub(in super::super) fn take(url: &mut StoreUrl, default: Duration) -> Result<Du
     }
 }
 
-/// Fails if a lease of `span` could outlast the grace. A server that was replaced may renew leases for `lag`.
+/// Fails if a lease of `span` could outlast the grace. A replaced server may still renew leases for `lag`.
 pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) -> Result<(), StoreError> {
     if grace.is_zero() || span + lag <= grace {
         return Ok(());
@@ -40,7 +40,7 @@ pub(in super::super) fn check(grace: Duration, span: Duration, lag: Duration) ->
     Err(Fault::new(ErrorKind::Invalid, message).with_help(help).not_applied())
 }
 
-/// The holder to report for a lock that may be held by a grant that the server has lost.
+/// Returns the holder to report for a lock that a lost grant may still hold.
 pub(in super::super) fn withheld(server: &str, left: Duration) -> HolderInfo {
     let what = format!(
         "{server} was restarted or promoted and may have lost a grant, so it grants nothing until failover_grace is over"

@@ -18,7 +18,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     if left.is_zero() {
         return Ok(lost(grant, LossReason::Expired { last_error: None }));
     }
-    // Not until the deadline: the renewal task must get errors before that, and continues at its own pace.
+    // Stops before the deadline, because the renewal task must get errors earlier and retries at its own pace.
     let mut budget = budget(leases, left.min(2 * attempt_limit(grant.ttl)), grant.ttl);
     loop {
         match budget.request(leases.renew(grant)).await {
@@ -41,7 +41,7 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
                     let loss = rules::loss(&grant.name, grant.id, grant.token, record.as_ref());
                     return Ok(Renewal::Lost(loss));
                 }
-                // What was read is from before a statement that the renewal waited for.
+                // The record was read before the change by a statement that the renewal waited for.
                 budget.pause_after_conflict().await?;
             }
             Err(error) => budget.pause_after(error).await?,
@@ -49,20 +49,20 @@ pub(super) async fn prolong<L: ServerLeases>(leases: &L, grant: &mut Grant) -> R
     }
 }
 
-/// The deadline of `grant` after a renewal that was sent at `sent`. Contenders go by the ttl of the record.
+/// Returns the deadline of `grant` after a renewal that was sent at `sent`. Contenders use the ttl in the record.
 pub(in super::super) fn renewed_until(grant: &Grant, ttl_ms: Option<u64>, sent: Moment) -> Deadline {
     let recorded = ttl_ms.and_then(|ms| Ttl::from_millis(ms).ok());
     deadline(recorded.map_or(grant.ttl, |ttl| ttl.min(grant.ttl)), sent)
 }
 
-/// Ends a grant. It is not granted again before the end of `cooldown`.
+/// Ends a grant. The lock is not granted again before the end of `cooldown`.
 pub(super) async fn end<L: ServerLeases>(
     leases: &L,
     grant: &mut Grant,
     cooldown: Option<Duration>,
 ) -> Result<Released, StoreError> {
     let mut budget = budget(leases, STORE_TIMEOUT, grant.ttl);
-    // The token of a claim that is withdrawn is unknown.
+    // The token of a withdrawn claim is unknown.
     let token = Some(grant.token).filter(|token| token.get() > 0);
     let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
     let mut in_doubt = false;
@@ -84,7 +84,7 @@ pub(super) async fn end<L: ServerLeases>(
                         false => Released::AlreadyLost,
                     });
                 }
-                // What was read is from before a statement that the release waited for.
+                // The record was read before the change by a statement that the release waited for.
                 budget.pause_after_conflict().await?;
             }
             Err(error) => {
@@ -106,7 +106,7 @@ pub(super) async fn end_by_token<L: ServerLeases>(
     loop {
         match budget.request(leases.evict(name, token)).await {
             Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
-            // By an earlier request, whose response was lost.
+            // An earlier request, whose response was lost, evicted the grant.
             Ok(answer) if answer.is_over && unknown => {
                 settle(leases, name, &mut budget).await?;
                 return Ok(Evicted::Evicted);

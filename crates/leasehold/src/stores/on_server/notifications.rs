@@ -12,11 +12,11 @@ use crate::clock::Moment;
 use crate::env::Env;
 use crate::lease::Id;
 
-/// Once no claim of this process has waited for this long, it no longer listens.
+/// The process stops listening when none of its claims has waited for this long.
 pub(in super::super) const UNUSED: Duration = Duration::from_secs(60);
 
-/// How many characters of a claim's id a call has. Not all of them: anyone who knows an id can release its lock, and
-/// every user of a server may be able to listen.
+/// How many characters of a claim's id a call contains. Never all of them: anyone who knows an id can release its lock,
+/// and every user of a server may be able to listen.
 pub(in super::super) const CALLED_BY: usize = 16;
 
 /// The claims of this process that can be called.
@@ -43,7 +43,7 @@ impl Calls {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `claim` be called from now on.
+    /// Makes `claim` callable until the returned [`Call`] is dropped.
     pub(super) fn expect(self: &Arc<Self>, claim: Id) -> Call {
         let called = Arc::<Notify>::default();
         let key = key(claim);
@@ -58,12 +58,12 @@ impl Calls {
         }
     }
 
-    /// Calls all claims: earlier calls may have been missed.
+    /// Calls all claims, because earlier calls may have been missed.
     pub(in super::super) fn call_all(&self) {
         self.waiting().claims.values().for_each(|called| called.notify_one());
     }
 
-    /// Whether no claim has waited for a while.
+    /// Returns whether no claim has waited for [`UNUSED`].
     pub(in super::super) fn are_unused(&self) -> bool {
         let waiting = self.waiting();
         waiting.claims.is_empty() && self.env.now().longest_since(waiting.until) >= UNUSED
@@ -76,7 +76,7 @@ fn key(claim: Id) -> String {
     key
 }
 
-/// A claim that can be called, until this is dropped.
+/// A claim that can be called until this is dropped.
 #[derive(Debug)]
 pub(super) struct Call {
     calls: Arc<Calls>,
@@ -95,7 +95,7 @@ impl Drop for Call {
     fn drop(&mut self) {
         let now = self.calls.env.now();
         let mut waiting = self.calls.waiting();
-        // A claim that is repeated may wait twice.
+        // A repeated claim may wait twice. Only the latest entry is in the map.
         if waiting.claims.get(&self.key).is_some_and(|called| Arc::ptr_eq(called, &self.called)) {
             waiting.claims.remove(&self.key);
         }

@@ -1,4 +1,4 @@
-//! The record of a lock, as its server returns it.
+//! The record of a lock as the server returns it.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ pub(in super::super) struct Record {
     pub(in super::super) is_live: bool,
     /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
     pub(in super::super) until_us: Option<u64>,
-    /// When it was granted.
+    /// When the lock was granted.
     pub(in super::super) from_us: Option<u64>,
     /// The token of leasehold's current or latest grant.
     pub(in super::super) token: Option<Token>,
-    /// The token of the grant before.
+    /// The token of the previous grant.
     pub(in super::super) previous: Option<Token>,
     /// The latest ended grants, newest first.
     pub(in super::super) past: Vec<PastGrant>,
@@ -26,21 +26,21 @@ pub(in super::super) struct Record {
     pub(in super::super) waiters: Vec<Waiter>,
 }
 
-/// A process that waits for the lock, as the record has it.
+/// A waiter in the record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in super::super) struct Waiter {
     /// `None` if it cannot be read. It still delays the others.
     pub(in super::super) claim: Option<Id>,
     pub(in super::super) holder: Holder,
-    /// When it joined.
+    /// When the waiter joined.
     pub(in super::super) since_us: u64,
-    /// It polls at least this often.
+    /// The longest time between two polls of the waiter.
     pub(in super::super) polls: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) enum State {
-    /// Held by a grant of leasehold, or lapsed.
+    /// Held by a grant of leasehold, which may have lapsed.
     Held { grant: Id, holder: Holder },
     /// In a cooldown, or free again after one.
     Cooldown { grant: Id },
@@ -51,7 +51,7 @@ pub(in super::super) enum State {
 }
 
 impl Record {
-    /// How long the lease or the cooldown still lasts.
+    /// Returns the time left of the lease or the cooldown.
     pub(in super::super) fn left(&self) -> Duration {
         match self.until_us {
             Some(until_us) if self.is_live => Duration::from_micros(until_us.saturating_sub(self.now_us)),
@@ -60,7 +60,7 @@ impl Record {
         }
     }
 
-    /// The grant that wrote the record last, if it is one of leasehold.
+    /// Returns the grant that wrote the record last, if it is a grant of leasehold.
     pub(in super::super) fn grant(&self) -> Option<Id> {
         match &self.state {
             State::Held { grant, .. } | State::Cooldown { grant } | State::Free { grant } => Some(*grant),
@@ -79,7 +79,7 @@ pub(super) mod tests {
 
     pub(in super::super) const GRANT: &str = "00112233445566778899aabbccddeeff";
 
-    /// The record of a grant that is held until two seconds from now.
+    /// Returns the record of a lock that is held for two more seconds.
     pub(in super::super) fn held() -> Record {
         Record {
             now_us: 10_000_000,

@@ -1,4 +1,4 @@
-//! A server that refuses a repeated request after one that got no response.
+//! Tests with a server that gives no response to a request and refuses its repetition.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -94,7 +94,7 @@ impl ServerLeases for Refuses {
     fn close(&self) {}
 }
 
-/// The first request may have been applied. So the whole operation may have been.
+/// The first request may have been applied, so the whole operation may have been applied.
 #[tokio::test]
 async fn a_refusal_after_a_lost_response_may_be_applied() {
     let (name, ttl) = (LockName::new("x").unwrap(), Ttl::DEFAULT);

@@ -1,5 +1,4 @@
-//! What a record means for a caller. Pure: a record and a question in, a result out. The server has decided already
-//! who is granted what.
+//! Interprets a record for a caller. The functions are pure. The server has already decided who gets the lock.
 
 use std::time::Duration;
 
@@ -12,19 +11,19 @@ use crate::runtime::hand_off::MOST_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
 
-/// What to do about a claim that was not granted.
+/// Why a claim was not granted.
 #[derive(Debug)]
 pub(in super::super) enum Refusal {
     Held(HolderInfo),
-    /// It was granted before, and has ended since.
+    /// The claim was granted before, and that grant has ended.
     Lost(Loss),
-    /// Its token would be too high.
+    /// The next token would be too high.
     OutOfTokens,
-    /// It would be granted now: another client was quicker, and its grant has ended already.
+    /// The claim would be granted now, because the grant of the client that was faster has already ended.
     Again,
 }
 
-/// What `record` means for `claim`, which was not granted.
+/// Returns why `claim` was not granted, from `record`.
 pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     let past = record.past.iter().find(|past| past.grant == claim.id);
     if let Some(past) = past {
@@ -32,7 +31,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
     if record.grant() == Some(claim.id) {
         return match record.token {
-            // Granted by an earlier request, whose response was lost, since the server looked.
+            // An earlier request, whose response was lost, was granted after the server had refused this one.
             _ if record.is_live => Refusal::Again,
             Some(token) => Refusal::Lost(loss(&claim.name, claim.id, token, Some(record))),
             None => Refusal::Again,
@@ -50,24 +49,24 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
 }
 
-/// How many waiters are before `claim`. `None` if it has no place.
+/// Returns how many waiters are before `claim`, or `None` if it has no place.
 pub(in super::super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
     record.waiters.iter().position(|waiter| waiter.claim == Some(claim.id))
 }
 
-/// The waiter directly before `claim`, unless it cannot be read.
+/// Returns the waiter directly before `claim`, unless it cannot be read.
 fn behind(claim: &Claim, record: &Record) -> Option<Holder> {
     let before = record.waiters.get(ahead(claim, record)?.checked_sub(1)?)?;
     before.claim.map(|_| before.holder.of_the_past())
 }
 
-/// For how long the lock, once it is available, is kept for the waiters before `claim`.
+/// Returns for how long an available lock is kept for the waiters before `claim`.
 pub(in super::super) fn grace_before(claim: &Claim, record: &Record) -> Duration {
     let before = record.waiters.iter().take_while(|waiter| waiter.claim != Some(claim.id));
     grace(before.map(|waiter| waiter.polls))
 }
 
-/// The result for `claim` if the lock is available, but reserved for a waiter before it.
+/// Returns the result for `claim` if the lock is available but reserved for a waiter before it.
 pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<HolderInfo> {
     let first = record.waiters.first().filter(|first| first.claim != Some(claim.id) && !claim.barges)?;
     // If the clock was set back since the release, the lock is kept for no waiter.
@@ -83,12 +82,12 @@ pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<Holde
     })
 }
 
-/// For how long the server grants no lock, if it refused a claim with `seen` for that reason.
+/// Returns for how long the server grants no lock, if it refused a claim with `seen` for that reason.
 pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
     seen.foreign.as_ref().and(seen.lapses_within)
 }
 
-/// How `grant`, which is no longer current, was lost.
+/// Returns how `grant`, which is no longer current, was lost.
 pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: Option<&Record>) -> Loss {
     let reason = match record {
         None => LossReason::Deleted,
@@ -105,7 +104,7 @@ pub(in super::super) fn loss(name: &LockName, grant: Id, token: Token, record: O
     Loss::new(name.clone(), token, reason)
 }
 
-/// Whether `grant` has ended by its holder's release.
+/// Returns whether `grant` ended because its holder released it.
 pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Released {
     let past = record.and_then(|record| record.past.iter().find(|past| past.grant == grant));
     match past.map(|past| past.end) {
@@ -114,7 +113,7 @@ pub(in super::super) fn was_released(record: Option<&Record>, grant: Id) -> Rele
     }
 }
 
-/// The description of the holder.
+/// Describes the holder.
 pub(in super::super) fn held(record: &Record) -> HolderInfo {
     let since = |us: u64| Duration::from_micros(record.now_us.saturating_sub(us));
     let mut held = HolderInfo {
@@ -138,7 +137,7 @@ pub(in super::super) fn held(record: &Record) -> HolderInfo {
     held
 }
 
-/// The status of the lock.
+/// Returns the status of the lock.
 pub(in super::super) fn status(name: LockName, record: Option<Record>) -> Status {
     let Some(record) = record else { return Status::new(name, lease::State::Free) };
     let state = match &record.state {
@@ -159,7 +158,7 @@ pub(in super::super) fn status(name: LockName, record: Option<Record>) -> Status
     status
 }
 
-/// Whether the lock is still as it was when `seen` was read.
+/// Returns whether the lock has not changed since `seen` was read.
 pub(in super::super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
     let now = held(record);
     record.is_live
@@ -167,7 +166,7 @@ pub(in super::super) fn is_still(record: &Record, seen: &HolderInfo) -> bool {
         && (now.token.is_some() || now.holder == seen.holder)
 }
 
-/// How long the lock has been held.
+/// Returns how long the lock has been held.
 pub(in super::super) fn held_for(record: &Record) -> Duration {
     match &record.state {
         State::Held { .. } | State::Foreign { .. } => {
@@ -215,7 +214,7 @@ mod tests {
         }
         let over = Record { is_live: false, ..lapsed() };
         assert_eq!(reason(over, theirs()), LossReason::Expired { last_error: None });
-        // Another client took over: it keeps no history.
+        // Another client took over. It does not keep the history.
         let foreign = Record { state: State::Foreign { holder: Holder::default() }, ..held_record() };
         assert!(matches!(reason(foreign, theirs()), LossReason::TakenOver { .. }));
         let own = Record { is_live: false, ..held_record() };

@@ -1,4 +1,4 @@
-//! How a waiter waits: it joins the waiters in the lock's record, and polls. A release [calls](super::calls) the first.
+//! Waiting: a waiter joins the waiters in the lock's record, and polls. A release calls the first waiter.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::retry::repeated;
 use crate::runtime::pacing::{Pacing, expected};
 use crate::types::LockName;
 
-/// Waits until the lock is no longer as it was when `seen` was read.
+/// Waits until the lock has changed since `seen` was read.
 pub(super) async fn until_changed<L: ServerLeases>(
     leases: &L,
     name: &LockName,
@@ -33,7 +33,7 @@ pub(super) async fn until_changed<L: ServerLeases>(
     }
 }
 
-/// Waits until the lock is no longer as it was when `seen` was read, or `claim` has a new place among the waiters.
+/// Waits until the lock has changed since `seen` was read, or `claim` has a new place among the waiters.
 pub(super) async fn until_turn<L: ServerLeases>(
     leases: &L,
     claim: &Claim,
@@ -46,7 +46,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
     let joins = claim.waits && !claim.barges;
     let mut pacing = Pacing::new(poll_interval, env.now());
     let mut has_place = seen.ahead.is_some();
-    // Before the first read, so that no call is missed.
+    // Registers before the first read, so that no call is missed.
     let call = joins.then(|| leases.calls().expect(claim.id));
     loop {
         let mut budget = budget(leases, STORE_TIMEOUT, claim.ttl);
@@ -86,7 +86,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
     }
 }
 
-/// Removes `claim` from the waiters for `name`. If this fails, it delays the others once.
+/// Removes `claim` from the waiters for `name`. If this fails, the claim delays the other waiters once.
 pub(super) async fn leave<L: ServerLeases>(leases: &L, name: &LockName, claim: Id) {
     let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
     if let Err(error) = repeated(&mut budget, || leases.leave(name, claim)).await {

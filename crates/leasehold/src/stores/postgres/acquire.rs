@@ -1,4 +1,4 @@
-//! A claim, as one statement.
+//! Sends a claim as one statement.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Contended, grace};
 
 impl PostgresLeases {
-    /// Sends the claim once. It is not granted after `limit`, when the caller no longer waits for the response.
+    /// Sends the claim once. The server does not grant it after `limit`, when the caller no longer waits for the
+    /// response.
     pub(super) async fn contended(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
@@ -47,18 +48,18 @@ impl PostgresLeases {
             .await?;
         let row = only(&rows)?;
         note_clock(&mut used, row)?;
-        // Recording the primary needs a connection too.
+        // Returns the connection, because `note_epoch` needs one too.
         drop(used);
         let (is_late, is_granted): (bool, Option<bool>) = (cell(row, "is_late")?, cell(row, "is_granted")?);
         let grace_left: Option<i64> = cell(row, "grace_left_us")?;
         match is_granted {
             Some(is_granted) => {
-                // The lock may be granted even if its row cannot be read.
+                // If the row cannot be read, the lock may be granted nevertheless.
                 let record = self.parsed(row, &claim.name).map_err(|error| error.if_maybe(is_granted))?;
-                // A late request does not refuse its own live grant.
+                // A late request must not report the claim's own live grant as a refusal.
                 let is_own = record.grant() == Some(claim.id) && record.is_live;
                 Ok(match is_granted {
-                    // A new row that waited for another client's has values from before the wait.
+                    // If the insert waited for another client's row, the times in the new row are from before the wait.
                     true => Contended::Granted { record, sent, is_late },
                     false if is_late && (is_own || !record.is_live) => Contended::Again,
                     false if grace_left != Some(0) && !record.is_live && !was_granted(claim, &record) => {
@@ -73,7 +74,8 @@ impl PostgresLeases {
         }
     }
 
-    /// The lock may be held by a grant that the server has lost.
+    /// Returns the response while a grant that the server has lost may hold the lock. If the primary is not recorded,
+    /// records it and returns [`Contended::Again`].
     async fn withheld(&self, grace_left: Option<i64>) -> Result<Contended, StoreError> {
         let Some(left_us) = grace_left else {
             self.note_epoch().await?;
@@ -84,12 +86,14 @@ impl PostgresLeases {
     }
 }
 
-/// Whether the claim was granted before. How that grant ended is then reported, and not the failover grace.
+/// Returns whether the claim was granted before. If so, the caller reports how that grant ended instead of the failover
+/// grace.
 fn was_granted(claim: &Claim, record: &Record) -> bool {
     record.grant() == Some(claim.id) || record.past.iter().any(|past| past.grant == claim.id)
 }
 
-/// Usually another client has just created the row. If it stays hidden, this is the error to report.
+/// Returns the error for a row that is not visible. Usually another client has just created it. Row security may hide
+/// it.
 fn hidden() -> StoreError {
     Fault::contended("PostgreSQL neither granted the lock nor returned its row")
         .with_help(

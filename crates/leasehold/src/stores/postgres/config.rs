@@ -1,4 +1,4 @@
-//! The settings of a database in a store URL.
+//! Reads the settings of a database from a store URL.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const TABLE: &str = "leasehold";
 /// The schema of a table without one in the URL.
 const SCHEMA: &str = "public";
 
-/// PostgreSQL cuts longer names.
+/// PostgreSQL truncates longer names.
 const MAX_NAME_BYTES: usize = 63;
 
 const FORM: &str = "a PostgreSQL store is postgres://user@host:5432/database?table=leasehold";
@@ -30,24 +30,24 @@ pub(super) struct Location {
     /// The servers, of which one is the primary.
     pub(super) hosts: Vec<Host>,
     pub(super) user: String,
-    /// `None`: `PGPASSWORD` if it is set, else no password.
+    /// If `None`, `PGPASSWORD` is used if it is set, and otherwise no password.
     pub(super) password: Option<Password>,
     pub(super) database: String,
     pub(super) table: Table,
-    /// For how long no lock is granted after a promotion. Zero: not at all.
+    /// For how long no lock is granted after a promotion. Zero turns the grace off.
     pub(super) failover_grace: Duration,
     /// Whether a release notifies the first waiter.
     pub(super) notifies: bool,
-    /// `None`: without encryption.
+    /// If `None`, connections are not encrypted.
     pub(super) tls: Option<Tls>,
 }
 
 /// The table of the locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
-    /// As in the URL.
+    /// The name as in the URL.
     pub(super) name: String,
-    /// The same in SQL: quoted, with its schema.
+    /// The name in SQL: quoted, with its schema.
     pub(super) sql: String,
 }
 
@@ -60,7 +60,7 @@ impl Location {
                     is for small steps"));
         }
         let table = Table::named(&url.take("table").unwrap_or_else(|| TABLE.to_owned()))?;
-        // Off: most servers lose no commit, and then the grace would only delay and limit leases.
+        // Off by default: most servers lose no commit, so the grace would only delay grants and limit leases.
         let failover_grace = grace::take(&mut url, Duration::ZERO)?;
         let notifies = url.take_switch("notify")?.unwrap_or(true);
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
@@ -98,13 +98,13 @@ impl Table {
                 "it is a name like leasehold, or like locks.leasehold with a schema; at most 63 bytes each",
             ));
         }
-        // Never by the search path: behind a pooler it may be another client's, and lead to another table.
+        // Always names a schema. Behind a pooler, the search path may be another client's and lead to another table.
         let (schema, table) = name.split_once('.').unwrap_or((SCHEMA, name));
         Ok(Self { name: name.to_owned(), sql: format!("\"{schema}\".\"{table}\"") })
     }
 }
 
-/// Without `sslmode`, connections to other machines are encrypted and verified.
+/// Takes the TLS options. Without `sslmode`, connections to other machines are encrypted and verified.
 fn take_tls(url: &mut StoreUrl, hosts: &[Host], plaintext: bool) -> Result<Option<Tls>, Error> {
     let mode = url.take("sslmode");
     let (authority, identity) = (url.take("ca"), take_identity(url)?);

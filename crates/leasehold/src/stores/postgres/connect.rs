@@ -1,4 +1,4 @@
-//! How to connect to the servers that a store URL names.
+//! Connects to the servers that a store URL names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +20,14 @@ use crate::error::{Error, Fault, StoreError};
 use crate::stores::hosts::Host;
 use crate::stores::tls::client_config;
 
-/// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
-/// one second.
+/// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
+/// after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// A server that vanishes without closing its connections is noticed after this.
+/// How long it takes to notice a server that has vanished without closing its connections.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// A setting that a connection for notifications begins with. Poolers do not pass it on.
+/// A startup setting of connections for notifications. Poolers do not pass it on.
 pub(super) const MARK: &str = "leasehold.listens";
 
 /// How to connect to the servers.
@@ -47,22 +47,22 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Whether a commit since the previous call did not wait for the standbys. The server says so before it reports
-    /// success.
+    /// Returns whether a commit since the previous call did not wait for the standbys. The server sends that notice
+    /// before it reports success.
     pub(super) fn take_doubt(&self) -> bool {
         self.doubt.swap(false, Ordering::SeqCst)
     }
 
-    /// Closes the connection without waiting for the statement that it runs. Sends no cancel request: a cancelled wait
-    /// for standbys would be a commit that may be lost.
+    /// Closes the connection without waiting for the statement that it runs. Sends no cancel request, because canceling
+    /// a wait for standbys would leave a commit that may be lost.
     pub(super) fn abort(&self) {
         self.driver.abort();
     }
 }
 
 impl Way {
-    /// How to connect to the servers at `location`. Blocks, because it reads files: a file that cannot be read is an
-    /// error before anything is locked.
+    /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
+    /// be read is an error before anything is locked.
     ///
     /// # Errors
     /// Invalid for a password or a TLS file that cannot be read.
@@ -88,15 +88,15 @@ impl Way {
         &self.location.hosts
     }
 
-    /// Connects to `host`. Inside the runtime in which the connection lives.
+    /// Connects to `host`. The calling runtime drives the connection.
     ///
     /// # Errors
-    /// Not applied, since nothing was sent.
+    /// Not applied, because nothing was sent.
     pub(super) async fn connect(&self, host: &Host, env: &Env) -> Result<Link, StoreError> {
         self.connect_for(host, env, None).await
     }
 
-    /// The same, for a connection that sends the notifications that it receives to `notified`.
+    /// Connects to `host`. The connection sends the notifications that it receives to `notified`.
     pub(super) async fn connect_for(
         &self,
         host: &Host,
@@ -118,7 +118,7 @@ impl Way {
         if notified.is_some() {
             config.options(format!("-c {MARK}=on"));
         }
-        // Both are read again each time, since they may be replaced while the store is open.
+        // Reads the password and the TLS files again each time, because they may be replaced while the store is open.
         let location = self.location.clone();
         let read = tokio::task::spawn_blocking(move || {
             let password = location.password.as_ref().map(|password| password.read()).transpose()?;
@@ -185,7 +185,7 @@ where
     let driver = tokio::spawn(async move {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                // This notice comes before the response to the statement.
+                // This notice arrives before the response to the statement.
                 Some(Ok(AsyncMessage::Notice(notice))) if errors::is_commit_in_doubt(&notice) => {
                     noted.store(true, Ordering::SeqCst);
                 }

@@ -1,7 +1,7 @@
-//! `failover_grace`: a row of the table records which server wrote it, and since when that server is the primary.
+//! `failover_grace`: a row of the table records which server is the primary, and since when.
 //!
-//! A promotion begins a new timeline, and a copy of the database in another cluster has another system identifier. If
-//! `fsync` is off, a crash of the machine can lose commits too, so that each start counts.
+//! A promotion begins a new timeline. A copy of the database in another cluster has another system identifier. If
+//! `fsync` is off, a crash of the machine can also lose commits, so each start of the server counts as a new primary.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::clock::micros;
 /// The name of the row. No lock has this name.
 pub(super) const NAME: &str = "//leasehold/epoch";
 
-/// The value of `locked_by` in that row. It shows other clients that leasehold wrote the row.
+/// The value of `locked_by` in that row. It tells other clients that leasehold wrote the row.
 const BY: &str = "leasehold:epoch";
 
 /// The server's current timeline. `pg_control_checkpoint` would return the old one until the first checkpoint after a
 /// promotion.
 const TIMELINE: &str = "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
 
-/// The primary, as text.
+/// Returns the SQL that identifies the primary as text.
 fn identity() -> String {
     format!(
         "((SELECT c.system_identifier::text FROM pg_control_system() AS c) || ' ' || {TIMELINE}
@@ -27,8 +27,8 @@ fn identity() -> String {
     )
 }
 
-/// A common table expression `epoch` with `left_us`: for how many microseconds nothing is granted. NULL if that is not
-/// known, because the row is missing, is about another server or about a shorter grace.
+/// Returns a common table expression `epoch` with `left_us`: for how many microseconds nothing is granted. It is NULL
+/// if that is unknown, because the row is missing, or is for another server or a shorter grace.
 pub(super) fn of(table: &str, grace: Duration) -> String {
     if grace.is_zero() {
         return "epoch AS (SELECT 0::int8 AS left_us)".to_owned();
@@ -43,10 +43,11 @@ pub(super) fn of(table: &str, grace: Duration) -> String {
     )
 }
 
-/// Records which server is the primary, and the longest grace of all clients. $1 the limit of a wait for the row.
+/// Returns the statement that records which server is the primary, and the longest grace of all clients. $1 is the
+/// limit of a wait for the row.
 ///
-/// A row about another server begins the grace. So does a missing row, except on a server that was never promoted and
-/// loses no commit: there the table is new to the grace, and no grant can have been lost.
+/// The grace begins if the row is for another server. It also begins if the row is missing, except on a server that was
+/// never promoted and loses no commit: there, the grace was only just turned on, and no grant can have been lost.
 pub(super) fn note(table: &str, grace: Duration) -> String {
     let grace_us = micros(grace);
     format!(

@@ -1,4 +1,4 @@
-//! What PostgreSQL's errors mean: whether the statement may have had its effect, and what to do about it.
+//! Maps PostgreSQL's errors: whether the statement may have taken effect, and what the user can do.
 
 use std::error::Error as _;
 use std::io;
@@ -17,13 +17,13 @@ pub(super) enum Effect {
     Writes,
 }
 
-/// The longest part of a message that is repeated, in characters.
+/// How much of a server's message is shown, in characters.
 const MOST_SHOWN: usize = 300;
 
-/// The error of a statement that was sent.
+/// Returns the error of a statement that was sent.
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {
     let Some(answer) = error.as_db_error() else {
-        // The connection broke: the statement may be running.
+        // The connection broke. The statement may still be running.
         let fault =
             Fault::unavailable(format!("the connection to PostgreSQL was lost: {}", innermost(error)));
         return match effect {
@@ -39,7 +39,8 @@ pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> Stor
     }
 }
 
-/// An error rolls the statement back, except that the end of the session may come after the commit.
+/// Returns whether the statement may have been committed. Errors roll it back, but the session may also end after the
+/// commit.
 fn may_be_applied(answer: &DbError) -> bool {
     let code = answer.code().code();
     !matches!(answer.parsed_severity(), Some(Severity::Error))
@@ -48,7 +49,7 @@ fn may_be_applied(answer: &DbError) -> bool {
         || *answer.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN
 }
 
-/// The error of a connection that could not be made. Nothing was sent.
+/// Returns the error of a connection that could not be opened. No statement was sent.
 pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Table) -> Fault {
     if let Some(answer) = error.as_db_error() {
         let mut fault = fault(answer, table);
@@ -63,7 +64,8 @@ pub(super) fn of_connection(error: &Error, host: &str, is_tls: bool, table: &Tab
     }
 }
 
-/// Settings of the store URL that do not suit the server are not a transient error.
+/// Returns the kind and the help of a connection error that has a known cause. Settings of the store URL that do not
+/// suit the server are not transient errors.
 fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)> {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     Some(match is_tls {
@@ -90,7 +92,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
     })
 }
 
-/// The error that reports an error response of the server.
+/// Returns the fault for an error response of the server.
 fn fault(answer: &DbError, table: &Table) -> Fault {
     let code = answer.code();
     let (name, said) = (&table.name, printable(answer.message(), MOST_SHOWN));
@@ -161,26 +163,26 @@ fn fault(answer: &DbError, table: &Table) -> Fault {
                      shows the details"
                 ),
             ),
-            // Conflicts of transactions, timeouts, resources, restarts.
+            // Transaction conflicts, timeouts, exhausted resources, restarts.
             _ => return Fault::unavailable(format!("PostgreSQL reports: {said} ({})", code.code())),
         },
     };
     Fault::new(kind, format!("PostgreSQL reports: {said} ({})", code.code())).with_help(help)
 }
 
-/// Transient, since it is also what clients see while a failover is under way.
+/// Returns a transient error, because clients also see it during a failover.
 pub(super) fn not_primary(what: &str) -> Fault {
     Fault::unavailable(format!("the PostgreSQL server is not the primary: {what}"))
         .with_help("name the primary in the store URL, or all servers: postgres://user@host1,host2/database")
 }
 
-/// The innermost cause is the most precise: connection refused, invalid certificate.
+/// Returns the innermost cause, which is the most precise, such as a refused connection or an invalid certificate.
 fn innermost(error: &Error) -> String {
     let mut why = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         why = error.to_string();
-        // An I/O error shows the one that it wraps.
+        // `source` of an I/O error skips the error that it wraps.
         source = error
             .downcast_ref::<io::Error>()
             .map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
@@ -188,8 +190,8 @@ fn innermost(error: &Error) -> String {
     printable(&why, MOST_SHOWN)
 }
 
-/// Whether `notice` reports a commit that did not wait for the standbys: a failover may lose it, although PostgreSQL
-/// reports success next.
+/// Returns whether `notice` reports a commit that did not wait for the standbys. A failover may lose such a commit,
+/// although PostgreSQL then reports success.
 pub(super) fn is_commit_in_doubt(notice: &DbError) -> bool {
     matches!(notice.parsed_severity(), Some(Severity::Warning) | None)
         && (notice.routine() == Some("SyncRepWaitForLSN")

@@ -109,7 +109,7 @@ fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
             .with_help("create it: leasehold init");
     }
-    // Another finding reports a server that is not the primary.
+    // The check `primary` reports a server that is not the primary.
     let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
     if let Err(fault) = server::check(&on_primary, host, table) {
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
@@ -150,7 +150,7 @@ fn durability(has_fsync: bool, has_full_pages: bool) -> Finding {
     )
 }
 
-/// The standbys that are connected now. Others, and those of a storage layer, are not seen.
+/// Checks the standbys that are connected now. Does not see others, nor those of a storage layer.
 fn failover(synchronous: &str, standbys: i64, grace: Duration) -> Finding {
     const CHECK: &str = "failover";
     if !synchronous.trim().is_empty() {

@@ -1,4 +1,4 @@
-//! The leases of one table. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
+//! The leases of one table. All of this runs on the store's thread ([`worker`](crate::stores::worker)).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,13 +25,13 @@ use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;
 
-/// The number of names that are read at a time.
+/// The number of names in a page.
 const PAGE: usize = 1_000;
 
-/// The longest that a renewal or a release waits for a row at a time.
+/// The longest time for which one attempt of a renewal or a release waits for a row.
 const LONGEST_ROW_WAIT: Duration = Duration::from_secs(1);
 
-/// For how long a check that the table has only rows of leasehold counts.
+/// For how long the result of [`PostgresLeases::check_unshared`] is valid.
 const UNSHARED: Duration = Duration::from_secs(60);
 
 /// The leases of one table.
@@ -41,9 +41,9 @@ pub(super) struct PostgresLeases {
     pub(super) listener: Arc<Listener>,
     pub(super) statements: Statements,
     pub(super) env: Env,
-    /// By how much the server's clock may be set ahead without ending a lease early.
+    /// How far the server's clock may be set ahead without ending a lease early.
     pub(super) margin: Duration,
-    /// When the table was last found to have rows of leasehold only.
+    /// When the table was last found to have only rows of leasehold.
     unshared: Mutex<Option<Moment>>,
 }
 
@@ -71,7 +71,7 @@ impl PostgresLeases {
         self.sessions.take(Purpose::Contend).await?.query(effect, sql, parameters).await
     }
 
-    /// Sends one statement for a holder. Also returns the row, and a moment before it was sent.
+    /// Sends one statement for a holder. Also returns the row, and the moment before the statement was sent.
     async fn change(
         &self,
         purpose: Purpose,
@@ -88,7 +88,7 @@ impl PostgresLeases {
         Ok((changed, rows.remove(0), sent))
     }
 
-    /// Records which server is the primary, so that the grace begins if it is another one than before.
+    /// Records which server is the primary, so that the grace begins if it has changed.
     pub(super) async fn note_epoch(&self) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 1] = [(&timeout, Type::TEXT)];
@@ -104,7 +104,7 @@ impl PostgresLeases {
         })
     }
 
-    /// Fails if ShedLock uses the table. Not asked for each name, since it reads the whole table.
+    /// Fails if ShedLock uses the table. Keeps the result for a while, because the query reads the whole table.
     async fn check_unshared(&self) -> Result<(), StoreError> {
         let now = self.env.now();
         let found = *self.unshared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,8 +178,8 @@ impl ServerLeases for PostgresLeases {
         answer.map(|(changed, ..)| changed)
     }
 
-    /// Waits until the standbys have what was committed to the row of `name`, because an earlier commit may have
-    /// stopped waiting for them. The commit of a later write waits for both.
+    /// Waits until the standbys have all commits to the row of `name`, because an earlier commit may have stopped
+    /// waiting for them. Writes the row again, because that commit also waits for the earlier one.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let timeout = milliseconds(attempt_limit(Ttl::DEFAULT));
         let parameters: [Parameter<'_>; 2] = [(&name.as_str(), Type::TEXT), (&timeout, Type::TEXT)];
@@ -286,7 +286,7 @@ impl ServerLeases for PostgresLeases {
     }
 }
 
-/// `holder` as JSON.
+/// Returns `holder` as JSON.
 pub(super) fn as_json(holder: &Holder) -> Result<String, StoreError> {
     let refused =
         |why: &str| Fault::new(ErrorKind::Invalid, format!("the holder or its note: {why}")).not_applied();
@@ -298,7 +298,8 @@ pub(super) fn as_json(holder: &Holder) -> Result<String, StoreError> {
     serde_json::to_string(holder).map_err(|error| refused(&error.to_string()))
 }
 
-/// Statements that wait for a locked row keep their connection from others, so they wait briefly and are repeated.
+/// Returns how long a statement waits for a locked row. The wait is short and repeated, because it occupies a
+/// connection.
 fn row_limit(ttl: Ttl) -> Duration {
     attempt_limit(ttl).min(LONGEST_ROW_WAIT)
 }
@@ -308,7 +309,7 @@ pub(super) fn note_clock(used: &mut Used<'_>, row: &Row) -> Result<(), StoreErro
     Ok(())
 }
 
-/// The row of a statement that always has one.
+/// Returns the row of a statement that always returns one.
 pub(super) fn only(rows: &[Row]) -> Result<&Row, StoreError> {
     rows.first().ok_or_else(|| unreadable(&"it has no row"))
 }
@@ -317,17 +318,17 @@ pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, 
     row.try_get(column).map_err(|error| unreadable(&error))
 }
 
-/// The result of the statement has an unexpected form. It may have had its effect.
+/// Returns the error for a result of an unexpected form. The statement may have taken effect.
 fn unreadable(why: &dyn std::fmt::Display) -> StoreError {
     Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {why}")).maybe_applied()
 }
 
-/// As PostgreSQL's settings have durations.
+/// Formats a duration for a setting of PostgreSQL.
 pub(super) fn milliseconds(duration: Duration) -> String {
     duration.as_millis().max(1).to_string()
 }
 
-/// PostgreSQL has no unsigned numbers.
+/// Converts a number for PostgreSQL, which has no unsigned types.
 pub(super) fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Listening for the notifications of released locks: one connection, which is open while this process waits for locks.
+//! Listens for notifications of released locks, on one connection that is open while this process waits for locks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// For how long the doctor waits for a notification.
 const EXAMINATION: Duration = Duration::from_secs(2);
 
-/// The pauses after a connection that failed.
+/// The pauses after a failed connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -34,7 +34,7 @@ pub(super) struct Listener {
     pub(super) calls: Arc<Calls>,
     sessions: Arc<Sessions>,
     env: Env,
-    /// Set if a pooler is between this process and the server, or if notifications are turned off.
+    /// Set if a pooler is in front of the server, or if notifications are turned off.
     is_off: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
 }
@@ -45,7 +45,7 @@ impl Listener {
         Arc::new(Self { calls: Calls::new(env.clone()), sessions, env, is_off, task: Mutex::default() })
     }
 
-    /// Begins to listen, unless this has begun before.
+    /// Starts the task that listens, unless it is already running.
     pub(super) fn begin(self: &Arc<Self>) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_off.load(Ordering::SeqCst) || task.as_ref().is_some_and(|task| !task.is_finished()) {
@@ -61,7 +61,7 @@ impl Listener {
         }
     }
 
-    /// Listens until no claim has waited for a while.
+    /// Listens until no claim has waited for [`UNUSED`].
     async fn run(&self) {
         let mut pause = SHORTEST_PAUSE;
         while let Err(error) = self.receive(&mut pause).await {
@@ -78,7 +78,7 @@ impl Listener {
         }
     }
 
-    /// Whether a notification arrives.
+    /// Checks whether a notification arrives.
     pub(super) async fn examined(&self) -> Finding {
         const CHECK: &str = "notifications";
         const PROBE: &str = "probe";
@@ -133,7 +133,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Sends `LISTEN`, unless it would have its effect on a connection of a pooler.
+    /// Sends `LISTEN`. Fails behind a pooler, where `LISTEN` would apply to one of the pooler's connections.
     async fn listen(&self, link: &Link) -> Result<(), StoreError> {
         let table = self.sessions.table();
         let asked = async {
@@ -153,7 +153,7 @@ impl Listener {
     }
 }
 
-/// Whether the session of `link` is that of the server itself.
+/// Returns whether `link` is connected to the server itself and not to a pooler.
 async fn is_direct(link: &Link) -> Result<bool, tokio_postgres::Error> {
     let sql = format!("SELECT current_setting('{MARK}', true) = 'on'");
     let rows = link.client.query_typed(&sql, &[]).await?;

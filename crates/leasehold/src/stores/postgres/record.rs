@@ -1,4 +1,4 @@
-//! The rows of the table. They are validated when read.
+//! Reads and validates the rows of the table.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Holder, Id, LONGEST_PAUSE, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
-/// The value of `locked_by` for the grant `id`.
+/// Returns the value of `locked_by` for the grant `id`.
 pub(super) fn locked_by(id: Id) -> String {
     format!("{OURS}{id}")
 }
 
-/// Reads the columns of `row`, where there is a record.
+/// Reads the record from the columns of `row`.
 pub(super) fn parse(row: &Row, name: &str, table: &Table) -> Result<Record, StoreError> {
     let cells = Cells::of(row).map_err(|error| garbled(&error.to_string(), name, table))?;
     cells.record().map_err(|what| garbled(&what, name, table))
 }
 
-/// A value that does not parse is reported. It is never overwritten and never granted.
+/// Returns the error for a row that cannot be parsed. Such a row is never overwritten and never granted.
 fn garbled(what: &str, name: &str, table: &Table) -> StoreError {
-    // The message may repeat text of the row.
+    // The message may contain text of the row.
     let what = printable(what, 300);
     Fault::new(
         ErrorKind::Corrupt,
@@ -35,7 +35,7 @@ fn garbled(what: &str, name: &str, table: &Table) -> StoreError {
     .not_applied()
 }
 
-/// The columns as they are.
+/// The unparsed columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cells {
     pub(super) now_us: i64,
@@ -69,7 +69,7 @@ impl Cells {
     }
 
     pub(super) fn record(self) -> Result<Record, String> {
-        // A time before 1970 has long passed.
+        // Times before 1970 become 0, because they are long past.
         let time = |us: i64| u64::try_from(us).unwrap_or(0);
         let past = match &self.past {
             None => Vec::new(),
@@ -116,7 +116,7 @@ impl Cells {
     }
 }
 
-/// Reads the readable fields of a waiter.
+/// Reads a waiter. Unreadable fields get default values.
 fn waiter(waiter: &Value) -> Waiter {
     let polls_ms = waiter["polls_ms"].as_f64().unwrap_or(0.0).clamp(0.0, LONGEST_PAUSE.as_secs_f64() * 1e3);
     Waiter {
@@ -140,7 +140,7 @@ pub(super) mod tests {
 
     pub(in super::super) const GRANT: &str = "00112233445566778899aabbccddeeff";
 
-    /// The row of a grant that is held until two seconds from now.
+    /// Returns the row of a lock that is held for two more seconds.
     pub(in super::super) fn held() -> Cells {
         Cells {
             now_us: 10_000_000,

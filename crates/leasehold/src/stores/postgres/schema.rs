@@ -12,11 +12,11 @@ use super::server;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::retry::RetryBudget;
 
-/// The columns of ShedLock.
+/// The columns that ShedLock also uses.
 const SHARED_COLUMNS: &[(&str, &str)] =
     &[("name", "text"), ("lock_until", "timestamp"), ("locked_at", "timestamp"), ("locked_by", "text")];
 
-/// The columns of leasehold, beside those of ShedLock.
+/// The columns that only leasehold uses.
 pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
     ("lease_until", "timestamp"),
     ("token", "bigint"),
@@ -29,7 +29,8 @@ pub(super) const OWN_COLUMNS: &[(&str, &str)] = &[
     ("waiters", "jsonb"),
 ];
 
-/// The statement that makes the table. It has room in its pages, so that a renewal touches no index.
+/// Returns the statement that creates the table. The fill factor leaves room in the pages, so that a renewal updates no
+/// index.
 fn create(table: &Table) -> String {
     let own: Vec<_> = OWN_COLUMNS.iter().map(|(name, kind)| format!("{name} {kind}")).collect();
     format!(
@@ -40,7 +41,7 @@ fn create(table: &Table) -> String {
     )
 }
 
-/// The statement that adds leasehold's columns to a table of ShedLock.
+/// Returns the statement that adds leasehold's columns to a table of ShedLock.
 fn extend(table: &Table) -> String {
     let own: Vec<_> =
         OWN_COLUMNS.iter().map(|(name, kind)| format!("ADD COLUMN IF NOT EXISTS {name} {kind}")).collect();
@@ -48,7 +49,7 @@ fn extend(table: &Table) -> String {
 }
 
 impl PostgresLeases {
-    /// Creates the table, or adds what it lacks. Changes nothing if everything is there.
+    /// Creates the table or adds the missing columns. Changes nothing if the table is complete.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
         let table = self.sessions.table();
         let mut budget = RetryBudget::of_question(&self.env);
@@ -73,9 +74,10 @@ impl PostgresLeases {
             }
         }
         let work = if found.kind.is_some() { extend(table) } else { create(table) };
-        // Statements of other clients queue behind one that waits for the whole table.
+        // The wait is short, because statements of other clients queue behind one that waits for a lock on the whole
+        // table.
         match link.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {work}")).await {
-            // Another process has just made the table, and perhaps with other columns. PostgreSQL reports the collision
+            // Another process has just created the table, perhaps with other columns. PostgreSQL reports the collision
             // despite IF NOT EXISTS.
             Err(error) if is_collision(&error) => {
                 return Err(
@@ -94,16 +96,16 @@ fn is_collision(error: &Error) -> bool {
     error.code().is_some_and(|code| codes.contains(code))
 }
 
-/// What is wrong with the columns of a table.
+/// The flaws of a table's columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flaws {
     /// The columns that leasehold needs and the table lacks.
     pub(super) missing: Vec<String>,
-    /// Those of another type than leasehold needs, with that type.
+    /// The columns of a wrong type, each with that type and the one that leasehold needs.
     pub(super) wrong: Vec<String>,
 }
 
-/// The types that a column may have, of which `kind` is leasehold's.
+/// Returns the types that are accepted for a column that leasehold creates as `kind`.
 fn accepted(kind: &str) -> &[&str] {
     match kind {
         "text" => &["text", "character varying"],

@@ -1,4 +1,4 @@
-//! The checks of a connection before its first statement: that the server is a primary, and that its table can keep
+//! Checks a new connection before its first statement: the server must be a primary, and its table must be able to keep
 //! locks.
 
 use std::time::Duration;
@@ -20,29 +20,29 @@ const OLDEST: i64 = 120_000;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What was found out about a server and a table.
+/// The properties of a server and a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) is_standby: bool,
     pub(super) is_read_only: bool,
     pub(super) version: i64,
     pub(super) clock_us: i64,
-    /// The kind of relation, like `r` for a table. `None` without one.
+    /// The kind of relation, such as `r` for a table. `None` if there is no relation.
     pub(super) kind: Option<String>,
-    /// `p` for one that survives a crash.
+    /// `p` if the relation survives a crash.
     pub(super) persistence: Option<String>,
-    /// The columns of the times that are not `timestamp`, with their types.
+    /// The columns for times whose type is unsuitable, with their types.
     pub(super) wrong_times: Option<String>,
 }
 
-/// Checks that locks are safe there, as far as one query shows it.
+/// Checks that locks are safe on this server, as far as one query shows it.
 pub(super) async fn look(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
     let found = find(link, table, env).await?;
     check(&found, &link.host, table).map_err(Fault::not_applied)?;
     Ok(found)
 }
 
-/// Asks a server about itself and the table.
+/// Queries the properties of a server and its table.
 pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
     let sql = format!(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
@@ -98,7 +98,8 @@ pub(super) fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Fails closed: on such a table two processes can hold one lock. A missing table is an error of the statement.
+/// Refuses servers and tables on which two processes could hold one lock. Accepts a missing table, because the
+/// statements then fail.
 pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Fault> {
     check_server(found, host)?;
     let name = &table.name;

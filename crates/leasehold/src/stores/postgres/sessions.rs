@@ -1,4 +1,4 @@
-//! The connections of a store: opened when they are needed, each used by one statement at a time.
+//! The connections of a store. They are opened on demand, and each runs one statement at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,20 +19,20 @@ use crate::env::Env;
 use crate::error::{Fault, StoreError};
 use crate::stores::hosts::{Host, none_of};
 
-/// The most connections of a store: for acquisitions, reads and polls, for renewals, and for releases. Each has its
-/// own, so that holders do not wait for contenders, nor releases for renewals whose rows are locked.
+/// The most connections of a store, separately for acquisitions, reads and polls, for renewals, and for releases. So
+/// holders do not wait for contenders, and releases do not wait for renewals whose rows are locked.
 const CONTENDERS: usize = 3;
 const RENEWALS: usize = 4;
 const RELEASES: usize = 2;
 const MOST: usize = CONTENDERS + RENEWALS + RELEASES;
 
-/// A connection that was not used for this long is closed when another one returns.
+/// A connection that was unused for this long is closed when another one is returned to the pool.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The time limit for each of several servers that are asked at once.
+/// The time limit for each server when all are queried at the same time.
 const HOST_LIMIT: Duration = Duration::from_secs(3);
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Renew,
@@ -55,11 +55,11 @@ pub(super) struct Sessions {
 /// A connection to a primary whose table was checked.
 pub(super) struct Session {
     link: Link,
-    /// A reading of the server's clock, and a moment after it.
+    /// A reading of the server's clock, and the moment at which the response arrived.
     clock: (i64, Moment),
-    /// When the server responded last.
+    /// When the server last responded.
     answered: Moment,
-    /// Whether the table existed. Otherwise it is checked again, by another connection.
+    /// Whether the table existed. If not, the connection is not kept, so that the next one checks the table again.
     has_table: bool,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// A connection that one request uses. If it is dropped while a statement runs, the connection is closed.
+/// A connection in use by one request. If it is dropped while a statement runs, the connection is closed.
 #[derive(Debug)]
 pub(super) struct Used<'a> {
     sessions: &'a Arc<Sessions>,
@@ -105,7 +105,7 @@ impl Sessions {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a connection that nothing else uses.
+    /// Waits for an unused connection.
     pub(super) async fn take(self: &Arc<Self>, purpose: Purpose) -> Result<Used<'_>, StoreError> {
         let closed = |_| Fault::unavailable("the store is closed").not_applied();
         let permits = match purpose {
@@ -125,8 +125,9 @@ impl Sessions {
         Ok(Used { sessions: self, session: Some(session), _permit: permit })
     }
 
-    /// Opens a connection in a separate task: if its request is given up before it is open, the next request gets it.
-    /// The task has the permit, so that such requests do not open more connections than there are permits.
+    /// Opens a connection in a separate task. If the request is abandoned before the connection is open, the next
+    /// request gets it. The task holds the permit, so that abandoned requests do not open more connections than there
+    /// are permits.
     async fn opened(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
@@ -177,15 +178,15 @@ impl Sessions {
         Err(none_of(failed))
     }
 
-    /// Opens a connection to the primary that is not one of the store's.
+    /// Opens a connection to the primary that is not part of the pool.
     pub(super) async fn separate(&self) -> Result<Link, StoreError> {
         let (link, found) = self.any().await?;
         server::check_server(&found, &link.host).map_err(Fault::not_applied)?;
         Ok(link)
     }
 
-    /// Opens a connection to the primary, or else to another server, and returns what was found there. Asks all at the
-    /// same time, so one that does not respond delays no other.
+    /// Opens a connection to the primary, or else to another server, and returns its properties. Connects to all
+    /// servers at the same time, so that one that does not respond delays no other.
     pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
@@ -224,8 +225,8 @@ impl Sessions {
         }
     }
 
-    /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response:
-    /// the same may have happened to those connections, and each would cost an attempt.
+    /// Closes the connections on which nothing has arrived since `began`, when a request was sent that got no response.
+    /// Those connections may be dead too, and each would cost an attempt.
     fn close_unanswered(&self, began: Moment) {
         self.idle().retain(|session| session.answered.since_boot() > began.since_boot());
     }
@@ -235,15 +236,15 @@ impl Sessions {
         self.idle().retain(|session| session.link.host != host);
     }
 
-    /// Closes the connections that nothing uses.
+    /// Closes the unused connections.
     pub(super) fn close_idle(&self) {
         self.idle().clear();
     }
 }
 
 impl Used<'_> {
-    /// A lower bound of the server's clock at `now`: its reading in the latest response, plus the shortest time that
-    /// can have passed since.
+    /// Returns a lower bound of the server's clock at `now`: the reading in the latest response, plus the shortest time
+    /// that can have passed since.
     pub(super) fn clock_us(&self, now: Moment) -> i64 {
         let Some(session) = &self.session else { return 0 };
         let (read_us, at) = session.clock;
@@ -251,7 +252,7 @@ impl Used<'_> {
         read_us.saturating_add(i64::try_from(micros(passed)).unwrap_or(i64::MAX))
     }
 
-    /// Records the server's clock as read in a response that has just arrived.
+    /// Records the reading of the server's clock in a response that has just arrived.
     pub(super) fn note_clock(&mut self, clock_us: i64) {
         let now = self.sessions.env.now();
         if let Some(session) = &mut self.session {
@@ -259,8 +260,8 @@ impl Used<'_> {
         }
     }
 
-    /// Sends one statement. When this completes, the response is complete and the transaction committed. If this is
-    /// given up, the connection is closed, and later calls fail.
+    /// Sends one statement. When it returns rows, the response is complete and the transaction is committed. If the
+    /// future is dropped, the connection is closed, and later calls fail.
     pub(super) async fn query(
         &mut self,
         effect: Effect,
@@ -307,7 +308,7 @@ impl Drop for Used<'_> {
     }
 }
 
-/// A connection whose statement runs. It is closed if its future is dropped before the response.
+/// A connection that runs a statement. It is closed if this is dropped before the response.
 struct Running<'a> {
     session: Option<Session>,
     sessions: &'a Sessions,

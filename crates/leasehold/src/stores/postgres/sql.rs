@@ -1,13 +1,13 @@
-//! What the statements have in common.
+//! SQL that several statements share.
 
-/// The server's clock, as ShedLock's columns have it: UTC without a time zone.
+/// The server's clock in the format of ShedLock's columns: UTC without a time zone.
 pub(super) const NOW: &str = "timezone('utc', clock_timestamp())";
 
-/// The same in microseconds since the Unix epoch.
+/// The server's clock in microseconds since the Unix epoch.
 pub(super) const NOW_US: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
-/// The settings that every write needs, for its own transaction only: the commit waits for the disk, and for the
-/// standbys if the server has synchronous ones; a wait for a row ends before the client gives up.
+/// Returns a common table expression that changes settings for the transaction of a write. The commit waits for the
+/// disk, and for the synchronous standbys if the server has any. A wait for a row ends before the client gives up.
 pub(super) fn settings(timeout: &str) -> String {
     format!(
         "settings AS MATERIALIZED (SELECT

@@ -1,7 +1,7 @@
-//! The statements: each step of a lock is one, and the server decides it by its own clock.
+//! The statements. Each step of a lock is one statement, which the server decides by its own clock.
 //!
-//! The clock is always `clock_timestamp()`, which is read again for each use, also after the wait for a row. `now()`
-//! would be the time at which the statement began.
+//! The statements always use `clock_timestamp()`, which PostgreSQL reads again for each use, also after a wait for a
+//! row. `now()` would be the time at which the transaction began.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::sql::{NOW, NOW_US, settings};
 use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
 use crate::stores::on_server::notifications::CALLED_BY;
 
-/// The prefix of the id of a grant in `locked_by`. The other columns of leasehold count only in a row with this prefix.
+/// The prefix of a grant's id in `locked_by`. The other columns of leasehold are valid only in a row with this prefix.
 pub(super) const OURS: &str = "leasehold:";
 
 /// How many ended grants a row keeps.
@@ -35,7 +35,7 @@ pub(super) struct Statements {
     pub(super) would_sweep: String,
     pub(super) is_shared: String,
     pub(super) discard: String,
-    /// Writes the row as it is. $1 name, $2 the limit of a wait for the row.
+    /// Writes the row without a change. $1 name, $2 the limit of a wait for the row.
     pub(super) touch: String,
     pub(super) join: String,
     pub(super) leave: String,
@@ -43,7 +43,7 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    /// With `notifies`, what frees a lock notifies its first waiter.
+    /// Builds the statements for `table`. With `notifies`, releases and evictions notify the first waiter.
     pub(super) fn on(table: &Table, failover_grace: Duration, notifies: bool) -> Self {
         let table = &table.sql;
         let notified = notified(table, notifies);
@@ -82,14 +82,14 @@ impl Statements {
     }
 }
 
-/// A row that leasehold wrote last.
+/// True for a row that leasehold wrote last.
 const IS_OURS: &str = "l.locked_by LIKE 'leasehold:%'";
 
-/// A lock that was released or evicted, and not taken since.
+/// True for a lock that was released or evicted and has not been taken since.
 const OURS_FREE: &str = "l.locked_by LIKE 'leasehold:%' AND l.state = 'free'";
 
-/// A lock that is held or in a cooldown. A free one is free even if the server's clock was set back since.
-/// `lease_until` is written by leasehold alone: old versions of ShedLock unlock any row, and so shorten `lock_until`.
+/// True for a lock that is held or in a cooldown. A released lock stays free even if the server's clock is set back.
+/// Only leasehold writes `lease_until`. Old versions of ShedLock unlock any row, which shortens `lock_until`.
 const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
     THEN l.state <> 'free' AND greatest(l.lock_until, l.lease_until) > timezone('utc', clock_timestamp())
     ELSE l.lock_until > timezone('utc', clock_timestamp()) END)";
@@ -98,7 +98,7 @@ const IS_LIVE: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%'
 const UNTIL: &str = "(CASE WHEN l.locked_by LIKE 'leasehold:%' THEN greatest(l.lock_until, l.lease_until)
     ELSE l.lock_until END)";
 
-/// The columns that [`super::record`] reads.
+/// Returns the columns that [`super::record`] reads.
 fn columns() -> String {
     format!(
         "l.locked_by::text, {IS_LIVE} AS is_live,
@@ -108,7 +108,7 @@ fn columns() -> String {
     )
 }
 
-/// The history with the grant that the row `l` has in front of it.
+/// Returns the history of the row `l`, with its current grant added at the front.
 fn past(end: &str, until_us: &str) -> String {
     format!(
         "jsonb_path_query_array(jsonb_build_array(jsonb_build_object('token', l.token,
@@ -120,19 +120,20 @@ fn past(end: &str, until_us: &str) -> String {
     )
 }
 
-/// $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the holder, $6 the ttl in
-/// milliseconds, $7 when it is too late, on the server's clock, $8 the limit of a wait for the row, $9 the id, $10
-/// whether it ignores the waiters.
+/// Returns the statement of a claim. $1 name, $2 `locked_by`, $3 the lease in microseconds, $4 how many tokens, $5 the
+/// holder, $6 the ttl in milliseconds, $7 the time on the server's clock from which on the claim is too late, $8 the
+/// limit of a wait for the row, $9 the id, $10 whether the claim ignores the waiters.
 ///
-/// The row of a held lock is not written. Otherwise claims of one lock take turns, so that no other grant comes
-/// between the clock that gives a new row its token, and the row. The conditions are evaluated once the row is locked:
-/// the row is the claim's own grant, which has not ended, or another one's that has ended. A claim whose grant ended is
-/// never granted again, and neither is one that arrives after its client gave up: no process would release it. A free
-/// lock is kept for the waiters before the claim, until their grace is over. Then they lose their places. During the
-/// failover grace, only a grant that the server still knows is granted again.
+/// The statement does not write the row of a held lock. Otherwise, the claims of one lock take turns, so that no other
+/// grant happens between reading the clock, which becomes the token in a new row, and writing that row. PostgreSQL
+/// evaluates the conditions after it has locked the row. The row must have the claim's own grant, which has not ended,
+/// or another grant that has ended. A claim whose grant has ended is never granted again. Neither is a claim that
+/// arrives after its client gave up, because no process would release it. A free lock is kept for the waiters before
+/// the claim until their grace is over. Then they lose their places. During the failover grace, a claim is granted only
+/// if the row already has its grant.
 fn acquire(table: &str, failover_grace: Duration) -> String {
     let lease = "$3 * interval '1 microsecond'";
-    // A repetition shortens no lease: another process may have the same grant with a longer ttl.
+    // A repetition never shortens the lease, because another process may have the same grant with a longer ttl.
     let longest = "CASE WHEN l.locked_by = $2 THEN greatest(l.lease_us, $3) ELSE $3 END";
     let until = format!("{NOW} + {longest} * interval '1 microsecond'");
     let lapsed = past("lapsed", &format!("(extract(epoch FROM {UNTIL}) * 1000000)::int8"));
@@ -187,7 +188,7 @@ fn acquire(table: &str, failover_grace: Duration) -> String {
 /// The waiters, in the order of their arrival. A value that is not a list counts as an empty one.
 const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waiters ELSE '[]' END)";
 
-/// The place of the claim $9 among them. Without a place it is behind all.
+/// Returns the place of the claim $9 among the waiters. A claim without a place is behind all of them.
 fn own_place() -> String {
     format!(
         "coalesce((SELECT min(o.place) FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS o(waiter, place)
@@ -195,7 +196,7 @@ fn own_place() -> String {
     )
 }
 
-/// The waiters behind the claim $9.
+/// Returns the waiters behind the claim $9.
 fn behind() -> String {
     format!(
         "(SELECT jsonb_agg(w.waiter ORDER BY w.place)
@@ -204,9 +205,9 @@ fn behind() -> String {
     )
 }
 
-/// Whether no waiter is before the claim $9, or the lock has been available for their grace: see
-/// [`grace`](crate::lease::grace). If the clock was set back since the lock was released, this is not known, and the
-/// lock is kept for no waiter.
+/// Returns the condition that no waiter is before the claim $9, or that the lock has been available for their
+/// [`grace`](crate::lease::grace). If the clock was set back after the release, that time is unknown, and the lock is
+/// kept for no waiter.
 fn is_next() -> String {
     format!(
         "coalesce((SELECT {NOW} < {UNTIL} OR {UNTIL} + interval '1 millisecond'
@@ -220,8 +221,8 @@ fn is_next() -> String {
     )
 }
 
-/// Adds a claim to the waiters, or reads the row. $1 name, $2 its id, $3 the waiter, $4 the pause of a single waiter
-/// and $5 its longest pause in milliseconds, $6 the limit of a wait for the row.
+/// Returns the statement that adds a claim to the waiters, or reads the row. $1 name, $2 the claim's id, $3 the waiter,
+/// $4 the pause of a single waiter and $5 its longest pause, both in milliseconds, $6 the limit of a wait for the row.
 fn join(table: &str) -> String {
     let set = format!(
         "waiters = {WAITERS} || jsonb_build_array($3::jsonb || jsonb_build_object('since_us', {NOW_US},
@@ -235,8 +236,8 @@ fn join(table: &str) -> String {
     changed(table, &set, &condition, "$6", NOT_NOTIFIED)
 }
 
-/// Removes a claim from the waiters. Always writes the row, so that it waits for a request to join that is under way.
-/// $1 name, $2 its id, $3 the limit of a wait for the row.
+/// Returns the statement that removes a claim from the waiters. It always writes the row, so that it waits for a
+/// concurrent request to join. $1 name, $2 the claim's id, $3 the limit of a wait for the row.
 fn leave(table: &str) -> String {
     format!(
         "WITH {} UPDATE {table} AS l SET waiters = (SELECT jsonb_agg(w.waiter ORDER BY w.place)
@@ -246,12 +247,13 @@ fn leave(table: &str) -> String {
     )
 }
 
-/// Claims of other tables usually have another key. Those with the same one wait for each other.
+/// Returns the key of a table. Two tables rarely have the same key. Claims of tables with the same key may wait for
+/// each other.
 fn key(table: &str) -> u64 {
     table.bytes().fold(0, |key: u64, byte| (key * 31 + u64::from(byte)) % (1 << 56))
 }
 
-/// $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
+/// Returns the statement of a renewal. $1 name, $2 `locked_by`, $3 token, $4 the limit of a wait for the row.
 fn renew(table: &str) -> String {
     let until = format!("{NOW} + l.lease_us * interval '1 microsecond'");
     let set = format!("lock_until = {until}, lease_until = {until}");
@@ -259,8 +261,8 @@ fn renew(table: &str) -> String {
     changed(table, &set, &live, "$4", NOT_NOTIFIED)
 }
 
-/// $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait for the row, $5 the token if it is
-/// known.
+/// Returns the statement of a release. $1 name, $2 `locked_by`, $3 the cooldown in microseconds, $4 the limit of a wait
+/// for the row, $5 the token if it is known.
 fn release(table: &str, notified: &str) -> String {
     let set = format!(
         "lock_until = {NOW} + $3 * interval '1 microsecond', lease_until = {NOW} + $3 * interval '1 microsecond',
@@ -271,16 +273,16 @@ fn release(table: &str, notified: &str) -> String {
     changed(table, &set, condition, "$4", notified)
 }
 
-/// The channel of the notifications for a table. All waiters listen to it: PostgreSQL wakes every connection of the
-/// database that listens, whatever the channel.
+/// Returns the channel of the notifications for a table. All waiters share it, because PostgreSQL wakes every listening
+/// connection of the database, whatever its channel.
 pub(super) fn channel(table: &str) -> String {
     format!("leasehold_{:x}", key(table))
 }
 
 const NOT_NOTIFIED: &str = "NULL";
 
-/// Notifies the first waiter of the row that the common table expression `changed` returns. Nothing without one: a
-/// transaction that notifies excludes all others that do from its commit on, until that is complete.
+/// Returns the SQL that notifies the first waiter of the row that the common table expression `changed` returns. It
+/// does not notify if there is no waiter, because transactions that notify commit one at a time.
 fn notified(table: &str, notifies: bool) -> String {
     if !notifies {
         return NOT_NOTIFIED.to_owned();
@@ -292,7 +294,7 @@ fn notified(table: &str, notifies: bool) -> String {
     )
 }
 
-/// Changes the row of the lock $1, or reads what is there instead.
+/// Returns the statement that changes the row of the lock $1, or reads the row if `condition` does not hold.
 fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
@@ -310,7 +312,8 @@ fn changed(table: &str, set: &str, condition: &str, timeout: &str, notified: &st
     )
 }
 
-/// $1 name, $2 token, $3 the limit of a wait for the row. A lock in a cooldown has its grant in the history already.
+/// Returns the statement of an eviction. $1 name, $2 token, $3 the limit of a wait for the row. The history of a lock
+/// in a cooldown already has the grant.
 fn evict(table: &str, notified: &str) -> String {
     format!(
         "WITH {settings}, changed AS (
@@ -328,7 +331,8 @@ fn evict(table: &str, notified: &str) -> String {
     )
 }
 
-/// $1 prefix, $2 the last name of the page before, $3 how many. In the order of bytes, whatever the column's collation.
+/// Returns the statement that lists names. $1 prefix, $2 the last name of the previous page, $3 how many. The order is
+/// by bytes, whatever the column's collation.
 fn names(table: &str) -> String {
     format!(
         "SELECT l.name::text FROM {table} AS l
@@ -337,8 +341,9 @@ fn names(table: &str) -> String {
     )
 }
 
-/// $1 name, $2 microseconds; for a deletion $3, the limit of a wait for the row. Only what leasehold wrote last, and
-/// only if its token is not ahead of the clock, from which the next token comes.
+/// Returns the condition of a sweep: leasehold wrote the row last, the lock has been free for long enough, and the
+/// token is not ahead of the clock, which the next token comes from. $1 name, $2 the age in microseconds. A deletion
+/// also has $3, the limit of a wait for the row.
 fn is_old() -> String {
     format!(
         "l.name = $1 AND {IS_OURS} AND l.state IN ('free', 'resting') AND l.token < {NOW_US}

@@ -1,4 +1,4 @@
-//! The responses of the scripts. They are validated when read.
+//! Reads and validates the responses of the scripts.
 
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Holder, LONGEST_PAUSE, PastGrant, Token, printable};
 use crate::stores::on_server::record::{Record, State, Waiter};
 
-/// The response of a script of a lock.
+/// The response of a script for a lock.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) outcome: String,
     pub(super) now_us: u64,
     /// For how long the server grants no lock.
     pub(super) recovers_within: Duration,
-    /// The type of the key that another client uses, and for how long, in milliseconds. Negative if there is no limit.
+    /// The type of a key that another client has set, and its remaining time in milliseconds, which is negative if the
+    /// key does not expire.
     foreign: Option<(String, i64)>,
     fields: Vec<(String, String)>,
 }
@@ -29,7 +30,7 @@ impl Answer {
         })
     }
 
-    /// The content of the lock's keys. `None` if there are none.
+    /// Returns the content of the lock's keys, or `None` if there are none.
     pub(super) fn record(&self, key: &str) -> Result<Option<Record>, StoreError> {
         if self.fields.is_empty() && self.foreign.is_none() {
             return Ok(None);
@@ -37,7 +38,7 @@ impl Answer {
         self.parsed().map(Some).map_err(|what| garbled(&what, key))
     }
 
-    /// The ttl of the grant.
+    /// Returns the ttl of the grant.
     pub(super) fn ttl_ms(&self) -> Option<u64> {
         self.number("ttl").ok().flatten()
     }
@@ -58,7 +59,7 @@ impl Answer {
     }
 
     fn parsed(&self) -> Result<Record, String> {
-        // The server looks for claims in it. A line that cannot be read is left out.
+        // Skips lines of the history that cannot be read. The script searches the history itself.
         let past = |line: &str| serde_json::from_str::<PastGrant>(line).ok();
         let mut record = Record {
             now_us: self.now_us,
@@ -116,7 +117,7 @@ impl Answer {
     }
 }
 
-/// Reads the readable fields of a waiter: its id, its longest pause, when it joined, and the process.
+/// Reads a waiter: its id, its longest pause, when it joined, and its process. Unreadable fields get default values.
 fn waiter(line: &str) -> Waiter {
     let mut parts = line.splitn(4, ' ');
     let mut next = || parts.next().unwrap_or("");
@@ -129,9 +130,9 @@ fn waiter(line: &str) -> Waiter {
     }
 }
 
-/// A record that does not parse is reported. It is never overwritten and never granted.
+/// Returns the error for a record that cannot be parsed. Such a record is never overwritten and never granted.
 fn garbled(what: &str, key: &str) -> StoreError {
-    // The message may repeat text of the record.
+    // The message may contain text of the record.
     let what = printable(what, 300);
     Fault::new(ErrorKind::Corrupt, format!("the Redis hash {key:?} cannot be read: {what}"))
         .with_help("it was edited by hand: delete it while the lock is free; tokens keep rising")
@@ -159,12 +160,12 @@ fn read(value: Value) -> Option<Answer> {
     })
 }
 
-/// Text that is not UTF-8 was not written by leasehold.
-/// The claim that a message calls.
+/// Returns the key of the claim that a message calls.
 pub(super) fn called(mut message: PushInfo) -> Option<String> {
     message.data.pop().filter(|_| message.kind == PushKind::Message).and_then(text)
 }
 
+/// Reads text. Replaces bytes that are not UTF-8, which leasehold did not write.
 pub(super) fn text(value: Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),

@@ -1,4 +1,4 @@
-//! The settings of a server in a store URL.
+//! Reads the settings of a server from a store URL.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::url::StoreUrl;
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// The default of `failover_grace`. Longer than the default lease with its margin, and the ten seconds after which Redis
-/// gives up replicas by default.
+/// The default of `failover_grace`. It is longer than the default lease with its margin plus the ten seconds after
+/// which Redis gives up replicas by default.
 const FAILOVER_GRACE: Duration = Duration::from_secs(60);
 
-/// The longest prefix. Together with the longest name it is still a short key.
+/// The longest prefix. Even with the longest name, the key is short.
 const MAX_PREFIX_BYTES: usize = 250;
 
 const FORM: &str = "a Redis store is redis://user@host:6379/0?prefix=locks/";
@@ -30,20 +30,20 @@ pub(super) struct Location {
     pub(super) hosts: Vec<Host>,
     /// The name under which the Sentinels know the primary.
     pub(super) master: Option<String>,
-    /// The login at the Sentinels. Without a user, the default one.
+    /// The login for the Sentinels. If the user is `None`, the default user.
     pub(super) sentinel_user: Option<String>,
     pub(super) sentinel_password: Option<Password>,
-    /// `None`: the default user.
+    /// If `None`, the default user.
     pub(super) user: Option<String>,
     pub(super) password: Option<Password>,
     pub(super) database: u16,
-    /// What the keys of all locks begin with.
+    /// The prefix of the keys of all locks.
     pub(super) prefix: String,
-    /// For how long no lock is granted after the server was restarted or promoted. Zero: not at all.
+    /// For how long no lock is granted after a restart or a promotion of the server. Zero turns the grace off.
     pub(super) failover_grace: Duration,
     /// Whether a release sends a message to the first waiter.
     pub(super) notifies: bool,
-    /// `None`: without encryption.
+    /// If `None`, connections are not encrypted.
     pub(super) tls: Option<Tls>,
 }
 
@@ -88,7 +88,7 @@ impl Location {
             return Err(Error::invalid("the Redis store URL names a user without a password")
                 .with_help("add password_env=NAME or password_file=/PATH"));
         }
-        // Sentinels name the server that gets the password.
+        // With Sentinels, the server that gets the password may be on another machine.
         let stays_here = master.is_none() && hosts.iter().all(Host::is_this_machine);
         let has_password = password.is_some() || sentinel_password.is_some();
         if has_password && tls.is_none() && !plaintext && !stays_here {
@@ -112,13 +112,13 @@ impl Location {
         })
     }
 
-    /// The channel of the messages about released locks.
+    /// Returns the channel of the messages about released locks.
     pub(super) fn channel(&self) -> String {
         format!("{}//leasehold/calls", self.prefix)
     }
 }
 
-/// `tls=on`, or any of the files, which require TLS.
+/// Takes the TLS options. TLS is on with `tls=on`, or if any of the files is named.
 fn take_tls(url: &mut StoreUrl) -> Result<Option<Tls>, Error> {
     let switch = url.take_switch("tls")?;
     let (authority, identity) = (url.take("ca"), take_identity(url)?);
@@ -141,7 +141,7 @@ fn checked_master(name: String) -> Result<String, Error> {
         .with_help("it is the name in the Sentinels' configuration: sentinel monitor NAME ..."))
 }
 
-/// The password of the Sentinels.
+/// Takes the password for the Sentinels.
 fn sentinel_password(url: &mut StoreUrl) -> Result<Option<Password>, Error> {
     let variable = Password::variable(url, "sentinel_password_env")?;
     let file = Password::file(url, "sentinel_password_file")?;
@@ -152,7 +152,7 @@ fn sentinel_password(url: &mut StoreUrl) -> Result<Option<Password>, Error> {
     Ok(variable.or(file))
 }
 
-/// Keys of leasehold contain `//`, which names of locks do not.
+/// Checks the prefix. Only leasehold's own keys contain `//`, so a prefix must not.
 fn checked_prefix(prefix: String) -> Result<String, Error> {
     let flaw = if prefix.len() > MAX_PREFIX_BYTES {
         "is longer than 250 bytes"
@@ -181,7 +181,7 @@ fn host(text: &str, port: u16) -> Result<Host, Error> {
 fn database(path: &str) -> Result<u16, Error> {
     match path.trim_matches('/') {
         "" => Ok(0),
-        // The error does not repeat the path: it can be the end of a password that contains a slash.
+        // The error does not repeat the path, because it may be the end of a password that contains a slash.
         number => number.parse().map_err(|_| {
             Error::invalid("the path of the Redis store URL is not the number of a database")
                 .with_help("the prefix of the locks is an option: redis://host/0?prefix=locks/")

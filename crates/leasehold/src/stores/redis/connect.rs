@@ -1,5 +1,5 @@
-//! The connection of a store: one for all requests, since the server runs one script at a time. It is opened when it is
-//! needed, and again when it is lost or does not respond.
+//! The connection of a store. All requests share one connection, because the server runs one script at a time. It is
+//! opened on demand, and replaced when it is lost or does not respond.
 
 use std::convert::Infallible;
 use std::sync::atomic::AtomicBool;
@@ -26,14 +26,16 @@ use crate::stores::on_server::notifications::Calls;
 use crate::stores::password::Password;
 use crate::stores::tls::client_config;
 
-/// The time limit for a connection to one server, with its TLS handshake and its login. A lost SYN is sent again after
-/// one second.
+/// The time limit of a connection to one server, including the TLS handshake and the login. A lost SYN is sent again
+/// after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// Once requests have been given up for this long and none got a response, later ones use another connection.
+/// If no response arrives for this long after the first abandoned request was sent, later requests use another
+/// connection.
 const STALLED: Duration = Duration::from_millis(500);
 
-/// The oldest server: older ones do not check min-replicas-to-write for scripts, and have no permissions for channels.
+/// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, and have no permissions
+/// for channels.
 const OLDEST: (u32, u32) = (6, 2);
 
 const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store URL: sentinel_password_env=NAME or sentinel_password_file=/PATH";
@@ -45,8 +47,8 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// How to connect to the servers at `location`. Blocks, because it reads files: a file that cannot be read is an
-    /// error before anything is locked.
+    /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
+    /// be read is an error before anything is locked.
     ///
     /// # Errors
     /// Invalid for a password or a TLS file that cannot be read.
@@ -92,7 +94,7 @@ impl Way {
         other.ok_or_else(|| none_of(failed))
     }
 
-    /// Asks a Sentinel for the primary, and connects to that.
+    /// Asks a Sentinel for the primary and connects to it.
     async fn connect_by(
         &self,
         sentinel: &Host,
@@ -131,7 +133,7 @@ impl Way {
         }
     }
 
-    /// Connects to `host`, and asks what it is. The server's messages go to `calls`.
+    /// Connects to `host` and reads its properties. The server's messages go to `calls`.
     async fn connect_to(
         &self,
         host: &Host,
@@ -171,7 +173,7 @@ impl Way {
         let shown = host.to_string();
         let mut config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         if let Some(calls) = calls.cloned() {
-            // In version 3 of the protocol, a connection has messages beside its responses.
+            // In version 3 of the protocol, one connection carries both responses and messages.
             info = info.set_protocol(ProtocolVersion::RESP3);
             config = config.set_push_sender(move |message| {
                 if let Some(key) = called(message) {
@@ -232,7 +234,7 @@ fn read(password: &Option<Password>) -> Result<Option<String>, Error> {
     password.as_ref().map(Password::read).transpose()
 }
 
-/// The password is read again each time, since it may be replaced while the store is open.
+/// Returns the login. Reads the password again each time, because it may be replaced while the store is open.
 async fn logging_in(
     user: &Option<String>,
     password: &Option<Password>,
@@ -253,7 +255,7 @@ fn no_answer(host: &Host) -> StoreError {
     Fault::unavailable(format!("no response from Redis at {host} within {CONNECT_LIMIT:.1?}")).not_applied()
 }
 
-/// What to do about a certificate that is not trusted. No retry helps.
+/// Returns the help for an untrusted certificate. A retry would not help.
 fn of_tls(error: &std::io::Error) -> Option<&'static str> {
     match error.get_ref()?.downcast_ref::<rustls::Error>()? {
         rustls::Error::InvalidCertificate(_) => Some(
@@ -279,7 +281,7 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// What a server reports about itself.
+/// The properties that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Redis or Valkey, with its version.
@@ -287,7 +289,7 @@ pub(super) struct Facts {
     pub(super) version: (u32, u32),
     pub(super) is_primary: bool,
     pub(super) is_clustered: bool,
-    /// What it deletes when its memory is full: `noeviction` for nothing.
+    /// Which keys the server deletes when its memory is full: `noeviction` for none.
     pub(super) policy: String,
     pub(super) has_memory_limit: bool,
     pub(super) replicas: u32,
@@ -318,7 +320,7 @@ impl Facts {
         }
     }
 
-    /// Whether locks are safe on this server.
+    /// Fails if locks are not safe on this server.
     pub(super) fn check(&self, host: &str) -> Result<(), Fault> {
         if self.is_clustered {
             return Err(errors::cluster());
@@ -343,12 +345,12 @@ impl Facts {
         Ok(())
     }
 
-    /// Whether it deletes keys that have not expired.
+    /// Returns whether the server deletes keys that have not expired.
     pub(super) fn evicts(&self) -> bool {
         self.has_memory_limit && self.may_evict()
     }
 
-    /// The same, if it has a memory limit.
+    /// Returns whether the server would delete such keys if it had a memory limit.
     pub(super) fn may_evict(&self) -> bool {
         !matches!(self.policy.as_str(), "noeviction" | "")
     }
@@ -361,11 +363,11 @@ pub(super) struct Link {
     /// The server, for messages.
     pub(super) host: String,
     pub(super) facts: Facts,
-    /// A reading of the server's clock, and a moment after it.
+    /// A reading of the server's clock, and the moment at which the response arrived.
     clock: Mutex<(u64, Moment)>,
-    /// When the first request was sent that was given up, since the server last responded.
+    /// When the first abandoned request since the latest response was sent.
     unanswered: Mutex<Option<Moment>>,
-    /// Whether it has, or had, a subscription.
+    /// Whether the connection has a subscription, or was refused one.
     pub(super) listens: AtomicBool,
 }
 
@@ -384,14 +386,14 @@ impl Link {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lower bound of the server's clock at `now`.
+    /// Returns a lower bound of the server's clock at `now`.
     pub(super) fn clock_us(&self, now: Moment) -> u64 {
         let (read_us, at) = *self.clock();
         let passed = now.shortest_since(at).mul_f64(1.0 - RATE_ERROR);
         read_us.saturating_add(micros(passed))
     }
 
-    /// Records the server's clock as read in a response that has just arrived.
+    /// Records the reading of the server's clock in a response that has just arrived.
     pub(super) fn note_clock(&self, clock_us: u64, now: Moment) {
         *self.clock() = (clock_us, now);
     }
@@ -427,8 +429,8 @@ impl Links {
         self.current().clone().filter(|link| !link.driver.is_finished())
     }
 
-    /// The connection to the primary. It is opened in a separate task: a request that is given up before that leaves it
-    /// to the next.
+    /// Returns the connection to the primary. Opens it in a separate task, so that if the request is abandoned, the
+    /// next request gets the connection.
     pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
         if let Some(link) = self.opened() {
             return Ok(link);
@@ -450,7 +452,7 @@ impl Links {
         given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
     }
 
-    /// Lets later requests use another connection. Those that wait for a response on this one continue.
+    /// Makes later requests use another connection. Requests that wait for a response on this one continue.
     fn give_up(&self, link: &Arc<Link>) {
         self.current().take_if(|current| Arc::ptr_eq(current, link));
     }
@@ -459,7 +461,7 @@ impl Links {
         self.current().take();
     }
 
-    /// Sends a script by `link`.
+    /// Sends a script over `link`.
     pub(super) async fn invoke(
         &self,
         link: &Arc<Link>,
@@ -479,7 +481,7 @@ impl Links {
     }
 }
 
-/// A script whose response is awaited.
+/// A script that waits for its response.
 struct Running<'a> {
     links: &'a Links,
     link: &'a Arc<Link>,

@@ -1,14 +1,14 @@
-//! What Redis's errors mean: whether the script may have had its effect, and what to do about it.
+//! Maps Redis's errors: whether the script may have taken effect, and what the user can do.
 
 use redis::RedisError;
 
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 
-/// The longest part of a message that is repeated, in characters.
+/// How much of a server's message is shown, in characters.
 const MOST_SHOWN: usize = 300;
 
-/// With these, the server refuses a script before it has written anything.
+/// The codes of errors with which the server refuses a script before the script has written anything.
 const REFUSED: &[&str] = &[
     "BUSY",
     "CLUSTERDOWN",
@@ -24,15 +24,15 @@ const REFUSED: &[&str] = &[
     "READONLY",
 ];
 
-/// The error of a request that was sent.
+/// Returns the error of a request that was sent.
 pub(super) fn of_request(error: &RedisError) -> StoreError {
     match error.code() {
         Some(code) => {
             let fault = of_answer(code, error.detail().unwrap_or(""));
-            // A script whose later command was refused keeps what it wrote.
+            // If the server refuses a later command of a script, the earlier writes remain.
             if REFUSED.contains(&code) { fault.not_applied() } else { fault.maybe_applied() }
         }
-        // The connection broke: the script may be running.
+        // The connection broke. The script may still be running.
         None => {
             let why = printable(&error.to_string(), MOST_SHOWN);
             Fault::unavailable(format!("the connection to Redis was lost: {why}")).maybe_applied()
@@ -40,7 +40,7 @@ pub(super) fn of_request(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether another server may accept the request: this one is no longer the primary, or cannot write.
+/// Returns whether another server may accept the request, because this one is no longer the primary or cannot write.
 pub(super) fn is_of_this_server(error: &RedisError) -> bool {
     error.code().is_none_or(|code| {
         ["LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY"].contains(&code)
@@ -48,7 +48,7 @@ pub(super) fn is_of_this_server(error: &RedisError) -> bool {
     })
 }
 
-/// The error of a connection that could not be made. Nothing was sent.
+/// Returns the error of a connection that could not be opened. No script was sent.
 pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
     match error.code() {
         Some(code) => {
@@ -67,7 +67,7 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
     }
 }
 
-/// The error that reports an error of the server.
+/// Returns the fault for an error response of the server.
 fn of_answer(code: &str, detail: &str) -> Fault {
     let message = format!("Redis reports: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
     let says = |words: &str| detail.contains(words);
@@ -126,7 +126,7 @@ fn of_answer(code: &str, detail: &str) -> Fault {
     Fault::new(kind, message).with_help(help)
 }
 
-/// Transient, since it is also what clients see while a failover is under way.
+/// Returns a transient error, because clients also see it during a failover.
 pub(super) fn not_primary(what: &str) -> Fault {
     Fault::unavailable(format!("the Redis server is not the primary: {what}"))
         .with_help("name the primary or all servers in the store URL (redis://host1,host2), or the Sentinels with master=NAME")

@@ -13,11 +13,11 @@ use crate::retry::RetryBudget;
 use crate::stores::on_server::ServerLeases;
 use crate::types::LockName;
 
-/// The time limit of a question about the server's settings, which the user may not be allowed to ask.
+/// The time limit of a single request of these checks.
 const SETTING: Duration = Duration::from_secs(2);
 
 impl RedisLeases {
-    /// Describes the server, and whether it may lose locks.
+    /// Describes the server and whether it may lose locks.
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
@@ -43,7 +43,7 @@ impl RedisLeases {
         Ok(())
     }
 
-    /// Whether the user may receive the messages about released locks.
+    /// Checks whether the user may receive the messages about released locks.
     async fn messages(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "notifications";
         let location = &self.links.way.location;
@@ -64,7 +64,7 @@ impl RedisLeases {
         }
     }
 
-    /// Whether the user may do what an acquisition and a release need, tried on a lock that nothing else uses.
+    /// Checks whether the user may acquire and release locks, with a lock that nothing else uses.
     async fn permissions(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "permission-commands";
         let name = format!("{RESERVED}{}/permissions", &Id::random(&self.env.random).to_string()[..12]);
@@ -85,8 +85,8 @@ impl RedisLeases {
         }
     }
 
-    /// How many replicas have to be connected for a write, and by how many seconds they may lag. `None` if the user may
-    /// not read it.
+    /// Returns how many replicas must be connected for a write, and by how many seconds they may lag. Returns `None` if
+    /// the user may not read these settings.
     async fn least_replicas(&self, link: &Link) -> Option<(u32, u64)> {
         let least = self.setting(link, "min-replicas-to-write").await?;
         Some((u32::try_from(least).ok()?, self.setting(link, "min-replicas-max-lag").await?))
@@ -115,7 +115,7 @@ fn least_permissions() -> Vec<String> {
 
 fn primary(facts: &Facts, host: &str) -> Finding {
     const CHECK: &str = "primary";
-    // Eviction is another finding.
+    // The check `eviction` reports the policy.
     let suits = Facts { policy: String::new(), ..facts.clone() };
     match suits.check(host) {
         Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, {}", facts.product)),

@@ -1,4 +1,4 @@
-//! The leases of one database. All of it runs on the thread of the store ([`worker`](crate::stores::worker)).
+//! The leases of one database. All of this runs on the store's thread ([`worker`](crate::stores::worker)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::stores::on_server::record::{Record, State};
 use crate::stores::on_server::{Changed, Contended, EvictionAnswer, Page, ServerLeases, renewed_until};
 use crate::types::LockName;
 
-/// The number of names that are read at a time.
+/// The number of names in a page.
 const PAGE: usize = 1_000;
 
 /// The longest cooldown. A longer one would end after the last moment that Lua's numbers can express in microseconds.
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// `min-replicas-max-lag`, by default.
+/// The default of `min-replicas-max-lag`.
 const LAG: Duration = Duration::from_secs(10);
 
 /// The leases of one database.
@@ -37,7 +37,7 @@ pub(super) struct RedisLeases {
     pub(super) links: Arc<Links>,
     scripts: Scripts,
     pub(super) env: Env,
-    /// By how much the server's clock may be set ahead without ending a lease early.
+    /// How far the server's clock may be set ahead without ending a lease early.
     margin: Duration,
 }
 
@@ -46,28 +46,28 @@ impl RedisLeases {
         Self { links: Arc::new(Links::new(way, env.clone())), scripts: Scripts::new(), env, margin }
     }
 
-    /// The key of the string that other clients know.
+    /// Returns the key of the string that other clients use too.
     fn lock(&self, name: &str) -> String {
         format!("{}{name}", self.links.way.location.prefix)
     }
 
-    /// The key of the record.
+    /// Returns the key of the record.
     fn record_of(&self, name: &LockName) -> String {
         format!("{}//leasehold", self.lock(name.as_str()))
     }
 
-    /// The key of the names of all locks with this prefix.
+    /// Returns the key of the set with the names of all locks with this prefix.
     fn names_key(&self) -> String {
         self.lock("//leasehold/names")
     }
 
-    /// Where a release sends its message. Empty for none.
+    /// Returns the channel for the message of a release, or an empty string if releases send none.
     fn channel(&self) -> String {
         let location = &self.links.way.location;
         if location.notifies { location.channel() } else { String::new() }
     }
 
-    /// A script about the lock `name`.
+    /// Prepares a script for the lock `name`.
     fn about<'a>(&self, script: &'a Script, name: &LockName) -> ScriptInvocation<'a> {
         let mut invocation = script.prepare_invoke();
         invocation.key(self.lock(name.as_str())).key(self.record_of(name));
@@ -85,7 +85,7 @@ impl RedisLeases {
         self.asked(&link, script).await
     }
 
-    /// Requests a change. If nothing was changed, returns what is there instead.
+    /// Requests a change. If nothing was changed, returns the record that was found instead.
     async fn change(&self, name: &LockName, script: &ScriptInvocation<'_>) -> Result<Changed, StoreError> {
         let answer = self.ask(script).await?;
         self.changed(&answer, name)
@@ -98,7 +98,8 @@ impl RedisLeases {
         }
     }
 
-    /// A primary that has replicas renews leases for a while after it was cut off.
+    /// Checks that a lease of `span` ends within the failover grace. A primary with replicas renews leases for up to
+    /// [`LAG`] after it was cut off.
     fn check_grace(&self, span: Duration, link: &Link) -> Result<(), StoreError> {
         let lag = if link.facts.replicas > 0 { LAG } else { Duration::ZERO };
         grace::check(self.links.way.location.failover_grace, span, lag)
@@ -142,7 +143,7 @@ impl ServerLeases for RedisLeases {
             .arg(claim.name.as_str());
         let answer = self.asked(&link, &script).await?;
         let is_granted = answer.outcome == "granted";
-        // The lock may be granted even if its record cannot be read.
+        // If the record cannot be read, the lock may be granted nevertheless.
         let record =
             answer.record(&self.record_of(&claim.name)).map_err(|error| error.if_maybe(is_granted))?;
         Ok(match (answer.outcome.as_str(), record) {
@@ -221,7 +222,7 @@ impl ServerLeases for RedisLeases {
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError> {
         let link = self.links.link().await?;
         let begin = from.map_or_else(|| format!("[{prefix}"), |last| format!("({last}"));
-        // No byte of UTF-8 is higher.
+        // No byte of UTF-8 is greater than 0xff.
         let end = [b"[", prefix.as_bytes(), b"\xff"].concat();
         let mut script = self.scripts.names.prepare_invoke();
         script.key(self.names_key()).arg(begin).arg(end).arg(PAGE).arg(self.lock(""));
@@ -238,7 +239,7 @@ impl ServerLeases for RedisLeases {
         Ok((names.into_iter().filter_map(text).collect(), text(last)))
     }
 
-    /// Redis makes keys when they are written.
+    /// Does nothing, because Redis creates keys when they are written.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
     }

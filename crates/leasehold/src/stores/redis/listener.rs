@@ -1,4 +1,4 @@
-//! Listening for the messages about released locks, on the connection of the store.
+//! Listens for messages about released locks on the connection of the store.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,8 +7,8 @@ use super::connect::Links;
 use crate::stores::on_server::notifications::UNUSED;
 
 impl Links {
-    /// Subscribes to the channel on the current connection, unless that was done before. Ends the subscription when no
-    /// claim has waited for a while.
+    /// Subscribes to the channel on the current connection, unless it has tried before. Ends the subscription when no
+    /// claim has waited for [`UNUSED`].
     pub(super) fn listen(self: &Arc<Self>) {
         let Some(link) = self.opened().filter(|_| self.way.location.notifies) else { return };
         if link.listens.swap(true, Ordering::SeqCst) {
@@ -18,7 +18,7 @@ impl Links {
         let (mut connection, link) = (link.connection.clone(), Arc::downgrade(&link));
         tokio::spawn(async move {
             if let Err(error) = connection.subscribe(&channel).await {
-                // The user may lack the permission. Not tried again on this connection.
+                // The user may lack the permission. Does not try again on this connection.
                 tracing::debug!(%error, "messages of Redis are not received; waiters poll");
                 return;
             }

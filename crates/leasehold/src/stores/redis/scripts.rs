@@ -1,8 +1,8 @@
-//! The scripts: each step of a lock is one, and the server runs it without interruption, by its own clock.
+//! The scripts. Each step of a lock is one script, which the server runs without interruption and by its own clock.
 //!
-//! A lock has two keys. The first is a string with a time to live, whose value is the grant's id, as other clients have
-//! it. The second is a hash, the record. The record alone decides about grants of leasehold; the string excludes other
-//! clients, and a string of theirs excludes leasehold.
+//! A lock has two keys. The first is a string with a time to live, like the one that other clients set. Its value is
+//! the grant's id. The second key is a hash, the record. Only the record decides about grants of leasehold. The string
+//! excludes other clients, and a string of another client excludes leasehold.
 
 use redis::Script;
 
@@ -12,8 +12,8 @@ use crate::stores::on_server::notifications::CALLED_BY;
 /// How many ended grants a record keeps.
 const HISTORY: usize = 8;
 
-/// What every script of a lock begins with. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
-/// which `tostring` rounds to 14 digits, so they are written by `text`.
+/// The beginning of every script for a lock. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
+/// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
 const BEGIN: &str = r"
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -28,7 +28,7 @@ local until_us = tonumber(r['until']) or 0
 local ours = (r.state == 'held' or r.state == 'resting') and until_us > now
 local live = foreign or ours
 local function is_number(text) return text and string.find(text, '^%d+$') end
--- It was edited by hand.
+-- Whether the record was edited by hand.
 local broken = r.grant and not (string.find(r.grant, '^%x+$') and #r.grant == 32 and is_number(r.token) and is_number(r['until']) and is_number(r.from)
     and is_number(r.lease) and (r.holder or '') ~= '' and (r.shown or '') ~= ''
     and (r.state == 'held' or r.state == 'resting' or r.state == 'free'))
@@ -44,7 +44,7 @@ local function lines(list)
     return all
 end
 
--- The history with the current grant in front of it.
+-- Returns the history, with the current grant added at the front.
 local function past(how, at)
     local all = {'{\34token\34:' .. r.token .. ',\34grant\34:\34' .. r.grant .. '\34,\34holder\34:' .. r.shown
         .. ',\34from_us\34:' .. r.from .. ',\34until_us\34:' .. text(at) .. ',\34end\34:\34' .. how .. '\34}'}
@@ -67,28 +67,30 @@ local function place_of(id)
     end
 end
 
--- Calls the first waiter. A user may lack the permission.
+-- Calls the first waiter. Ignores errors, because the user may lack the permission.
 local function call(channel)
     local first = string.match(waiters[1] or '', '^%x+')
     if first and channel ~= '' then redis.pcall('PUBLISH', channel, string.sub(first, 1, CALLED_BY)) end
 end
 ";
 
-/// `KEYS[3]` what is known of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in microseconds,
-/// 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 when it is too late, on
-/// the server's clock, 8 whether it ignores the waiters, 9 the failover grace in microseconds, 10 the name.
+/// Acquires a lock. `KEYS[3]` the record of the server, `KEYS[4]` the names of the locks. `ARGV`: 1 id, 2 the lease in
+/// microseconds, 3 how many tokens, 4 the holder, 5 the holder for the history, 6 the ttl in milliseconds, 7 the time
+/// on the server's clock from which on the claim is too late, 8 whether the claim ignores the waiters, 9 the failover
+/// grace in microseconds, 10 the name.
 ///
-/// A claim whose grant has ended is never granted again, and neither is one that arrives after its client gave up: no
-/// process would release it. A free lock is kept for the waiters before the claim, until their grace is over. Then they
-/// lose their places. After a restart or a promotion the server may have lost grants: it grants nothing for a while.
+/// A claim whose grant has ended is never granted again. Neither is a claim that arrives after its client gave up,
+/// because no process would release it. A free lock is kept for the waiters before the claim until their grace is over.
+/// Then they lose their places. After a restart or a promotion, the server grants nothing during the failover grace,
+/// because it may have lost grants.
 const ACQUIRE: &str = r"
 local id, lease, is_late = ARGV[1], tonumber(ARGV[2]), now >= tonumber(ARGV[7])
 if broken then return answer('refused') end
 if r.grant == id then
     if foreign or not ours or r.state ~= 'held' then return answer('refused') end
     if is_late then return answer('late') end
-    -- An earlier request was granted. A repetition shortens no lease: another process may have the same grant with a
-    -- longer ttl.
+    -- An earlier request was granted. A repetition never shortens the lease, because another process may have the
+    -- same grant with a longer ttl.
     lease = math.max(lease, tonumber(r.lease))
     redis.call('HSET', KEYS[2], 'until', text(now + lease), 'lease', text(lease),
         'ttl', text(math.max(tonumber(ARGV[6]), tonumber(r.ttl) or 0)))
@@ -108,7 +110,7 @@ if grace > 0 then
     grace = math.max(grace, tonumber(known[3]) or 0)
     if known[1] ~= epoch or not since or tonumber(known[3]) ~= grace then
         if not known[1] or not since then
-            -- It may be new. `was_primary` says so for an hour, by default, after a promotion.
+            -- The server has no record yet. By default, `was_primary` is false for an hour after a promotion.
             local uptime = tonumber(string.match(server, 'uptime_in_seconds:(-?%d+)')) or 0
             since = now - (was_primary and math.max(0, math.min(uptime, 3600)) or 0) * 1000000
         elseif known[1] ~= epoch and not (was_primary and string.sub(known[1], 1, #run) == run) then
@@ -147,11 +149,11 @@ foreign = false
 return answer('granted')
 ";
 
-/// `ARGV`: 1 id, 2 token.
+/// Renews a grant. `ARGV`: 1 id, 2 token.
 const RENEW: &str = r"
 if broken or r.grant ~= ARGV[1] or r.token ~= ARGV[2] or r.state ~= 'held' or not ours then return answer('found') end
 if foreign then
-    -- The string was deleted by hand, and another client set its own. The grant has ended, also when that is gone.
+    -- Someone deleted the string, and another client set its own. The grant stays ended when that string is gone.
     redis.call('HSET', KEYS[2], 'state', 'free', 'until', text(now), 'past', past('lapsed', now))
     return answer('found')
 end
@@ -161,7 +163,8 @@ set(lease)
 return answer('done')
 ";
 
-/// `ARGV`: 1 id, 2 the token or nothing, 3 the cooldown in microseconds, 4 the channel for the first waiter or nothing.
+/// Releases a grant. `ARGV`: 1 id, 2 the token or nothing, 3 the cooldown in microseconds, 4 the channel for the first
+/// waiter or nothing.
 const RELEASE: &str = r"
 if broken or r.grant ~= ARGV[1] or r.state ~= 'held' or (ARGV[2] ~= '' and r.token ~= ARGV[2]) then return answer('found') end
 local cooldown, history = tonumber(ARGV[3]), past('released', now)
@@ -172,8 +175,8 @@ call(ARGV[4])
 return answer('done')
 ";
 
-/// `ARGV`: 1 token, 2 the channel for the first waiter or nothing. A lock in a cooldown has its grant in the
-/// history already.
+/// Evicts a grant. `ARGV`: 1 token, 2 the channel for the first waiter or nothing. The history of a lock in a cooldown
+/// already has the grant.
 const EVICT: &str = r"
 if broken or r.token ~= ARGV[1] or (r.state ~= 'held' and r.state ~= 'resting') then return answer('found') end
 local history = r.past or ''
@@ -188,7 +191,8 @@ const READ: &str = r"
 return answer('found')
 ";
 
-/// `ARGV`: 1 id, 2 the holder, 3 the pause of a single waiter and 4 its longest pause, in milliseconds.
+/// Adds a claim to the waiters. `ARGV`: 1 id, 2 the holder, 3 the pause of a single waiter and 4 its longest pause,
+/// both in milliseconds.
 const JOIN: &str = r"
 if not (live or #waiters > 0) or #waiters >= MOST_WAITERS or place_of(ARGV[1]) or r.grant == ARGV[1] or was_granted(ARGV[1]) then
     return answer('found')
@@ -199,7 +203,7 @@ redis.call('HSET', KEYS[2], 'waiters', table.concat(waiters, '\n'))
 return answer('done')
 ";
 
-/// `ARGV`: 1 id.
+/// Removes a claim from the waiters. `ARGV`: 1 id.
 const LEAVE: &str = r"
 local place = place_of(ARGV[1])
 if place then
@@ -213,8 +217,9 @@ end
 return answer('done')
 ";
 
-/// `KEYS[3]` the names of the locks. `ARGV`: 1 for how long it must have been free, in microseconds, 2 whether to
-/// delete it, 3 the name. Not if its token is ahead of the clock, from which the next token comes.
+/// Deletes the record of a lock that has been free for long enough. Keeps a record whose token is ahead of the clock,
+/// because the next token would come from the clock. `KEYS[3]` the names of the locks. `ARGV`: 1 for how long the lock
+/// must have been free, in microseconds, 2 whether to delete it, 3 the name.
 const SWEEP: &str = r"
 local is_free = r.state == 'free' or r.state == 'resting'
 if broken or live or not is_free or tonumber(r.token) >= now or until_us + tonumber(ARGV[1]) > now then
@@ -227,7 +232,7 @@ end
 return answer('done')
 ";
 
-/// `KEYS[3]` the names of the locks. `ARGV`: 1 the name.
+/// Deletes the record of a free lock. `KEYS[3]` the names of the locks. `ARGV`: 1 the name.
 const DISCARD: &str = r"
 if live or (r.grant and r.state ~= 'free') then return answer('found') end
 redis.call('DEL', KEYS[2])
@@ -235,8 +240,8 @@ redis.call('ZREM', KEYS[3], ARGV[1])
 return answer('done')
 ";
 
-/// `KEYS[1]` the names of the locks. `ARGV`: 1 where to begin, 2 where to end, 3 how many, 4 the prefix of the keys.
-/// Returns the names that have a record, and the last one that was read.
+/// Returns the names that have a record, and the last name that was read if there may be more. `KEYS[1]` the names of
+/// the locks. `ARGV`: 1 where to begin, 2 where to end, 3 how many, 4 the prefix of the keys.
 const NAMES: &str = r"
 local names = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
 local found = {}
@@ -246,7 +251,7 @@ end
 return {found, #names == tonumber(ARGV[3]) and names[#names] or false}
 ";
 
-/// The scripts. The client sends their digests, and their text to a server that does not know them.
+/// The scripts. The client sends their digests, and sends their text only to a server that does not have them.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) acquire: Script,

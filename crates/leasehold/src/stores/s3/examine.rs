@@ -32,7 +32,7 @@ impl S3Register {
         examined.push(self.versioning(rules.as_deref().unwrap_or_default(), &base).await);
         examined.push(match rules {
             Ok(rules) => expiration(&rules, &base),
-            Err(unasked) => Finding::not_applicable("lifecycle", unasked),
+            Err(unchecked) => Finding::not_applicable("lifecycle", unchecked),
         });
         examined.push(self.object_lock().await);
         if self.place.is_directory() {
@@ -73,7 +73,7 @@ impl S3Register {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetLifecycleConfiguration", &watch, result) {
             Ok(output) => Ok(output.and_then(|output| output.rules).unwrap_or_default()),
-            Err(unasked) => Err(unasked),
+            Err(unchecked) => Err(unchecked),
         }
     }
 
@@ -84,7 +84,7 @@ impl S3Register {
         let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketVersioning", &watch, result) {
-            Err(unasked) => Finding::not_applicable(CHECK, unasked),
+            Err(unchecked) => Finding::not_applicable(CHECK, unchecked),
             Ok(output) => {
                 let on = output.and_then(|output| output.status) == Some(BucketVersioningStatus::Enabled);
                 versions(on, rules, base)
@@ -99,7 +99,7 @@ impl S3Register {
         let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketObjectLockConfiguration", &watch, result) {
-            Err(unasked) => Finding::not_applicable(CHECK, unasked),
+            Err(unchecked) => Finding::not_applicable(CHECK, unchecked),
             Ok(output) => {
                 let configuration = output.and_then(|output| output.object_lock_configuration);
                 retention(configuration.as_ref())

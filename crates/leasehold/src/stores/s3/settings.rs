@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(
             read("kms_key=alias/locks").unwrap().encryption,
             Some(Encryption::Kms),
-            "which it implies"
+            "kms_key implies aws:kms"
         );
     }
 

@@ -123,7 +123,7 @@ async fn no_error_is_retried_inside_the_client() {
 }
 
 #[tokio::test]
-async fn conflicts_and_absence_are_values() {
+async fn conflicts_and_missing_objects_are_not_errors() {
     let gone = Server::always(refused("404 Not Found", "", "NoSuchKey")).await;
     assert_eq!(gone.register().read("x.lock").await.unwrap(), None);
     assert_eq!(

@@ -36,7 +36,7 @@ pub(super) fn acquire(
                         record::store(transaction, &claim.name, noted)?;
                     }
                     let joined = joins && waiters::join(transaction, claim, machine, now)?;
-                    waiters::tell_place(transaction, claim, &mut held)?;
+                    waiters::add_place(transaction, claim, &mut held)?;
                     Ok((Some(AcquireOutcome::Held(held)), (noted.is_some() || joined).then_some(Changed)))
                 }
                 Decision::Again(record) => {
@@ -49,7 +49,7 @@ pub(super) fn acquire(
                     if let Place::Behind { mut held, changed } = place {
                         if joins {
                             waiters::answer(transaction, claim, machine, now)?;
-                            waiters::tell_place(transaction, claim, &mut held)?;
+                            waiters::add_place(transaction, claim, &mut held)?;
                         }
                         let changed = (changed || joins).then_some(Changed);
                         return Ok((Some(AcquireOutcome::Held(held)), changed));

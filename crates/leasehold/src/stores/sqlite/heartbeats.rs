@@ -47,7 +47,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn only_a_time_of_another_is_foreign() {
+    fn only_times_of_other_processes_are_foreign() {
         let (heartbeats, grant) = (Heartbeats::default(), Id::random(&Random::seeded(1)));
         assert!(!heartbeats.is_foreign(grant, 7), "nothing is known about a ticket");
         heartbeats.begin(grant, 10);

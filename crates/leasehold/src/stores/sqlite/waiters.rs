@@ -227,7 +227,7 @@ pub(super) fn kept_for(
 
 /// Adds to `held`, the refusal of `claim`, how many waiters are before the claim and who the last of them is. Adds
 /// nothing if the claim is not in the queue.
-pub(super) fn tell_place(
+pub(super) fn add_place(
     connection: &Connection,
     claim: &Claim,
     held: &mut HolderInfo,

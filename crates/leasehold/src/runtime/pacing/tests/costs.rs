@@ -59,7 +59,7 @@ impl Lock {
 }
 
 #[derive(Default)]
-struct Told {
+struct Totals {
     reads: usize,
     writes: usize,
     /// The times from each release to the next grant.
@@ -72,9 +72,9 @@ struct Told {
 
 /// Simulates a lock that is held for `hold` and then released to `waiters`. They hold it one after the other for the
 /// same time, and come back until there were `rounds` grants for each.
-fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64) -> Told {
+fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64) -> Totals {
     let random = Random::seeded(seed);
-    let mut told = Told::default();
+    let mut totals = Totals::default();
     let mut events = BinaryHeap::new();
     let upper_us = |now: Duration, error: Duration| micros(now + error);
     let mut lock = Lock {
@@ -94,29 +94,29 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
             Waiter { pacing: Pacing::new(POLL_INTERVAL, at(came)), seen: None, clock_error }
         })
         .collect();
-    while told.idle.len() < waiters * rounds {
+    while totals.idle.len() < waiters * rounds {
         let Reverse((now, event)) = events.pop().unwrap();
         match event {
             Event::Release => {
                 (lock.version, lock.released) = (lock.version + 1, now);
                 let clock_error =
-                    told.grants.last().map_or(Duration::ZERO, |holder| all[*holder].clock_error);
+                    totals.grants.last().map_or(Duration::ZERO, |holder| all[*holder].clock_error);
                 let ended_us = upper_us(now, clock_error);
                 lock.previous = Duration::from_micros(ended_us.saturating_sub(lock.granted_us));
-                if let Some(holder) = told.grants.last().filter(|_| rounds > 1) {
+                if let Some(holder) = totals.grants.last().filter(|_| rounds > 1) {
                     all[*holder].pacing = Pacing::new(POLL_INTERVAL, at(now));
                     events.push(Reverse((now + ROUND_TRIP, Event::Read(*holder))));
                 }
             }
             Event::Read(waiter) => {
-                told.reads += 1;
+                totals.reads += 1;
                 let is_free = lock.version % 2 == 1;
                 if order == Order::Line && !lock.line.contains(&waiter) && !is_free {
-                    told.reads += 1;
+                    totals.reads += 1;
                     if lock.line.len() < MOST_WAITERS {
-                        told.writes += 1;
+                        totals.writes += 1;
                         lock.line.push(waiter);
-                        told.joined.push(waiter);
+                        totals.joined.push(waiter);
                     }
                 }
                 events.push(Reverse((
@@ -126,15 +126,15 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
             }
             // The line is read once more and shows another waiter before this one.
             Event::Answer(waiter, Some(_)) if lock.line.first().is_some_and(|first| *first != waiter) => {
-                told.reads += 1;
+                totals.reads += 1;
                 let wait = pause(POLL_INTERVAL.shortest(&random), lock.ahead(waiter), Ttl::DEFAULT);
                 all[waiter].pacing = Pacing::new(POLL_INTERVAL, at(now));
                 events.push(Reverse((now + ROUND_TRIP + wait + ROUND_TRIP / 2, Event::Read(waiter))));
             }
             Event::Answer(waiter, Some(version)) => {
-                told.writes += 1;
+                totals.writes += 1;
                 let line_read = if lock.line.is_empty() { Duration::ZERO } else { ROUND_TRIP };
-                told.reads += usize::from(!lock.line.is_empty());
+                totals.reads += usize::from(!lock.line.is_empty());
                 events.push(Reverse((now + line_read + ROUND_TRIP / 2, Event::Write(waiter, version))));
             }
             Event::Answer(waiter, None) => {
@@ -160,8 +160,8 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
                 lock.version += 1;
                 lock.granted_us = upper_us(now, all[waiter].clock_error);
                 lock.line.retain(|first| *first != waiter);
-                told.grants.push(waiter);
-                told.idle.push(now - lock.released);
+                totals.grants.push(waiter);
+                totals.idle.push(now - lock.released);
                 // The lock is held from the response on. A release takes effect half a round trip after it is sent.
                 events.push(Reverse((now + hold + ROUND_TRIP, Event::Release)));
             }
@@ -172,8 +172,8 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
             }
         }
     }
-    told.idle.sort();
-    told
+    totals.idle.sort();
+    totals
 }
 
 struct Cost {
@@ -187,13 +187,13 @@ fn cost(order: Order, waiters: usize, hold: Duration) -> Cost {
     let histories = 256_usize.div_ceil(waiters).min(30) as u64;
     let (mut reads, mut writes, mut idle) = (0, 0, Vec::new());
     for seed in 0..histories {
-        let told = drain(order, waiters, 1, hold, seed);
+        let totals = drain(order, waiters, 1, hold, seed);
         if order == Order::Line {
-            let of_the_line = told.grants.iter().filter(|waiter| told.joined.contains(waiter));
-            assert!(of_the_line.eq(&told.joined), "first come, first served");
+            let of_the_line = totals.grants.iter().filter(|waiter| totals.joined.contains(waiter));
+            assert!(of_the_line.eq(&totals.joined), "first come, first served");
         }
-        (reads, writes) = (reads + told.reads, writes + told.writes);
-        idle.extend(told.idle);
+        (reads, writes) = (reads + totals.reads, writes + totals.writes);
+        idle.extend(totals.idle);
     }
     idle.sort();
     let grants = idle.len();
@@ -247,8 +247,8 @@ fn a_hundred_waiters_behind_holds_of_two_seconds_cost_few_reads() {
 #[test]
 fn processes_that_come_back_keep_a_short_lock_busy() {
     for seed in 0..20 {
-        let told = drain(Order::Line, 16, 20, 10 * MILLISECOND, seed);
-        let mean = told.idle.iter().sum::<Duration>() / told.idle.len() as u32;
+        let totals = drain(Order::Line, 16, 20, 10 * MILLISECOND, seed);
+        let mean = totals.idle.iter().sum::<Duration>() / totals.idle.len() as u32;
         assert!(mean <= 2 * POLL_INTERVAL.min, "idle for {mean:?}");
     }
 }

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_on_which_something_came_unasked_is_not_used_again() {
+    async fn a_stream_with_an_unexpected_message_is_not_used_again() {
         let kept = KeepAlives::default();
         let (open, member) = opened(3);
         member.answers(1);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::golden::golden_record;
 
-/// The Lease that shows `record`, as a server returns it.
+/// Returns the Lease that shows `record`, as a server returns it.
 fn lease_of(record: &Record, over: Option<(&Revision, Option<&Record>)>) -> Value {
     let spec = spec(record, over).unwrap();
     let annotations = annotations(record, Some(&spec)).unwrap();
@@ -43,7 +43,7 @@ fn a_record_is_read_back_unchanged() {
     }
 }
 
-/// What kubectl and other clients read.
+/// kubectl and other clients read these fields.
 #[test]
 fn the_spec_names_the_holder() {
     let held = golden_record("1-held.json");
@@ -56,7 +56,7 @@ fn the_spec_names_the_holder() {
     );
     let free = Record { state: RecordState::Free, ..held.clone() };
     let spec = &lease_of(&free, Some((&revision(4, 0), Some(&held))))["spec"];
-    // As client-go releases.
+    // client-go releases a lock like this.
     assert_eq!((&spec["holderIdentity"], &spec["leaseDurationSeconds"]), (&json!(""), &json!(1)));
     assert_eq!(spec["leaseTransitions"], json!(4));
     let cooldown = Record { state: RecordState::Cooldown, rest_ms: Some(60_000), ..held };
@@ -65,7 +65,7 @@ fn the_spec_names_the_holder() {
     assert_eq!(spec["leaseDurationSeconds"], json!(63));
 }
 
-/// Other clients take over when they have seen no change for the duration that the Lease shows.
+/// Other clients take over when they have seen no change for the duration in the Lease.
 #[test]
 fn other_clients_wait_longer_than_a_holder_may_hold() {
     for ttl_ms in [500, 2_000, 30_000, 86_400_000] {
@@ -91,7 +91,7 @@ fn each_renewal_shows_another_second() {
         assert!(shown.renewed_s <= renewed_us / 1_000_000 + MOST_AHEAD_S);
         (before, at) = (renewed, shown);
     }
-    // Renewals that are more frequent than seconds do not move the time far ahead.
+    // Several renewals per second do not move the time far ahead.
     assert_eq!(next_shown(10_500_000, 12), 12_000_000);
     assert_eq!(next_shown(10_500_000, 99), 12_000_000);
     assert_eq!(next_shown(10_500_000, 7), 10_500_000);
@@ -130,7 +130,7 @@ fn a_changed_spec_is_another_clients_lock() {
         assert_eq!((theirs.state, theirs.unconfirmed), (RecordState::Held, true), "{field}");
         assert!(theirs.grant != ours.grant && theirs.nonce != ours.nonce, "{field}");
         assert_eq!(theirs.renewed_at_us, None, "their clock does not count");
-        // The record from before is kept.
+        // The fields of the earlier record are kept.
         assert_eq!((theirs.token, theirs.served), (ours.token, ours.served));
         assert_eq!((theirs.awaited, &theirs.history), (true, &ours.history));
     }
@@ -146,7 +146,7 @@ fn another_clients_lock_is_held_for_its_duration() {
     let first = record(&lease);
     assert_eq!((first.state, first.ttl_ms, first.token), (RecordState::Held, 15_000, Token::default()));
     assert_eq!(first.holder.to_string(), "pod");
-    // Each renewal looks different, and so does each grant.
+    // Each renewal and each grant looks different.
     lease["spec"]["renewTime"] = json!("2026-01-01T00:00:11.000000Z");
     let second = record(&lease);
     assert_ne!(second.grant, first.grant);
@@ -155,11 +155,11 @@ fn another_clients_lock_is_held_for_its_duration() {
     lease["spec"]["leaseDurationSeconds"] = json!(7 * 86_400);
     let long = record(&lease);
     assert!(long.ttl_ms + long.lock_delay_ms >= 7 * 86_400_000);
-    // As client-go releases.
+    // client-go releases a lock like this.
     lease["spec"]["holderIdentity"] = json!("");
     lease["spec"]["leaseDurationSeconds"] = json!(1);
     assert_eq!(record(&lease).state, RecordState::Free);
-    // As kubectl creates.
+    // kubectl creates a Lease like this.
     assert_eq!(record(&json!({ "metadata": { "resourceVersion": "7" } })).state, RecordState::Free);
 }
 
