@@ -27,7 +27,7 @@ use crate::trace::trace;
 pub(crate) fn router(app: Arc<App>, pages: Router<Arc<App>>) -> Router {
     Router::new()
         .merge(pages)
-        .route("/v1/holds", post(holds::acquire))
+        .route("/v1/holds", post(holds::acquire::acquire))
         .route("/v1/holds/renew", post(holds::renew).layer(DefaultBodyLimit::max(holds::MAX_RENEWAL_BODY)))
         .route("/v1/holds/release", post(holds::release))
         .route("/v1/holds/check", post(holds::check))
@@ -75,7 +75,7 @@ async fn metrics(State(app): Shared) -> impl IntoResponse {
         description = "Distributed locks over HTTP. Clients renew their holds themselves."
     ),
     paths(
-        holds::acquire,
+        holds::acquire::acquire,
         holds::renew,
         holds::release,
         holds::check,

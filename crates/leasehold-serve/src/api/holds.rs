@@ -1,276 +1,34 @@
-//! Acquiring, renewing, checking, releasing and withdrawing.
+//! Renewing, checking, releasing and withdrawing. `acquire` has the acquisition.
 
+pub(crate) mod acquire;
 mod bodies;
 
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
-use leasehold::lease::{End, HolderInfo, Id, Token, Ttl};
-use leasehold::{Guard, Holder, Lock, LockName, Loss, LossReason, Released, State as LockState, Ticket};
-use tracing::Instrument as _;
+use axum::http::StatusCode;
+use leasehold::lease::End;
+use leasehold::{LockName, Loss, LossReason, Released, State as LockState, Ticket};
 
+use self::acquire::claim_id;
 pub(crate) use self::bodies::AcquireRequest;
 use self::bodies::{
-    Checked, Hold, HolderRequest, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest, Renewed,
-    RenewedAll, RenewedOne, TicketRequest, WithdrawRequest, WithdrawnAnswer,
+    Checked, ReleaseRequest, ReleasedAnswer, RenewAnswer, RenewRequest, Renewed, RenewedAll, RenewedOne,
+    TicketRequest, WithdrawRequest, WithdrawnAnswer,
 };
 use crate::access::Right;
 use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
-use crate::limits::Waiting;
 use crate::problem::Problem;
-use crate::trace;
 use crate::view::ms;
-use crate::waits::{Outcome, Waiter};
 
-/// Maximum time that a request may wait for a lock.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-/// How long an acquisition keeps its place after a request has waited for it, if no other request follows.
-const PLACE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How many tickets one request may renew, and how long its body may be.
 const MAX_RENEWALS: usize = 100;
 pub(super) const MAX_RENEWAL_BODY: usize = 64 * 1024;
 /// Maximum cooldown.
 const MAX_COOLDOWN: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-/// Maximum length of a note.
-const MAX_NOTE: usize = 200;
-/// The header with the idempotency key.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
-const KEY_HELP: &str =
-    "send the header Idempotency-Key with a new random value for each acquisition, such as $(uuidgen)";
-/// The length of an idempotency key.
-const KEY_LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
-
-/// Acquires a lock.
-///
-/// The header `Idempotency-Key` names this acquisition: 16 to 128 characters, new for each acquisition. To repeat a
-/// request that got no response, send it with the same key: it gets the same hold. After that hold has ended, the key
-/// cannot be used again. The field `claim` works in the same way.
-#[utoipa::path(post, path = "/v1/holds", request_body = AcquireRequest,
-    params(("Idempotency-Key" = Option<String>, Header, description = "16 to 128 visible characters, new for each acquisition. Required without `claim`", min_length = 16, max_length = 128)),
-    responses(
-        (status = 201, body = Hold), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The hold of this key has ended", body = Problem, content_type = "application/problem+json"),
-        (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"),
-        (status = 423, description = "The lock is held", body = Problem, content_type = "application/problem+json"),
-        (status = 429, body = Problem, content_type = "application/problem+json"), (status = 501, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub(crate) async fn acquire(
-    State(app): Shared,
-    arrival: Arrival,
-    headers: HeaderMap,
-    Payload(request): Payload<AcquireRequest>,
-) -> Result<Response, Problem> {
-    let key = headers.get(IDEMPOTENCY_KEY).map(HeaderValue::as_bytes);
-    let hold = acquire_one(&app, &arrival, key, &request).await?;
-    Ok((StatusCode::CREATED, Json(hold)).into_response())
-}
-
-/// Acquires a lock according to `request`, with this idempotency `key`.
-pub(crate) async fn acquire_one(
-    app: &App,
-    arrival: &Arrival,
-    key: Option<&[u8]>,
-    request: &AcquireRequest,
-) -> Result<Hold, Problem> {
-    let outcome = granted(app, arrival, key, request).await;
-    app.metrics.acquired(&outcome, app.now().shortest_since(arrival.at));
-    outcome
-}
-
-async fn granted(
-    app: &App,
-    arrival: &Arrival,
-    key: Option<&[u8]>,
-    request: &AcquireRequest,
-) -> Result<Hold, Problem> {
-    let name = lock_name(&request.lock)?;
-    arrival.require(Right::Acquire, &name)?;
-    // The key is not used if there is a claim, but an invalid key is an error.
-    let key = key.map(idempotency_key).transpose()?;
-    let claim = request.claim.as_deref().map(claim_id).transpose()?;
-    let wait = request.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait, MAX_WAIT))?;
-    let ttl = ttl(request)?;
-    let is_plain = request.permits.is_none() && !request.shared;
-    let id = match (claim, key) {
-        (Some(_), _) if !is_plain => {
-            return Err(Problem::invalid("`claim` cannot be combined with `permits` or `shared`"));
-        }
-        (Some(claim), _) => Some(claim),
-        (None, None) => {
-            return Err(Problem::invalid("the header `Idempotency-Key` is missing").with_help(KEY_HELP));
-        }
-        // The mode consists of several locks, or the store does not record whether a key is spent. A repeated request
-        // is then a new acquisition, and the first one lapses.
-        (None, Some(_)) if !is_plain || !app.locker.capabilities().history => None,
-        (None, Some(key)) => Some(app.claim_id(&arrival.caller, &name, key, ttl)?),
-    };
-    let lock = lock(app, arrival, &name, request)?.ttl(ttl);
-    app.limits.admit(arrival.caller.name(), arrival.at)?;
-    let counted = if wait.is_zero() { None } else { Some(app.limits.wait(&name)?) };
-    let waiter = match id {
-        Some(id) if !wait.is_zero() => Some(app.waits.join(&name, id, |reporter| {
-            let lock = lock.clone().on_wait(move |held| reporter.report(held));
-            async move { repeatable(&lock, id, Duration::MAX).await }.instrument(trace::waiting())
-        })),
-        Some(id) => app.waits.find(&name, id),
-        None => None,
-    };
-    let held = async {
-        match waiter {
-            Some(waiter) => waited(app, &name, (waiter, counted), wait, claim.is_some()).await,
-            None => {
-                let _counted = counted;
-                hold(lock, request, id, wait).await
-            }
-        }
-    };
-    // If the client disconnects, this future is dropped, which gives up the place among the waiters.
-    let held = tokio::select! {
-        biased;
-        held = held => held?,
-        () = app.stopping.cancelled() => return Err(stopping()),
-    };
-    let (ticket, deadline) = held;
-    let now = app.now();
-    report(app, arrival, "acquired", ticket.name(), token(app, &ticket));
-    Ok(Hold {
-        lock: ticket.name().to_string(),
-        token: token(app, &ticket),
-        valid_ms: ms(arrival.valid(deadline, now)),
-        ttl_ms: ms(ticket.ttl()),
-        waited_ms: ms(now.shortest_since(arrival.at)),
-        ticket: ticket.to_string(),
-    })
-}
-
-fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {
-    let Some(ttl) = &request.ttl else { return Ok(Ttl::DEFAULT.get()) };
-    let ttl = duration("ttl", ttl, Ttl::MAX)?;
-    Ok(Ttl::new(ttl).map_err(leasehold::Error::from)?.get())
-}
-
-/// Returns the lock, with all settings of `request` except the ttl.
-fn lock(app: &App, arrival: &Arrival, name: &LockName, request: &AcquireRequest) -> Result<Lock, Problem> {
-    let mut lock = app.locker.lock(name.as_str()).for_ticket();
-    if let Some(holder) = &request.holder {
-        let HolderRequest { name, host, pid, value } = holder;
-        let (name, host, value) = (name.clone(), host.clone(), value.clone());
-        lock = lock.on_behalf_of(Holder { name, host, pid: *pid, value, note: None });
-    }
-    if let Some(delay) = &request.lock_delay {
-        lock = lock.lock_delay(duration("lock_delay", delay, Ttl::MAX)?);
-    }
-    if request.barge {
-        lock = lock.barge();
-    }
-    if let Some(note) = &request.note {
-        if note.chars().count() > MAX_NOTE {
-            return Err(Problem::invalid(format!("`note` is longer than {MAX_NOTE} characters")));
-        }
-        lock = lock.note(note.clone());
-    }
-    if let Some(principal) = &arrival.caller.principal
-        && (request.holder.is_none() || !arrival.caller.names_holders)
-    {
-        lock = lock.owner(principal.clone());
-    }
-    let most = leasehold::Semaphore::MAX_PERMITS;
-    match request.permits {
-        Some(permits) if !(1..=most).contains(&permits) => {
-            Err(Problem::invalid(format!("`permits` is not between 1 and {most}")))
-        }
-        Some(_) if request.shared => Err(Problem::invalid("`permits` and `shared` cannot be combined")),
-        _ => Ok(lock),
-    }
-}
-
-fn claim_id(text: &str) -> Result<Id, Problem> {
-    // Do not repeat the text, because it is a secret.
-    text.parse().map_err(|_| Problem::invalid("`claim` is not 32 lower-case hexadecimal digits"))
-}
-
-/// Acquires the lock according to `request`, under `id` if there is one.
-async fn hold(lock: Lock, request: &AcquireRequest, id: Option<Id>, wait: Duration) -> Outcome {
-    if let Some(id) = id {
-        return repeatable(&lock, id, wait).await;
-    }
-    let guard = guard(lock, request, wait).await?;
-    let deadline = guard.deadline()?;
-    Ok((guard.into_ticket().await?, deadline))
-}
-
-async fn repeatable(lock: &Lock, id: Id, wait: Duration) -> Outcome {
-    let held = lock.acquire_ticket(id, wait).await.map_err(|error| {
-        let Some(loss) = error.loss() else { return error.into() };
-        spent(loss, &format!("the hold of this key has ended: {error}"))
-    })?;
-    Ok((held.ticket().clone(), held.deadline()))
-}
-
-/// Waits up to `wait` for an acquisition. With `keeps_place`, the acquisition continues for a while afterwards, because
-/// a client with a claim repeats its request or withdraws the claim. Without a claim, a client does neither, and could
-/// be granted a lock that it never uses.
-async fn waited(
-    app: &App,
-    name: &LockName,
-    (mut waiter, counted): (Waiter, Option<Waiting>),
-    wait: Duration,
-    keeps_place: bool,
-) -> Outcome {
-    tokio::select! {
-        biased;
-        outcome = waiter.outcome() => outcome.unwrap_or_else(|| {
-            let loss = Loss::new(name.clone(), Token::default(), LossReason::Ended);
-            Err(spent(&loss, "the acquisition was withdrawn"))
-        }),
-        () = app.sleep(wait) => {
-            let problem = match waiter.holder() {
-                Some(held) => leasehold::Error::held(name, held).into(),
-                None if wait.is_zero() => leasehold::Error::held(name, HolderInfo::default()).into(),
-                None => unknown(name, wait),
-            };
-            if keeps_place {
-                let env = app.locker.store().env().clone();
-                tokio::spawn(async move {
-                    // The next request takes over the place.
-                    tokio::select! {
-                        () = env.sleep(PLACE_TIMEOUT) => {}
-                        () = waiter.another_joined() => {}
-                    }
-                    drop((waiter, counted));
-                });
-            }
-            Err(problem)
-        }
-    }
-}
-
-/// Returns the problem for a store that has not reported yet whether the lock is held.
-fn unknown(name: &LockName, wait: Duration) -> Problem {
-    let detail = format!("lock `{name}`: no response from the store within {wait:?}");
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(Duration::from_secs(1))
-}
-
-fn spent(loss: &Loss, detail: &str) -> Problem {
-    Problem::new(StatusCode::CONFLICT, "key-spent", detail)
-        .with_loss(loss)
-        .with_help("use a new Idempotency-Key for each acquisition")
-}
-
-async fn guard(lock: Lock, request: &AcquireRequest, wait: Duration) -> leasehold::Result<Guard> {
-    match (request.permits, request.shared, wait.is_zero()) {
-        (Some(permits), _, true) => lock.semaphore(permits).try_acquire().await,
-        (Some(permits), _, false) => lock.semaphore(permits).acquire_within(wait).await,
-        (None, true, true) => lock.rw_lock().try_shared().await,
-        (None, true, false) => lock.rw_lock().shared_within(wait).await,
-        (None, false, true) => lock.try_acquire().await,
-        (None, false, false) => lock.acquire_within(wait).await,
-    }
-}
 
 /// Renews one hold or up to 100.
 #[utoipa::path(post, path = "/v1/holds/renew", request_body = RenewRequest, responses(
@@ -458,80 +216,4 @@ fn report_loss(app: &App, arrival: &Arrival, loss: &Loss) {
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
     app.locker.capabilities().tokens.then(|| ticket.token().get())
-}
-
-fn stopping() -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "this server is shutting down")
-        .with_help("repeat the request with the same Idempotency-Key, to any server on the same store")
-        .retry_after(Duration::from_secs(1))
-}
-
-fn idempotency_key(key: &[u8]) -> Result<&str, Problem> {
-    match std::str::from_utf8(key) {
-        Ok(key) if KEY_LENGTH.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => {
-            Ok(key)
-        }
-        _ => {
-            Err(Problem::invalid("the header `Idempotency-Key` must have 16 to 128 visible ASCII characters")
-                .with_help(KEY_HELP))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, OnceLock};
-
-    use async_trait::async_trait;
-    use leasehold::Locker;
-    use leasehold::clock::{Clock, Moment, TestClock};
-    use leasehold::env::Env;
-    use leasehold::lease::StoreOptions;
-    use leasehold::observe::{Event, Observer};
-
-    use super::*;
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    /// A clock on which, once a lock was granted, a second passes between two readings.
-    #[derive(Debug, Default)]
-    struct SlowMachine {
-        clock: TestClock,
-        granted: OnceLock<Moment>,
-    }
-
-    #[async_trait]
-    impl Clock for SlowMachine {
-        fn now(&self) -> Moment {
-            if self.granted.get().is_some() {
-                self.clock.suspend(Duration::from_secs(1));
-            }
-            self.clock.now()
-        }
-
-        async fn sleep(&self, duration: Duration) {
-            self.clock.sleep(duration).await;
-        }
-    }
-
-    impl Observer for SlowMachine {
-        fn observe(&self, event: &Event<'_>) {
-            if matches!(event, Event::Acquired { .. }) {
-                let _ = self.granted.set(self.clock.now());
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_hold_is_reported_for_no_longer_than_its_lease() {
-        let machine = Arc::new(SlowMachine::default());
-        let mut options = StoreOptions::default();
-        options.env = Env::seeded(machine.clone(), 1);
-        let locker = Locker::open_with("mem:", options).await.unwrap().observed_by(machine.clone());
-        let lock = locker.lock("a").ttl(TTL).for_ticket();
-        let held = hold(lock, &AcquireRequest::default(), None, Duration::ZERO).await;
-        let Ok((_, deadline)) = held else { panic!("the lock is free") };
-        let granted = *machine.granted.get().unwrap();
-        assert!(deadline.remaining(granted) <= TTL, "{:?}", deadline.remaining(granted));
-    }
 }
