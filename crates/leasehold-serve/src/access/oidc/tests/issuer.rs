@@ -76,7 +76,7 @@ pub(super) struct TestIssuer {
     /// How many times its keys were requested.
     fetches: watch::Sender<usize>,
     /// Whether the issuer responds.
-    is_open: watch::Sender<bool>,
+    pub(super) is_open: watch::Sender<bool>,
 }
 
 impl TestIssuer {
