@@ -72,7 +72,7 @@ def check(packages, rules):
             warnings.append(f"{name} is there more than once: {', '.join(sorted(found))}")
     known = {f"{name}@{version}" for name, found in versions.items() for version in found}
     for skip in sorted(skipped - known):
-        warnings.append(f"deny.toml skips {skip}, which is not there any more")
+        warnings.append(f"deny.toml skips {skip}, which is no longer a dependency")
     return errors, warnings
 
 
@@ -98,7 +98,7 @@ def advisories():
         return "advisories: not checked, since cargo-deny is not installed"
     deny = ["cargo", "deny", "--all-features"]
     if subprocess.run([*deny, "fetch", "db"], capture_output=True, check=False).returncode != 0:
-        return "advisories: not checked, since the database cannot be had"
+        return "advisories: not checked, because the database cannot be downloaded"
     run = subprocess.run([*deny, "check", "--disable-fetch", "advisories"], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         sys.exit(run.stderr)

@@ -178,7 +178,7 @@ try_release() {
     ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release takes unknown files"
     [[ $refused == *other* ]] || fail "$refused"
     rm "$fake/other" "$fake"/*amd64.deb
-    ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release does without a package"
+    ! refused=$(packaging/release check "v$version" "$fake" --unreleased 2>&1) || fail "packaging/release accepts a missing package"
     [[ $refused == *"has no leasehold_$version-1_amd64.deb"* ]] || fail "$refused"
 }
 

@@ -100,7 +100,7 @@ export class Agent {
       await agent.#hello();
     } catch (error) {
       agent.#die("was refused");
-      if (error instanceof AgentError) throw await agent.#process.explained(error);
+      if (error instanceof AgentError) throw await agent.#process.withStderr(error);
       throw error;
     } finally {
       clearTimeout(limit);

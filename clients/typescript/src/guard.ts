@@ -168,7 +168,7 @@ export class Guard implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     // If this is false, the block has ended the hold and has the result.
     const isHeld = this.#released === null && this.#hold.isHeld;
-    const wasHeld = await untold(this.release(), true);
+    const wasHeld = await settled(this.release(), true);
     if (this.loss !== null) {
       if (!this.#reported) throw this.loss;
     } else if (isHeld && !wasHeld) {
@@ -181,7 +181,7 @@ export class Guard implements AsyncDisposable {
  * Waits for a release. Returns `otherwise` if it did not reach the store, because this is not an error of the work.
  * @internal
  */
-export async function untold(release: Promise<boolean>, otherwise: boolean): Promise<boolean> {
+export async function settled(release: Promise<boolean>, otherwise: boolean): Promise<boolean> {
   try {
     return await release;
   } catch (error) {

@@ -2,7 +2,7 @@
 
 import type { Answer } from "./agent.js";
 import { LeaseholdError, LockHeldError, LockLostError, StoreError } from "./errors.js";
-import { Guard, untold } from "./guard.js";
+import { Guard, settled } from "./guard.js";
 import { milliseconds, type Duration } from "./duration.js";
 import { readHeldBy, readHolder, type Holder } from "./holder.js";
 import { number, object, optional, token, type Message } from "./message.js";
@@ -162,7 +162,7 @@ export async function under<T>(
   guard: Guard,
   signal: AbortSignal | undefined,
   work: Work<T>,
-  endings: Endings = { success: () => untold(guard.release(), true), failure: () => guard.release() },
+  endings: Endings = { success: () => settled(guard.release(), true), failure: () => guard.release() },
 ): Promise<T> {
   const stop = new AbortController();
   const lost = () => stop.abort(guard.signal.reason);
@@ -180,7 +180,7 @@ export async function under<T>(
     return outcome.value;
   } catch (error) {
     if (guard.loss !== null) throw guard.loss;
-    await untold(endings.failure(), false);
+    await settled(endings.failure(), false);
     throw error;
   } finally {
     guard.signal.removeEventListener("abort", lost);

@@ -101,7 +101,7 @@ export class AgentProcess {
   }
 
   /** Returns the error for an agent that failed to start, with the agent's stderr. */
-  async explained(error: AgentError): Promise<AgentError> {
+  async withStderr(error: AgentError): Promise<AgentError> {
     const command = JSON.stringify(this.#command);
     this.#child.ref();
     // The agent was killed, but another process may still have its stderr open.

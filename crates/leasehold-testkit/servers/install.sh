@@ -43,7 +43,7 @@ one_at_a_time() {
 
 install_all() {
     need_packages && new_enough_go || return 1
-    printf 'servers are kept in %s: to install them takes some minutes, the first time\n' "$CACHE"
+    printf 'servers are kept in %s; the first installation takes some minutes\n' "$CACHE"
     local program installs=(
         "install_python $MOTO moto[server]" "install_python $GCP_STORAGE_EMULATOR" "install_python $AWS_CLI" install_java
         install_go_peers install_client_go_peer install_s3s_fs "install_python_peer redis $REDIS_PY" "install_python_peer azure $STORAGE_BLOB_PY" install_node_peer install_azurite

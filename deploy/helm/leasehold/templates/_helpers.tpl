@@ -22,7 +22,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.access.existingSecret | default (include "leasehold.name" .) }}
 {{- end }}
 
-{{- /* Refuses values that would give no server, or locks that do not exclude each other. */ -}}
+{{- /* Refuses values with which no server would run, or with which locks would not exclude each other. */ -}}
 {{- define "leasehold.check" -}}
 {{- $store := .Values.store -}}
 {{- if not $store }}{{ fail "`store` is missing: the URL of the store, such as --set store=s3://bucket/locks" }}{{ end -}}
