@@ -145,7 +145,7 @@ impl Client {
         .await
     }
 
-    /// Returns the number of members that the store URL or DNS names.
+    /// Returns the number of members that the store URL names.
     pub(super) fn members(&self) -> usize {
         self.connector.members().len()
     }
