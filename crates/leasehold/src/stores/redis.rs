@@ -9,8 +9,11 @@ mod connect;
 mod errors;
 mod examine;
 mod leases;
+mod link;
+mod links;
 mod listener;
 mod scripts;
+mod server;
 
 use std::sync::Arc;
 use std::time::Duration;

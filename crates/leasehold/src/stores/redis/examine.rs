@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::connect::{Facts, Link};
 use super::errors;
 use super::leases::RedisLeases;
+use super::link::Link;
+use super::server::Facts;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};

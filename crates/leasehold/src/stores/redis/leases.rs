@@ -8,7 +8,9 @@ use redis::{Script, ScriptInvocation, Value};
 
 use super::POLL_INTERVAL;
 use super::answer::{Answer, text};
-use super::connect::{Link, Links, Way};
+use super::connect::Way;
+use super::link::Link;
+use super::links::Links;
 use super::scripts::Scripts;
 use crate::clock::{Deadline, micros};
 use crate::diagnosis::Examined;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::connect::Links;
+use super::links::Links;
 use crate::stores::on_server::notifications::UNUSED;
 
 impl Links {
