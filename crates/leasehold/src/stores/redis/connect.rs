@@ -14,7 +14,7 @@ use super::answer::called;
 use super::config::Location;
 use super::errors;
 use super::link::Link;
-use super::server::Facts;
+use super::server::ServerInfo;
 use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
@@ -31,11 +31,11 @@ const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store UR
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Connector {
     pub(super) location: Location,
 }
 
-impl Way {
+impl Connector {
     /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
     /// be read is an error before anything is locked.
     ///
@@ -57,7 +57,7 @@ impl Way {
                 Some(master) => self.connect_by(host, master, env, Some(calls)).await,
             };
             match link
-                .and_then(|link| link.facts.check(&link.host).map(|()| link).map_err(Fault::not_applied))
+                .and_then(|link| link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied))
             {
                 Ok(link) => return Ok(link),
                 Err(error) => failed.push(error),
@@ -75,7 +75,7 @@ impl Way {
                 Some(master) => self.connect_by(host, master, env, None).await,
             };
             match link {
-                Ok(link) if link.facts.is_primary => return Ok(link),
+                Ok(link) if link.server.is_primary => return Ok(link),
                 Ok(link) => other = Some(link),
                 Err(error) => failed.push(error),
             }
@@ -139,7 +139,7 @@ impl Way {
         };
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
             Some(Ok((info, (seconds, us)))) => {
-                link.facts = Facts::of(&info);
+                link.server = ServerInfo::of(&info);
                 let clock_us = u64::try_from(seconds * 1_000_000 + us).unwrap_or(0);
                 link.note_clock(clock_us, env.now());
                 Ok(link)

@@ -6,16 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 
-use super::server::Facts;
+use super::server::ServerInfo;
 use crate::clock::{Moment, RATE_ERROR, micros};
 
 /// An open connection. It is closed when this is dropped.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     driver: AbortHandle,
-    /// The server, for messages.
+    /// The address of the server, for messages.
     pub(super) host: String,
-    pub(super) facts: Facts,
+    pub(super) server: ServerInfo,
     /// A reading of the server's clock, and the moment at which the response arrived.
     clock: Mutex<(u64, Moment)>,
     /// When the first abandoned request since the latest response was sent.
@@ -41,7 +41,7 @@ impl Link {
             connection,
             driver,
             host,
-            facts: Facts::default(),
+            server: ServerInfo::default(),
             clock: Mutex::new((0, now)),
             unanswered: Mutex::default(),
             listens: AtomicBool::default(),

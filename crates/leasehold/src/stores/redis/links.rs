@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{ScriptInvocation, Value};
 use tokio::sync::oneshot;
 
-use super::connect::Way;
+use super::connect::Connector;
 use super::errors;
 use super::link::Link;
 use crate::clock::Moment;
@@ -22,7 +22,7 @@ const STALLED: Duration = Duration::from_millis(500);
 /// The connection of a store.
 #[derive(Debug)]
 pub(super) struct Links {
-    pub(super) way: Way,
+    pub(super) connector: Connector,
     pub(super) env: Env,
     pub(super) calls: Arc<Calls>,
     current: Mutex<Option<Arc<Link>>>,
@@ -30,9 +30,9 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub(super) fn new(way: Way, env: Env) -> Self {
+    pub(super) fn new(connector: Connector, env: Env) -> Self {
         let calls = Calls::new(env.clone());
-        Self { way, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        Self { connector, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
@@ -56,7 +56,7 @@ impl Links {
             let link = match links.opened() {
                 Some(link) => Ok(link),
                 None if give.is_closed() => return,
-                None => links.way.connect(&links.env, &links.calls).await.map(Arc::new),
+                None => links.connector.connect(&links.env, &links.calls).await.map(Arc::new),
             };
             if let Ok(link) = &link {
                 *links.current() = Some(link.clone());

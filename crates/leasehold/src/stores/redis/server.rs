@@ -10,7 +10,7 @@ const OLDEST: (u32, u32) = (6, 2);
 
 /// The properties that a server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct ServerInfo {
     /// Redis or Valkey, with its version.
     pub(super) product: String,
     pub(super) version: (u32, u32),
@@ -23,7 +23,7 @@ pub(super) struct Facts {
     pub(super) has_append_only_file: bool,
 }
 
-impl Facts {
+impl ServerInfo {
     pub(super) fn of(info: &str) -> Self {
         let value = |key: &str| {
             let mut lines = info.lines().filter_map(|line| line.split_once(':'));
@@ -90,22 +90,22 @@ mod tests {
     const INFO: &str = "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.0.1\r\nmaxmemory:0\r\n\
         maxmemory_policy:allkeys-lru\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\ncluster_enabled:0\r\n";
 
-    fn check(change: impl FnOnce(&mut Facts)) -> Result<(), Fault> {
-        let mut facts = Facts::of(INFO);
-        change(&mut facts);
-        facts.check("h:1")
+    fn check(change: impl FnOnce(&mut ServerInfo)) -> Result<(), Fault> {
+        let mut server = ServerInfo::of(INFO);
+        change(&mut server);
+        server.check("h:1")
     }
 
     #[test]
     fn a_server_that_may_lose_locks_is_refused() {
-        let facts = Facts::of(INFO);
-        assert_eq!((facts.product.as_str(), facts.version, facts.replicas), ("Valkey 8.0.1", (7, 2), 2));
-        assert!(facts.may_evict() && !facts.evicts() && facts.has_append_only_file);
+        let server = ServerInfo::of(INFO);
+        assert_eq!((server.product.as_str(), server.version, server.replicas), ("Valkey 8.0.1", (7, 2), 2));
+        assert!(server.may_evict() && !server.evicts() && server.has_append_only_file);
         assert!(check(|_| ()).is_ok());
-        assert!(check(|facts| facts.has_memory_limit = true).unwrap_err().message.contains("allkeys-lru"));
-        assert_eq!(check(|facts| facts.is_clustered = true).unwrap_err().kind, ErrorKind::Unsupported);
-        assert_eq!(check(|facts| facts.is_primary = false).unwrap_err().kind, ErrorKind::Unavailable);
-        assert_eq!(check(|facts| facts.version = (6, 0)).unwrap_err().kind, ErrorKind::Unsupported);
-        assert!(Facts::of("").check("h:1").is_err());
+        assert!(check(|server| server.has_memory_limit = true).unwrap_err().message.contains("allkeys-lru"));
+        assert_eq!(check(|server| server.is_clustered = true).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(check(|server| server.is_primary = false).unwrap_err().kind, ErrorKind::Unavailable);
+        assert_eq!(check(|server| server.version = (6, 0)).unwrap_err().kind, ErrorKind::Unsupported);
+        assert!(ServerInfo::of("").check("h:1").is_err());
     }
 }
