@@ -5,8 +5,8 @@
 //! [`Guard`](crate::Guard) provide them.
 
 mod claim;
+mod last_error;
 mod place;
-mod trouble;
 mod watch;
 
 use std::any::Any;
@@ -17,10 +17,10 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
+pub use self::last_error::StoreTrouble;
 pub(crate) use self::place::{
     Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
 };
-pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::{Deadline, Moment};
 use crate::diagnosis::Diagnose;

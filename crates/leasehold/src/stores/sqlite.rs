@@ -6,8 +6,8 @@
 
 mod acquire;
 mod database;
+mod errors;
 mod examine;
-mod fault;
 mod file;
 mod file_system;
 #[cfg(any(test, fuzzing))]
@@ -18,8 +18,8 @@ mod heartbeats;
 mod identity;
 mod location;
 mod machine;
-mod queue;
 mod record;
+mod requests;
 mod rules;
 mod schema;
 mod sweep;
@@ -40,8 +40,8 @@ use self::database::{Changed, Database, Durability, transact};
 use self::heartbeats::Heartbeats;
 use self::location::Location;
 use self::machine::Machine;
-use self::queue::Purpose;
 use self::record::Record;
+use self::requests::Purpose;
 use self::rules::Standing;
 use crate::clock::Moment;
 use crate::diagnosis::{Diagnose, Examination, Examined};

@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 use super::database::{Changed, Durability, transact};
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::heartbeats::Heartbeats;
 use super::machine::Machine;
 use super::record::{self, Counter};

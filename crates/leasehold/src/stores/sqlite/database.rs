@@ -7,10 +7,10 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::file::File;
 use super::location::Location;
-use super::queue::{Caller, Purpose, Queue, Reply, Request, Work};
+use super::requests::{Caller, Purpose, Queue, Reply, Request, Work};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 

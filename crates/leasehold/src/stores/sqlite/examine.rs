@@ -6,9 +6,9 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::database::{Changed, Durability, transact};
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::location::Location;
-use super::queue::Purpose;
+use super::requests::Purpose;
 use super::{STORE_TIMEOUT, SqliteLeases};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;

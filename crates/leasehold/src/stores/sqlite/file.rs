@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
 
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::identity::{Closable, Companions, FileId, Sharing};
 use super::location::Location;
 use super::schema;

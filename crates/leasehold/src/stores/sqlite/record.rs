@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row, named_params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::machine::Process;
 use crate::lease::{Holder, Id, PastGrant, Token, Ttl};
 use crate::types::LockName;

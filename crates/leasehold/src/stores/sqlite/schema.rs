@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::waiters;
 use crate::error::{ErrorKind, Fault};
 

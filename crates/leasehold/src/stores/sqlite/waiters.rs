@@ -11,7 +11,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::POLL_INTERVAL;
-use super::fault::Trouble;
+use super::errors::Trouble;
 use super::machine::{Machine, Process};
 use super::record::{from_json, json, signed};
 use super::rules::nanos;

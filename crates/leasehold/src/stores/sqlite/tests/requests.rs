@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::*;
-use crate::stores::sqlite::fault::Trouble;
+use crate::stores::sqlite::errors::Trouble;
 
 type Frozen = Pin<Box<dyn Future<Output = ()> + Send>>;
 
