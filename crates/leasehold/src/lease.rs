@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
-pub use self::last_error::StoreTrouble;
+pub use self::last_error::LastError;
 pub(crate) use self::place::{
     Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
 };

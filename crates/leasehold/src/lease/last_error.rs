@@ -1,27 +1,27 @@
-//! [`StoreTrouble`]: why a store does not respond.
+//! [`LastError`]: the latest error of a store that does not respond.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::StoreError;
 
-/// The reason why the store does not currently respond to a [`Claim`](super::Claim), for error messages when an
-/// acquisition times out. Clones share it.
+/// The latest error of a store that does not currently respond to a [`Claim`](super::Claim), for the error message when
+/// an acquisition times out. Clones share it.
 ///
 /// ```
-/// use leasehold::{error::Fault, lease::StoreTrouble};
+/// use leasehold::{error::Fault, lease::LastError};
 ///
-/// let trouble = StoreTrouble::default();
-/// trouble.note(&Fault::unavailable("connection refused").maybe_applied());
-/// assert_eq!(trouble.cause().as_deref(), Some("connection refused"));
-/// trouble.clear();
-/// assert_eq!(trouble.cause(), None);
+/// let last_error = LastError::default();
+/// last_error.set(&Fault::unavailable("connection refused").maybe_applied());
+/// assert_eq!(last_error.get().as_deref(), Some("connection refused"));
+/// last_error.clear();
+/// assert_eq!(last_error.get(), None);
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct StoreTrouble(Arc<Mutex<Option<String>>>);
+pub struct LastError(Arc<Mutex<Option<String>>>);
 
-impl StoreTrouble {
+impl LastError {
     /// Records that a request failed with `error` and will be sent again.
-    pub fn note(&self, error: &StoreError) {
+    pub fn set(&self, error: &StoreError) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
     }
 
@@ -31,7 +31,7 @@ impl StoreTrouble {
     }
 
     /// Returns the latest error, or `None` if there was none since the last response.
-    pub fn cause(&self) -> Option<String> {
+    pub fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

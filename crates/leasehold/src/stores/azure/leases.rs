@@ -269,7 +269,7 @@ fn seconds(claim: &Claim) -> Result<u64, StoreError> {
 impl LeaseStore for AzureLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let action = Lease::Acquire { seconds: seconds(claim)? };
-        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
+        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         // Whether an earlier request may have been granted although its response was lost.
         let mut unknown = false;
         loop {

@@ -42,7 +42,7 @@ impl HttpLeases {
     pub(super) async fn acquired(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let limit = attempt_limit(claim.ttl);
         let mut budget =
-            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
+            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.last_error);
         // Whether an earlier request may have been granted. If so, the server finds the grant by the claim's id.
         let mut unknown = false;
         loop {
