@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 
 use super::database::{Changed, Durability, transact};
-use super::errors::Trouble;
+use super::errors::SqliteError;
 use super::heartbeats::Heartbeats;
 use super::machine::Machine;
 use super::record::{self, Counter};
@@ -21,7 +21,7 @@ pub(super) fn acquire(
     machine: &Machine,
     heartbeats: &Heartbeats,
     env: &Env,
-) -> Result<AcquireOutcome, Trouble> {
+) -> Result<AcquireOutcome, SqliteError> {
     let joins = claim.waits && !claim.barges;
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {

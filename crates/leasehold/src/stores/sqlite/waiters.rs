@@ -11,7 +11,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::POLL_INTERVAL;
-use super::errors::Trouble;
+use super::errors::SqliteError;
 use super::machine::{Machine, Process};
 use super::record::{from_json, json, signed};
 use super::rules::nanos;
@@ -89,7 +89,7 @@ pub(super) fn place(
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<Place, Trouble> {
+) -> Result<Place, SqliteError> {
     let mut changed = false;
     if claim.barges {
         return Ok(Place::First);
@@ -125,7 +125,7 @@ pub(super) fn join(
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<bool, Trouble> {
+) -> Result<bool, SqliteError> {
     let mut insert = connection.prepare_cached(
         "INSERT OR IGNORE INTO waiter (name, claim_id, holder, boot, joined_ns, asked_ns, process)
          VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -149,7 +149,7 @@ pub(super) fn answer(
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<(), Trouble> {
+) -> Result<(), SqliteError> {
     if !join(connection, claim, machine, now)? {
         let mut update = connection.prepare_cached("UPDATE waiter SET asked_ns = ? WHERE claim_id = ?")?;
         update.execute((signed(nanos(now.since_boot())), claim.id.to_string()))?;
@@ -158,7 +158,7 @@ pub(super) fn answer(
 }
 
 /// Removes the waiters that have not asked since the lock was first kept for `late`. Keeps `claim`, which asks now.
-fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), Trouble> {
+fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), SqliteError> {
     let mut delete =
         connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
     delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string()))?;
@@ -166,13 +166,13 @@ fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Resul
 }
 
 /// Removes `claim` from the queue.
-pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
+pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), SqliteError> {
     connection.prepare_cached("DELETE FROM waiter WHERE claim_id = ?")?.execute([claim.to_string()])?;
     Ok(())
 }
 
 /// Records that the lock is no longer free. Its first waiter must be called again when the lock is free again.
-pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), SqliteError> {
     let mut update = connection
         .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
     update.execute([name.as_str()])?;
@@ -180,13 +180,13 @@ pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), T
 }
 
 /// Empties the queue of a lock.
-pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), SqliteError> {
     connection.execute("DELETE FROM waiter WHERE name = ?", [name.as_str()])?;
     Ok(())
 }
 
 /// Returns the first waiter for `name`. Removes rows that cannot be read, because they are not worth an error.
-fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Trouble> {
+fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, SqliteError> {
     loop {
         let mut statement =
             connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
@@ -210,7 +210,7 @@ pub(super) fn kept_for(
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<Option<Duration>, Trouble> {
+) -> Result<Option<Duration>, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
     let first = statement.query_row([claim.name.as_str()], |row| Ok(parse(row))).optional()?;
@@ -231,7 +231,7 @@ pub(super) fn add_place(
     connection: &Connection,
     claim: &Claim,
     held: &mut HolderInfo,
-) -> Result<(), Trouble> {
+) -> Result<(), SqliteError> {
     let mut own = connection.prepare_cached("SELECT number FROM waiter WHERE claim_id = ?")?;
     let Some(number) = own.query_row([claim.id.to_string()], |row| row.get::<_, i64>(0)).optional()? else {
         return Ok(());
@@ -255,7 +255,7 @@ pub(super) fn all(
     name: &LockName,
     machine: &Machine,
     now: Moment,
-) -> Result<Vec<lease::Waiter>, Trouble> {
+) -> Result<Vec<lease::Waiter>, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 64")?;
     let rows = statement.query_map([name.as_str()], |row| Ok(parse(row)))?;
@@ -269,15 +269,15 @@ pub(super) fn all(
 }
 
 /// Returns whether `claim` is in the queue and has asked since `since_ns`.
-fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, Trouble> {
+fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;
     let rows: i64 = statement.query_row((claim.id.to_string(), signed(since_ns)), |row| row.get(0))?;
     Ok(rows > 0)
 }
 
-fn parse(row: &Row<'_>) -> Result<Waiter, Trouble> {
-    let garbled = |error: crate::InvalidValue| Trouble::Garbled(error.to_string());
+fn parse(row: &Row<'_>) -> Result<Waiter, SqliteError> {
+    let garbled = |error: crate::InvalidValue| SqliteError::Garbled(error.to_string());
     let nanos = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(Waiter {
         number: row.get("number")?,
