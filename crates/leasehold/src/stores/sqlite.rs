@@ -186,7 +186,7 @@ impl SqliteLeases {
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
-    /// Gives up the place of a claim in the queue.
+    /// Gives up the place of a claim in the line.
     async fn leave(&self, claim: Id) -> Result<(), StoreError> {
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {

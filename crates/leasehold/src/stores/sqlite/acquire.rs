@@ -8,7 +8,7 @@ use super::heartbeats::Heartbeats;
 use super::machine::Machine;
 use super::record::{self, Counter};
 use super::rules::{self, Decision, Minted};
-use super::waiters::{self, Place};
+use super::waiters::{self, MayTake};
 use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::Fault;
@@ -45,8 +45,8 @@ pub(super) fn acquire(
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
                 Decision::Grant { least, history } => {
-                    let place = waiters::place(transaction, claim, machine, now)?;
-                    if let Place::Behind { mut held, changed } = place {
+                    let may_take = waiters::may_take(transaction, claim, machine, now)?;
+                    if let MayTake::No { mut held, changed } = may_take {
                         if joins {
                             waiters::answer(transaction, claim, machine, now)?;
                             waiters::add_place(transaction, claim, &mut held)?;

@@ -1,6 +1,6 @@
-//! The queue of the waiters for each lock, across processes, in order of arrival.
+//! The line of the waiters for each lock, across processes, in order of arrival.
 //!
-//! The queue can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
+//! The line can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
 //! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
 //! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
 //! removed. It joins again at the end. In the second half of that time, all other waiters ask for the lock. Waiters
@@ -75,28 +75,28 @@ impl Waiter {
 /// Whether a claim may take a free lock.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
-pub(super) enum Place {
+pub(super) enum MayTake {
     /// No other waiter is before the claim.
-    First,
+    Yes,
     /// The lock is kept for another waiter. `changed` tells whether a row was written.
-    Behind { held: HolderInfo, changed: bool },
+    No { held: HolderInfo, changed: bool },
 }
 
 /// Determines whether `claim` may take the lock, which is free. Calls the first waiter. Removes waiters that are gone
 /// or did not respond in time.
-pub(super) fn place(
+pub(super) fn may_take(
     connection: &Connection,
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<Place, SqliteError> {
+) -> Result<MayTake, SqliteError> {
     let mut changed = false;
     if claim.barges {
-        return Ok(Place::First);
+        return Ok(MayTake::Yes);
     }
     while let Some(first) = first(connection, &claim.name)? {
         if first.claim == claim.id {
-            return Ok(Place::First);
+            return Ok(MayTake::Yes);
         }
         // This must be checked first, because times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
@@ -114,12 +114,12 @@ pub(super) fn place(
             call.execute((signed(nanos(now.since_boot())), first.number))?;
             changed = true;
         }
-        return Ok(Place::Behind { held: first.as_holder(now), changed });
+        return Ok(MayTake::No { held: first.as_holder(now), changed });
     }
-    Ok(Place::First)
+    Ok(MayTake::Yes)
 }
 
-/// Adds `claim` to the end of the queue, unless it is already in the queue. Returns whether it was added.
+/// Adds `claim` to the end of the line, unless it is already in the line. Returns whether it was added.
 pub(super) fn join(
     connection: &Connection,
     claim: &Claim,
@@ -143,7 +143,7 @@ pub(super) fn join(
     Ok(added > 0)
 }
 
-/// Adds `claim` to the queue. If it is already there, records that it asked while the lock was free for another waiter.
+/// Adds `claim` to the line. If it is already there, records that it asked while the lock was free for another waiter.
 pub(super) fn answer(
     connection: &Connection,
     claim: &Claim,
@@ -165,7 +165,7 @@ fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Resul
     Ok(())
 }
 
-/// Removes `claim` from the queue.
+/// Removes `claim` from the line.
 pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), SqliteError> {
     connection.prepare_cached("DELETE FROM waiter WHERE claim_id = ?")?.execute([claim.to_string()])?;
     Ok(())
@@ -179,7 +179,7 @@ pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), S
     Ok(())
 }
 
-/// Empties the queue of a lock.
+/// Empties the line of a lock.
 pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), SqliteError> {
     connection.execute("DELETE FROM waiter WHERE name = ?", [name.as_str()])?;
     Ok(())
@@ -226,7 +226,7 @@ pub(super) fn kept_for(
 }
 
 /// Adds to `held`, the refusal of `claim`, how many waiters are before the claim and who the last of them is. Adds
-/// nothing if the claim is not in the queue.
+/// nothing if the claim is not in the line.
 pub(super) fn add_place(
     connection: &Connection,
     claim: &Claim,
@@ -268,7 +268,7 @@ pub(super) fn all(
     Ok(shown.collect())
 }
 
-/// Returns whether `claim` is in the queue and has asked since `since_ns`.
+/// Returns whether `claim` is in the line and has asked since `since_ns`.
 fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;
