@@ -207,6 +207,11 @@ pub struct Grant {
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
 
+/// The memo of a grant whose release was requested. The release may have taken effect although no response arrived.
+#[derive(Debug)]
+#[allow(dead_code, reason = "only some stores need it")]
+pub(crate) struct ReleaseRequest;
+
 impl Grant {
     /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.
     pub(crate) fn withdrawn(name: LockName, id: Id, ttl: Ttl, now: Moment) -> Self {

@@ -49,7 +49,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
-    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    PollInterval, ReleaseRequest, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -107,10 +107,6 @@ struct SqliteLeases {
     heartbeats: Arc<Heartbeats>,
     env: Env,
 }
-
-/// The memo of a grant whose release was requested. The release may have been done although no response arrived.
-#[derive(Debug)]
-struct ReleaseAsked;
 
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
@@ -287,7 +283,7 @@ impl LeaseStore for SqliteLeases {
             self.leave(grant.id).await?;
         }
         let id = grant.id;
-        let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
         let heartbeats = Arc::clone(&self.heartbeats);
         let is_a_copys = move |mut record: Option<Record>| {
             let hold = rules::hold_of(record.as_mut(), id);

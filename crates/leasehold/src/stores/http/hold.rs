@@ -11,8 +11,8 @@ use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, Released, Renewal, Token, Ttl,
-    attempt_limit, deadline,
+    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, ReleaseRequest, Released,
+    Renewal, Token, Ttl, attempt_limit, deadline,
 };
 use crate::retry::RetryBudget;
 use crate::ticket::Ticket;
@@ -25,10 +25,6 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// The number of locks whose latest token is remembered.
 const MOST_TOKENS: usize = 1_000;
-
-/// In a grant's memo: its release was requested, and may have taken effect although no response arrived.
-#[derive(Debug)]
-struct ReleaseAsked;
 
 /// The response to an acquisition.
 pub(super) enum Acquired {
@@ -202,7 +198,7 @@ impl HttpLeases {
         cooldown: Option<Duration>,
     ) -> Result<Released, StoreError> {
         let withdraws = grant.token == Token::default();
-        let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let mut asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
         let mut budget = RetryBudget::new(&self.client.env, STORE_TIMEOUT, ATTEMPT);
         loop {
             let answer = if withdraws {
