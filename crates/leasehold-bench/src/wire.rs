@@ -2,6 +2,7 @@
 //! trip and counts requests.
 
 pub(crate) mod heads;
+mod messages;
 mod postgres;
 pub(crate) mod proxy;
 mod redis;

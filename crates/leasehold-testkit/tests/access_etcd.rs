@@ -8,7 +8,8 @@ use leasehold::clock::{Clock, SystemClock};
 use leasehold::{ErrorKind, LockName, Locker};
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores::etcd::{Cluster, etcdctl};
-use tokio::process::Command;
+
+use crate::access::make_certificates;
 
 const ROLE: &[&[&str]] = &[
     &["user", "add", "root:secret"],
@@ -162,28 +163,9 @@ async fn a_cluster_without_users_takes_any_login() {
     Locker::open(&url).await.unwrap().lock("lock").acquire().await.unwrap().release().await.unwrap();
 }
 
-async fn openssl(folder: &Path, arguments: &str) {
-    let arguments = arguments.split(' ');
-    let output = Command::new("openssl").args(arguments).current_dir(folder).output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Creates a certificate authority, and certificates for a member and for a client.
-async fn certificates(folder: &Path) {
-    certificates_for(folder, "IP:127.0.0.1").await;
-}
-
-/// Does the same for a member with this name.
-async fn certificates_for(folder: &Path, member: &str) {
-    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
-    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
-    for (name, names) in [("member", member), ("client", "DNS:client")] {
-        let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
-        let usage = "-addext extendedKeyUsage=serverAuth,clientAuth";
-        let to =
-            format!("-keyout {name}.key -out {name}.pem -subj /CN={name} -addext subjectAltName={names}");
-        openssl(folder, &format!("{NEW} {by} {usage} {to}")).await;
-    }
+/// Creates certificates for a member with the alternative name `member` and for a client.
+async fn certificates(folder: &Path, member: &str) {
+    make_certificates(folder, &[("member", member), ("client", "DNS:client")]).await;
 }
 
 /// Starts a member that requires client certificates. Returns it with the options of a store URL that has such a
@@ -217,7 +199,7 @@ async fn refused(url: &str) -> leasehold::Error {
 #[tokio::test]
 async fn client_and_server_certificates_are_required() {
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).await;
+    certificates(folder.path(), "IP:127.0.0.1").await;
     let (cluster, options) = with_certificates(folder.path()).await;
     let url = format!("etcd://{}/tests/", cluster.address(0));
     holds_and_waits(&format!("{url}{options}"), Duration::from_secs(6)).await;
@@ -239,7 +221,7 @@ async fn the_error_for_tls_to_a_plain_member_names_the_option() {
 #[tokio::test]
 async fn a_member_is_checked_by_the_server_name() {
     let folder = tempfile::tempdir().unwrap();
-    certificates_for(folder.path(), "DNS:etcd.internal").await;
+    certificates(folder.path(), "DNS:etcd.internal").await;
     let (cluster, options) = with_certificates(folder.path()).await;
     let url = format!("etcd://{}/tests/{options}", cluster.address(0));
     holds_and_waits(&format!("{url}&server_name=etcd.internal"), Duration::from_secs(6)).await;
@@ -252,12 +234,12 @@ async fn a_member_is_checked_by_the_server_name() {
 #[tokio::test]
 async fn certificates_are_read_again_when_they_were_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).await;
+    certificates(folder.path(), "IP:127.0.0.1").await;
     let (mut cluster, options) = with_certificates(folder.path()).await;
     let locker = Locker::open(&format!("etcd://{}/tests/{options}", cluster.address(0))).await.unwrap();
     let held = locker.lock("held").acquire().await.unwrap();
     // Create a new authority and new certificates.
-    certificates(folder.path()).await;
+    certificates(folder.path(), "IP:127.0.0.1").await;
     cluster.kill(0).await;
     cluster.restart(0);
     locker.lock("lock").acquire().await.unwrap().release().await.unwrap();

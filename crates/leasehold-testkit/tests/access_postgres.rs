@@ -1,8 +1,6 @@
 //! Passwords, certificates and permissions on PostgreSQL, and the doctor's findings about unsafe servers.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::time::Duration;
 
 use leasehold::doctor::{CheckStatus, Examination};
 use leasehold::{ErrorKind, Locker};
@@ -10,31 +8,13 @@ use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{PostgresServer, make_table, psql, table};
 use tempfile::TempDir;
-use tokio::process::Command;
 
-async fn openssl(folder: &Path, arguments: &str) {
-    let output =
-        Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Creates a certificate authority, and certificates from it for a server and for the user `deploy`.
-async fn certificates(folder: &Path) {
-    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
-    openssl(folder, &format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority")).await;
-    for (name, names) in [("server", "IP:127.0.0.1"), ("deploy", "DNS:deploy")] {
-        let by = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
-        let usage = "-addext extendedKeyUsage=serverAuth,clientAuth";
-        let to =
-            format!("-keyout {name}.key -out {name}.pem -subj /CN={name} -addext subjectAltName={names}");
-        openssl(folder, &format!("{NEW} {by} {usage} {to}")).await;
-    }
-}
+use crate::access::{assert_granted, make_certificates, refused};
 
 /// Starts a server with TLS, whose pg_hba.conf has the lines `access` for the user `deploy`.
 async fn server(access: &str) -> (PostgresServer, TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path()).await;
+    make_certificates(folder.path(), &[("server", "IP:127.0.0.1"), ("deploy", "DNS:deploy")]).await;
     let data = folder.path().join("postgres");
     let mut server = PostgresServer::start_with(
         folder.path(),
@@ -68,17 +48,6 @@ async fn server(access: &str) -> (PostgresServer, TempDir) {
     (server, folder)
 }
 
-async fn locks(url: &str) {
-    let lock = Locker::open(url).await.unwrap().lock("lock");
-    lock.acquire().await.unwrap().release().await.unwrap();
-}
-
-async fn refused(url: &str) -> leasehold::Error {
-    let locker = Locker::open(url).await.unwrap();
-    let lock = locker.lock("lock").store_timeout(Duration::from_secs(30));
-    lock.try_acquire().await.unwrap_err()
-}
-
 fn described(error: &leasehold::Error) -> String {
     format!("{error} {error:?} {}", error.help().join(" "))
 }
@@ -97,7 +66,7 @@ async fn a_password_opens_the_server_encrypted_or_not() {
     let withheld = refused(&graced).await;
     assert!(withheld.to_string().contains("failover_grace"), "the server has fsync=off: {withheld}");
     for url in [given.clone(), in_file.clone(), with_option(&given, &format!("ca={}", ca.display()))] {
-        locks(&url).await;
+        assert_granted(&url).await;
     }
     for url in [given.replace("p%40ss%2Fword", "hunter2"), in_file.replace("password_file", "note")] {
         let Ok(locker) = Locker::open(&url).await else {
@@ -125,7 +94,7 @@ async fn the_servers_certificate_must_be_trusted_and_for_its_name() {
     let url = format!("postgres://deploy@{}/postgres", server.address());
     let ca = with_option(&url, &format!("ca={}", file("ca.pem")));
     let cert = format!("cert={}&key={}", file("deploy.pem"), file("deploy.key"));
-    locks(&with_option(&ca, &cert)).await;
+    assert_granted(&with_option(&ca, &cert)).await;
     let untrusted = refused(&with_option(&url, &format!("sslmode=verify-full&{cert}"))).await;
     assert!(described(&untrusted).contains("ca=FILE"), "{untrusted:?}");
     let elsewhere = refused(&with_option(&ca.replace("127.0.0.1", "localhost"), &cert)).await;

@@ -1,6 +1,5 @@
 //! Passwords, certificates, permissions and Sentinels of Redis, and the doctor's findings about unsafe servers.
 
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -14,6 +13,8 @@ use leasehold_testkit::stores::redis::redis_cli;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+
+use crate::access::{self, assert_granted, make_certificates};
 
 /// The least permissions, as the doctor lists them, with the keys of these tests.
 const LEAST: &str = "user deploy on >p@ss/word ~locks/* &locks/* +evalsha +script|load +info +time \
@@ -34,7 +35,7 @@ impl Server {
 
     async fn launch(variable: &str, listen: &str, settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        certificates(folder.path()).await;
+        make_certificates(folder.path(), &[("server", "IP:127.0.0.1")]).await;
         let port = free_port().unwrap();
         let path = folder.path().to_str().unwrap();
         let common = format!("bind 127.0.0.1\nport 0\n{listen} {port}\nsave \"\"\ndir {path}\n");
@@ -63,32 +64,9 @@ impl Server {
     }
 }
 
-/// Creates a certificate authority and a certificate from it.
-async fn certificates(folder: &Path) {
-    const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
-    for arguments in [
-        format!("{NEW} -keyout ca.key -out ca.pem -subj /CN=authority"),
-        format!(
-            "{NEW} -CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE \
-             -addext extendedKeyUsage=serverAuth,clientAuth -keyout server.key -out server.pem -subj /CN=server \
-             -addext subjectAltName=IP:127.0.0.1"
-        ),
-    ] {
-        let output =
-            Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().await.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
-
-async fn locks(url: &str) {
-    let lock = Locker::open(url).await.unwrap().lock("lock");
-    lock.acquire().await.unwrap().release().await.unwrap();
-}
-
+/// Returns the error of a refused attempt, which has a help text and does not show the password.
 async fn refused(url: &str) -> leasehold::Error {
-    let locker = Locker::open(url).await.unwrap();
-    let lock = locker.lock("lock").store_timeout(Duration::from_secs(30));
-    let error = lock.try_acquire().await.unwrap_err();
+    let error = access::refused(url).await;
     assert!(!error.help().is_empty() && !format!("{error} {error:?}").contains("ss/word"), "{error:?}");
     error
 }
@@ -98,8 +76,8 @@ async fn the_password_of_the_default_user() {
     let server = Server::start("requirepass p@ss/word\n").await;
     let file = server.file("password");
     std::fs::write(&file, "p@ss/word\n").unwrap();
-    locks(&server.url(":p%40ss%2Fword@", "")).await;
-    locks(&server.url("", &format!("password_file={file}"))).await;
+    assert_granted(&server.url(":p%40ss%2Fword@", "")).await;
+    assert_granted(&server.url("", &format!("password_file={file}"))).await;
     assert_eq!(refused(&server.url("", "")).await.kind(), ErrorKind::Denied);
     assert_eq!(refused(&server.url(":other-word@", "")).await.kind(), ErrorKind::Denied);
 }
@@ -108,7 +86,7 @@ async fn the_password_of_the_default_user() {
 async fn a_user_with_the_least_permissions_can_do_everything() {
     let server = Server::start(&format!("user default off\n{LEAST}\n")).await;
     let url = server.url("deploy:p%40ss%2Fword@", "");
-    locks(&url).await;
+    assert_granted(&url).await;
     let locker = Locker::open(&url).await.unwrap();
     let guard = locker.lock("a/b").acquire().await.unwrap();
     let waiting = tokio::spawn({
@@ -185,7 +163,7 @@ async fn a_certificate_is_checked_and_a_client_certificate_sent() {
     )
     .await;
     let (ca, cert, key) = (server.file("ca.pem"), server.file("server.pem"), server.file("server.key"));
-    locks(&server.url("", &format!("ca={ca}&cert={cert}&key={key}"))).await;
+    assert_granted(&server.url("", &format!("ca={ca}&cert={cert}&key={key}"))).await;
     let untrusted = refused(&server.url("", &format!("tls=on&cert={cert}&key={key}"))).await;
     assert_eq!(untrusted.kind(), ErrorKind::Invalid, "{untrusted:?}");
     let url = server.url("", &format!("ca={ca}&cert={cert}&key={key}")).replace("127.0.0.1", "localhost");
@@ -197,11 +175,11 @@ async fn sentinels_name_the_primary() {
     let server = Server::start("appendonly yes\n").await;
     let monitor = format!("sentinel monitor main 127.0.0.1 {} 1\n", server.port);
     let sentinel = Server::launch("LEASEHOLD_TEST_REDIS_SENTINEL", "port", &monitor).await;
-    locks(&sentinel.url("", "master=main")).await;
+    assert_granted(&sentinel.url("", "master=main")).await;
     assert_eq!(redis_cli(&server.url("", ""), &["EXISTS", "locks/lock//leasehold"]).await, "1");
     // One Sentinel that does not respond causes no error.
     let two = sentinel.url("", "master=main").replace("redis://", "redis://127.0.0.1:1,");
-    locks(&two).await;
+    assert_granted(&two).await;
     let unknown = refused(&sentinel.url("", "master=other")).await;
     assert!(unknown.to_string().contains("has no primary named"), "{unknown}");
 }
@@ -220,8 +198,8 @@ async fn sentinels_have_their_own_password() {
         let options = format!("master=main&allow_plaintext_credentials=on{more}");
         sentinel.url(":p%40ss%2Fword@", &options)
     };
-    locks(&url(&format!("&sentinel_password_file={file}"))).await;
-    locks(&url(&format!("&sentinel_user=default&sentinel_password_file={file}"))).await;
+    assert_granted(&url(&format!("&sentinel_password_file={file}"))).await;
+    assert_granted(&url(&format!("&sentinel_user=default&sentinel_password_file={file}"))).await;
     std::fs::write(&file, "another\n").unwrap();
     for more in [String::new(), format!("&sentinel_password_file={file}")] {
         let error = refused(&url(&more)).await;

@@ -1,57 +1,23 @@
 //! `failover_grace` on PostgreSQL: real promotions, and the rules. Each test of a rule fails without that rule.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::error::StoreError;
-use leasehold::lease::{
-    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Released, Renewal, StoreOptions, Ttl,
-};
-use leasehold::url::StoreUrl;
-use leasehold::{ErrorKind, Holder, LockName, Locker};
+use leasehold::lease::{AcquireOutcome, LeaseStore, Released, Renewal};
+use leasehold::{ErrorKind, LockName, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::postgres::{PostgresServer, psql, table};
 use tempfile::TempDir;
 
-const TTL: Duration = Duration::from_secs(30);
+use crate::leases::{TTL, claim, claim_of, granted, granted_to, open, refused, refused_to};
+
 const GRACE: Duration = Duration::from_secs(60);
-
-async fn open(url: &str) -> Arc<dyn LeaseStore> {
-    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
-}
-
-fn claim_of(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Claim {
-    let name = LockName::new(name).unwrap();
-    Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
-}
-
-fn claim(store: &dyn LeaseStore) -> Claim {
-    claim_of(store, "lock", TTL)
-}
-
-async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
-    match store.try_acquire(claim).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
-}
-
-async fn granted(store: &dyn LeaseStore) -> Grant {
-    granted_to(store, &claim(store)).await
-}
-
-async fn refused(store: &dyn LeaseStore, name: &str) -> HolderInfo {
-    match store.try_acquire(&claim_of(store, name, TTL)).await.unwrap() {
-        AcquireOutcome::Held(held) => held,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// Asserts that the lock is refused because of the grace.
 async fn assert_withheld(store: &dyn LeaseStore, name: &str) {
-    let held = refused(store, name).await;
+    let held = refused_to(store, &claim_of(store, name, TTL)).await;
     assert!(held.to_string().contains("failover_grace"), "{held}");
     assert!(held.lapses_within.unwrap() > TTL, "{held:?}");
 }
@@ -165,7 +131,7 @@ async fn a_promoted_synchronous_standby_has_every_grant() {
     let mut grant = granted(&*store).await;
     pair.fail_over().await;
     let other = open(&pair.url("failover_grace=0s")).await;
-    assert_eq!(refused(&*other, "lock").await.token, Some(grant.token));
+    assert_eq!(refused(&*other).await.token, Some(grant.token));
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     assert_eq!(store.release(&mut grant, None).await.unwrap(), Released::Released);
     granted(&*other).await;
@@ -200,7 +166,7 @@ async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
     let mut grant = granted_to(&*store, &first).await;
     fail_over(&url).await;
     assert_withheld(&*store, "other").await;
-    assert_eq!(refused(&*store, "lock").await.token, Some(grant.token), "held by a known grant");
+    assert_eq!(refused(&*store).await.token, Some(grant.token), "held by a known grant");
     let again = granted_to(&*store, &first).await;
     assert_eq!(again.token, grant.token, "a claim that is repeated was granted before");
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
@@ -216,7 +182,7 @@ async fn during_the_grace_known_grants_go_on_and_nothing_is_granted() {
 async fn the_longest_grace_of_all_clients_counts() {
     let (_fresh, url) = known().await;
     let (longer, shorter) = (url.replace("=60s", "=3600s"), url);
-    let left = async |url: &str| refused(&*open(url).await, "lock").await.lapses_within.unwrap().as_secs();
+    let left = async |url: &str| refused(&*open(url).await).await.lapses_within.unwrap().as_secs();
     // By now, 100 s have passed.
     assert!((3_000..3_501).contains(&left(&longer).await));
     assert!((3_000..3_501).contains(&left(&shorter).await));
@@ -230,7 +196,7 @@ async fn the_longest_grace_of_all_clients_counts() {
 async fn a_clock_that_was_set_back_does_not_prolong_the_grace() {
     let (_fresh, url) = known().await;
     change_epoch(&url, "jsonb_set(holder, '{since_us}', '8000000000000000')").await;
-    assert!(refused(&*open(&url).await, "lock").await.lapses_within.unwrap() <= GRACE);
+    assert!(refused(&*open(&url).await).await.lapses_within.unwrap() <= GRACE);
 }
 
 #[tokio::test]

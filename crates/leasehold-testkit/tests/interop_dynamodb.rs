@@ -11,7 +11,8 @@ use leasehold_testkit::peers::Program;
 use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 
-use crate::workers::{self, Worker};
+use crate::interop;
+use crate::workers::Worker;
 
 /// The ttl of both clients in tests in which a holder dies.
 const TTL: Duration = Duration::from_secs(3);
@@ -123,17 +124,10 @@ async fn a_released_lock_alternates_at_once_and_our_tokens_rise(table: &Table) {
 }
 
 async fn four_of_ours_and_four_of_theirs_count_exactly(table: &Table) {
-    const EACH: usize = 4;
-    const TIMES: usize = 8;
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("counter");
-    std::fs::write(&file, "0").unwrap();
-    let times = TIMES.to_string();
-    let more = ["--file", file.to_str().unwrap(), "--times", &times];
-    let lease = Duration::from_secs(20);
-    let theirs: Vec<_> = (0..EACH).map(|_| table.peer("increment", lease, &more)).collect();
-    let ours: Vec<_> = (0..EACH).map(|_| table.worker("increment", lease, &more)).collect();
-    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
+    let ttl = Duration::from_secs(20);
+    let ours = |more: &[&str]| table.worker("increment", ttl, more);
+    let theirs = |_, more: &[&str]| table.peer("increment", ttl, more);
+    interop::count_exactly(4, 8, ours, theirs).await;
 }
 
 /// A table that is shared with clients of one kind, and one lock in it.

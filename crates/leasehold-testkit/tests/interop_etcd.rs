@@ -11,7 +11,8 @@ use leasehold_testkit::process::{Process, within};
 use leasehold_testkit::servers::Server;
 use leasehold_testkit::stores::etcd::in_line;
 
-use crate::workers::{self, Worker};
+use crate::interop;
+use crate::workers::Worker;
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -177,16 +178,10 @@ async fn all_clients_wait_in_one_line() {
 /// Four processes of each client add to one counter that only the lock protects.
 #[tokio::test]
 async fn four_of_theirs_and_four_of_ours_count_exactly() {
-    const EACH: usize = 4;
-    const TIMES: usize = 25;
     let shared = Shared::new();
-    let file = shared.folder.path().join("counter");
-    std::fs::write(&file, "0").unwrap();
-    let times = TIMES.to_string();
-    let more = ["--file", file.to_str().unwrap(), "--times", &times];
-    let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", &shared.url, "job", &more)).collect();
-    let theirs: Vec<_> = (0..EACH).map(|_| shared.go("increment", &more)).collect();
-    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
+    let ours = |more: &[&str]| Worker::start("increment", &shared.url, "job", more);
+    let theirs = |_, more: &[&str]| shared.go("increment", more);
+    interop::count_exactly(4, 25, ours, theirs).await;
 }
 
 #[tokio::test]

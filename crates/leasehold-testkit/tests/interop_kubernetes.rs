@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::workers::{self, Worker};
+use crate::interop;
+use crate::workers::Worker;
 
 /// client-go's lease duration in these tests.
 const TTL: Duration = Duration::from_secs(3);
@@ -177,16 +178,10 @@ async fn elections_of_both_have_one_leader() {
 /// Four processes of each client add to one counter that only the lock protects.
 #[tokio::test]
 async fn four_of_theirs_and_four_of_ours_count_exactly() {
-    const EACH: usize = 4;
-    const TIMES: usize = 5;
     let shared = Shared::new();
-    let file = shared.folder.path().join("counter");
-    std::fs::write(&file, "0").unwrap();
-    let times = TIMES.to_string();
-    let more = ["--file", file.to_str().unwrap(), "--times", &times];
-    let ours: Vec<_> = (0..EACH).map(|_| Worker::start("increment", &shared.url, "job", &more)).collect();
-    let theirs: Vec<_> = (0..EACH).map(|_| shared.client_go("increment", &more)).collect();
-    workers::count_exactly_beside(ours, theirs, &file, 2 * EACH * TIMES).await;
+    let ours = |more: &[&str]| Worker::start("increment", &shared.url, "job", more);
+    let theirs = |_, more: &[&str]| shared.client_go("increment", more);
+    interop::count_exactly(4, 5, ours, theirs).await;
 }
 
 #[tokio::test]

@@ -1,14 +1,15 @@
 //! leasehold shares a key with other lock clients, which run as processes. `./test` builds them.
 
-use leasehold::{ErrorKind, Guard, Locker};
+use leasehold::{ErrorKind, Locker};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::peers::Program;
-use leasehold_testkit::process::{Process, within};
+use leasehold_testkit::process::Process;
 use leasehold_testkit::servers::with_option;
 use leasehold_testkit::stores;
 use leasehold_testkit::stores::redis::{key, redis_cli};
 
-use crate::workers::{self, Worker};
+use crate::interop::{self, acquired, says};
+use crate::workers::Worker;
 
 /// Clients that lock with `SET key value NX PX`.
 const PEERS: [Program; 3] = [Program::REDIS_PY, Program::REDSYNC, Program::REDLOCK_NODE];
@@ -18,20 +19,11 @@ fn peer(program: Program, fresh: &Fresh, verb: &str, ttl: &str, more: &[&str]) -
     program.start(verb, fresh.url(), &key, &[&["--ttl", ttl], more].concat())
 }
 
-async fn ours(fresh: &Fresh) -> Guard {
-    let lock = Locker::open(fresh.url()).await.unwrap().lock("lock");
-    within("a grant", lock.acquire()).await.unwrap()
-}
-
 /// Returns the error of a refused try.
 async fn refused(fresh: &Fresh) -> leasehold::Error {
     let error = Locker::open(fresh.url()).await.unwrap().lock("lock").try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Held, "{error:?}");
     error
-}
-
-fn says(word: &str, code: i32) -> (Vec<String>, Option<i32>) {
-    (vec![word.to_owned()], Some(code))
 }
 
 #[tokio::test]
@@ -48,7 +40,7 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
             assert!(secret.len() > 5 && !format!("{error:?}").contains(&secret), "it can be released by it");
             assert!(error.holder().unwrap().lapses_within.unwrap().as_secs() < 60);
             assert_eq!(theirs.end().await, says("released", 0));
-            let guard = ours(&fresh).await;
+            let guard = acquired(fresh.url()).await;
             assert!(guard.token().ok() > last, "tokens rise across grants of theirs");
             last = guard.token().ok();
             assert_eq!(peer(program, &fresh, "try", "60", &[]).end().await, says("held", 1));
@@ -62,24 +54,15 @@ async fn the_lock_alternates_and_each_client_excludes_the_other() {
 #[tokio::test]
 async fn each_takes_over_when_the_other_has_died() {
     let fresh = stores::fresh("redis");
-    let mut theirs = peer(Program::REDIS_PY, &fresh, "hold", "2", &[]);
-    theirs.says("granted").await;
-    theirs.kill().await;
-    let guard = ours(&fresh).await;
-    guard.release().await.unwrap();
     let url = with_option(fresh.url(), "margin=0s");
-    let mut dying = Worker::start("hold", &url, "lock", &["--ttl", "5"]);
-    dying.granted().await;
-    dying.kill().await;
-    let mut next = peer(Program::REDIS_PY, &fresh, "hold", "60", &[]);
-    next.says("granted").await;
-    assert_eq!(next.end().await, says("released", 0));
+    let theirs = |verb: &str, ttl: &str| peer(Program::REDIS_PY, &fresh, verb, ttl, &[]);
+    interop::each_takes_over_when_the_other_has_died(fresh.url(), &url, ["2", "5"], theirs).await;
 }
 
 #[tokio::test]
 async fn a_cooldown_keeps_other_clients_out() {
     let fresh = stores::fresh("redis");
-    ours(&fresh).await.release_with_cooldown(std::time::Duration::from_secs(60)).await.unwrap();
+    acquired(fresh.url()).await.release_with_cooldown(std::time::Duration::from_secs(60)).await.unwrap();
     assert_eq!(peer(Program::REDSYNC, &fresh, "try", "60", &[]).end().await, says("held", 1));
 }
 
@@ -91,7 +74,7 @@ async fn redisson_and_leasehold_refuse_each_others_locks() {
     theirs.says("granted").await;
     assert!(refused(&fresh).await.to_string().contains("type hash"));
     assert_eq!(theirs.end().await, says("released", 0));
-    let guard = ours(&fresh).await;
+    let guard = acquired(fresh.url()).await;
     assert_eq!(peer(Program::REDISSON, &fresh, "try", "60", &[]).end().await, says("held", 1));
     guard.check().unwrap();
     guard.release().await.unwrap();
@@ -99,16 +82,11 @@ async fn redisson_and_leasehold_refuse_each_others_locks() {
 
 #[tokio::test]
 async fn four_of_ours_and_four_of_theirs_count_exactly() {
-    const ADD: usize = 8;
-    let theirs = [Program::REDIS_PY, Program::REDSYNC, Program::REDLOCK_NODE, Program::REDSYNC];
+    const THEIRS: [Program; 4] =
+        [Program::REDIS_PY, Program::REDSYNC, Program::REDLOCK_NODE, Program::REDSYNC];
     let fresh = stores::fresh("redis");
-    let file = fresh.folder().join("counter");
-    std::fs::write(&file, "0").unwrap();
-    let times = ADD.to_string();
-    let more = ["--file", file.to_str().unwrap(), "--times", &times];
-    let each = theirs.len();
-    let theirs: Vec<_> = theirs.map(|program| peer(program, &fresh, "increment", "60", &more)).into();
-    let options = [&["--ttl", "20"], &more[..]].concat();
-    let ours: Vec<_> = (0..each).map(|_| Worker::start("increment", fresh.url(), "lock", &options)).collect();
-    workers::count_exactly_beside(ours, theirs, &file, 2 * each * ADD).await;
+    let ours =
+        |more: &[&str]| Worker::start("increment", fresh.url(), "lock", &[&["--ttl", "20"], more].concat());
+    let theirs = |n: usize, more: &[&str]| peer(THEIRS[n], &fresh, "increment", "60", more);
+    interop::count_exactly(THEIRS.len(), 8, ours, theirs).await;
 }

@@ -10,6 +10,9 @@ macro_rules! on_storage {
     };
 }
 
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
+mod access;
 #[cfg(feature = "etcd")]
 mod access_etcd;
 #[cfg(feature = "kubernetes")]
@@ -43,6 +46,16 @@ mod fake;
 mod faults_real;
 #[cfg(feature = "etcd")]
 mod frozen_etcd;
+#[cfg(any(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "kubernetes",
+    feature = "postgres",
+    feature = "redis"
+))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
+mod interop;
 #[cfg(feature = "azure")]
 mod interop_azure;
 #[cfg(feature = "dynamodb")]
@@ -59,6 +72,9 @@ mod interop_postgres;
 mod interop_redis;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
+mod leases;
 #[cfg(feature = "postgres")]
 mod line_postgres;
 #[cfg(feature = "http")]

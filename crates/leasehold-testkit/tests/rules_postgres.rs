@@ -5,15 +5,11 @@ mod durability;
 mod shedlock;
 mod tables;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
-use leasehold::lease::{
-    AcquireOutcome, Claim, Grant, LeaseStore, Released, Renewal, State, Status, StoreOptions, Ttl,
-};
-use leasehold::url::StoreUrl;
+use leasehold::lease::{AcquireOutcome, Claim, LeaseStore, Released, Renewal, State, Status, Ttl};
 use leasehold::{ErrorKind, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
@@ -25,46 +21,19 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-const TTL: Duration = Duration::from_secs(30);
+use crate::leases::{TTL, claim, claim_of, granted, granted_to, lock, open, refused};
+
 const PAUSE: Duration = Duration::from_millis(20);
 
 fn fresh() -> Fresh {
     stores::fresh("postgres")
 }
 
-async fn open(url: &str) -> Arc<dyn LeaseStore> {
-    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
-}
-
-fn lock() -> LockName {
-    LockName::new("lock").unwrap()
-}
-
-fn claim(store: &dyn LeaseStore) -> Claim {
-    Claim::new(store.env(), lock(), Ttl::new(TTL).unwrap(), Holder::this_process())
-}
-
 /// Returns a claim whose client gives up soon.
 fn hasty(store: &dyn LeaseStore) -> Claim {
-    let mut claim = Claim::new(store.env(), lock(), Ttl::new(Ttl::MIN).unwrap(), Holder::this_process());
+    let mut claim = claim_of(store, "lock", Ttl::MIN);
     claim.store_timeout = Duration::from_millis(500);
     claim
-}
-
-async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
-    match store.try_acquire(claim).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
-}
-
-async fn granted(store: &dyn LeaseStore) -> Grant {
-    granted_to(store, &claim(store)).await
-}
-
-async fn assert_refused(store: &dyn LeaseStore) {
-    let outcome = store.try_acquire(&claim(store)).await.unwrap();
-    assert!(matches!(outcome, AcquireOutcome::Held(_)), "{outcome:?}");
 }
 
 /// Returns the columns `columns` of the lock, as text.
@@ -131,7 +100,7 @@ async fn a_refused_claim_locks_no_row_and_writes_nothing() {
     granted(&*store).await;
     let before = cells(fresh.url(), "xmin, xmax").await;
     let transaction = Open::on_row(fresh.url()).await;
-    assert_refused(&*store).await;
+    refused(&*store).await;
     transaction.end().await;
     assert_eq!(cells(fresh.url(), "xmin").await, before.split('|').next().unwrap());
 }
@@ -207,7 +176,7 @@ async fn a_late_copy_of_a_claim_ends_no_cooldown() {
     let outcome = store.try_acquire(&first).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Lost(_)), "{outcome:?}");
     assert_eq!(cells(fresh.url(), "state").await, "resting");
-    assert_refused(&*store).await;
+    refused(&*store).await;
 }
 
 #[tokio::test]
@@ -259,7 +228,7 @@ async fn sessions_in_other_time_zones_see_the_same_lease() {
     }
     for (one, other) in [(0, 1), (1, 0)] {
         let mut grant = granted(&*stores[one]).await;
-        assert_refused(&*stores[other]).await;
+        refused(&*stores[other]).await;
         let Status { state: State::Held(held), .. } = stores[other].inspect(&lock()).await.unwrap() else {
             panic!("not held")
         };
@@ -401,7 +370,7 @@ async fn a_sweep_waits_no_longer_for_a_row_than_its_client() {
 async fn a_renewal_waits_only_briefly_for_a_locked_row() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    let claim = Claim::new(store.env(), lock(), Ttl::new(TTL / 3).unwrap(), Holder::this_process());
+    let claim = claim_of(&*store, "lock", TTL / 3);
     let mut grant = granted_to(&*store, &claim).await;
     let transaction = Open::on_row(fresh.url()).await;
     let error = store.renew(&mut grant).await.unwrap_err();

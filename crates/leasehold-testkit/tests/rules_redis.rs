@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::ErrorKind;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, StoreOptions,
-    Token, Ttl, deadline,
+    AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
+    deadline,
 };
-use leasehold::url::StoreUrl;
-use leasehold::{ErrorKind, Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
@@ -19,45 +18,12 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli};
 use tempfile::TempDir;
 
-const TTL: Duration = Duration::from_secs(30);
+use crate::leases::{TTL, claim, claim_of, granted, granted_to, lock, open, refused};
+
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn fresh() -> Fresh {
     stores::fresh("redis")
-}
-
-async fn open(url: &str) -> Arc<dyn LeaseStore> {
-    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
-}
-
-fn lock() -> LockName {
-    LockName::new("lock").unwrap()
-}
-
-fn claim_for(store: &dyn LeaseStore, ttl: Duration) -> Claim {
-    Claim::new(store.env(), lock(), Ttl::new(ttl).unwrap(), Holder::this_process())
-}
-
-fn claim(store: &dyn LeaseStore) -> Claim {
-    claim_for(store, TTL)
-}
-
-async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
-    match store.try_acquire(claim).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
-}
-
-async fn granted(store: &dyn LeaseStore) -> Grant {
-    granted_to(store, &claim(store)).await
-}
-
-async fn refused(store: &dyn LeaseStore) -> HolderInfo {
-    match store.try_acquire(&claim(store)).await.unwrap() {
-        AcquireOutcome::Held(held) => held,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// Returns Redis's response to a command about the lock's string (`LOCK`) or its record (`RECORD`).
@@ -366,7 +332,7 @@ async fn nothing_is_granted_for_the_grace_after_a_restart() {
 async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
     let (_server, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=1s").await;
     let store = open(&url).await;
-    let short = claim_for(&*store, Duration::from_millis(500));
+    let short = claim_of(&*store, "lock", Duration::from_millis(500));
     let first = within("a grant", async {
         loop {
             match store.try_acquire(&short).await.unwrap() {
@@ -380,7 +346,7 @@ async fn a_server_that_runs_for_longer_than_the_grace_grants_at_once() {
     // Now the server looks as if nothing had ever been locked on it.
     redis(&url, &["FLUSHALL"]).await;
     let other = open(&url).await;
-    let second = granted_to(&*other, &claim_for(&*other, Duration::from_millis(500))).await;
+    let second = granted_to(&*other, &claim_of(&*other, "lock", Duration::from_millis(500))).await;
     assert!(second.token > first.token);
 }
 
@@ -412,7 +378,7 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     redis(&url, &["REPLICAOF", host, port]).await;
     informed(&url, "a replica", |info| info.contains("master_link_status:up")).await;
     let store = open(&url).await;
-    let mut hasty = claim_for(&*store, Ttl::MIN);
+    let mut hasty = claim_of(&*store, "lock", Ttl::MIN);
     hasty.store_timeout = Duration::from_millis(300);
     let error = store.try_acquire(&hasty).await.unwrap_err();
     assert!(error.to_string().contains("not the primary"), "{error}");
@@ -424,7 +390,7 @@ async fn a_promoted_replica_grants_nothing_for_the_grace() {
     .await;
     primary.kill(Duration::ZERO).await.unwrap();
     redis(&url, &["REPLICAOF", "NO", "ONE"]).await;
-    let short = claim_for(&*store, Ttl::MIN);
+    let short = claim_of(&*store, "lock", Ttl::MIN);
     let outcome = store.try_acquire(&short).await.unwrap();
     assert!(
         matches!(&outcome, AcquireOutcome::Held(held) if held.to_string().contains("failover_grace")),
@@ -437,7 +403,7 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
     let fresh = fresh();
     let url = fresh.url().replace("failover_grace=0s", "failover_grace=60s");
     let store = open(&url).await;
-    let error = store.try_acquire(&claim_for(&*store, Duration::from_secs(120))).await.unwrap_err();
+    let error = store.try_acquire(&claim_of(&*store, "lock", Duration::from_secs(120))).await.unwrap_err();
     assert!(matches!(error, StoreError::NotApplied(_)));
     assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
     assert!(error.fault().help.as_deref().unwrap().contains("failover_grace="), "{error:?}");
@@ -483,7 +449,7 @@ async fn a_claim_that_arrives_after_its_client_gave_up_is_not_granted() {
     // After this grant, the connection is open, the server's clock is known, and the server has the script.
     let mut first = granted(&*store).await;
     store.release(&mut first, None).await.unwrap();
-    let mut hasty = claim_for(&*store, Duration::from_secs(2));
+    let mut hasty = claim_of(&*store, "lock", Duration::from_secs(2));
     hasty.store_timeout = Duration::from_millis(300);
     let (stopped, outcome) = tokio::join!(server.stop(Duration::from_secs(3)), store.try_acquire(&hasty));
     stopped.unwrap();

@@ -44,14 +44,14 @@ impl Worker {
 
 /// One addition: the token, and the times between which the lock was held, on the machine's clock.
 #[derive(Debug)]
-struct Addition {
-    token: u64,
-    from: u128,
-    until: u128,
+pub(crate) struct Addition {
+    pub(crate) token: u64,
+    pub(crate) from: u128,
+    pub(crate) until: u128,
 }
 
 impl Addition {
-    fn read(line: &str) -> Self {
+    pub(crate) fn read(line: &str) -> Self {
         let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         Self { token: numbers[0].try_into().unwrap(), from: numbers[1], until: numbers[2] }
     }
@@ -131,61 +131,4 @@ pub(crate) async fn never_more_processes_than_permits(url: &str) {
             assert!(pair[0].token < pair[1].token, "tokens of {permit} do not rise: {pair:?}");
         }
     }
-}
-
-/// Waits for `ours` and another client's processes, `theirs`, which add to the number in `file`. Asserts that it
-/// becomes `sum`, that no two processes held the lock at once, and that our tokens rise in the order in which it was
-/// held.
-#[cfg(any(
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis"
-))]
-pub(crate) async fn count_exactly_beside(ours: Vec<Worker>, theirs: Vec<Process>, file: &Path, sum: usize) {
-    let mut tokens = count_without_tokens_beside(ours, theirs, file, sum).await;
-    tokens.sort_unstable();
-    assert!(tokens.windows(2).all(|pair| pair[0].1 < pair[1].1), "tokens do not rise: {tokens:?}");
-}
-
-/// Does the same without the check of the tokens. Returns when each of our processes was granted the lock, and its
-/// token.
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "kubernetes",
-    feature = "postgres",
-    feature = "redis"
-))]
-pub(crate) async fn count_without_tokens_beside(
-    ours: Vec<Worker>,
-    theirs: Vec<Process>,
-    file: &Path,
-    sum: usize,
-) -> Vec<(u128, u64)> {
-    let numbers = |line: &str| -> Vec<u128> { line.split(' ').map(|n| n.parse().unwrap()).collect() };
-    let (mut all, mut tokens) = (Vec::new(), Vec::new());
-    for worker in ours {
-        let (said, code) = worker.end().await;
-        assert_eq!(code, Some(0), "one of ours failed");
-        for line in said {
-            let addition = Addition::read(&line);
-            tokens.push((addition.from, addition.token));
-            all.push((addition.from, addition.until));
-        }
-    }
-    for peer in theirs {
-        let (said, code) = peer.end().await;
-        assert_eq!(code, Some(0), "one of theirs failed");
-        all.extend(said.iter().map(|line| numbers(line)).map(|numbers| (numbers[0], numbers[1])));
-    }
-    assert_eq!(std::fs::read_to_string(file).unwrap().trim(), sum.to_string());
-    assert_eq!(all.len(), sum);
-    // Other clients may print 0 if the machine was suspended, because their times cannot be compared then.
-    all.retain(|&(from, _)| from != 0);
-    all.sort_unstable();
-    assert!(all.windows(2).all(|pair| pair[0].1 <= pair[1].0), "held by two at once: {all:?}");
-    tokens
 }

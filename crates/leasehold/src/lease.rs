@@ -5,8 +5,8 @@
 //! [`Guard`](crate::Guard) provide them.
 
 mod claim;
+mod last_error;
 mod place;
-mod trouble;
 mod watch;
 
 use std::any::Any;
@@ -17,10 +17,10 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
+pub use self::last_error::LastError;
 pub(crate) use self::place::{
     Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
 };
-pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::{Deadline, Moment};
 use crate::diagnosis::Diagnose;
@@ -206,6 +206,11 @@ pub struct Grant {
     /// What the store needs to renew and release the grant. `None` for a grant that comes from a ticket.
     pub memo: Option<Box<dyn Any + Send + Sync>>,
 }
+
+/// The memo of a grant whose release was requested. The release may have taken effect although no response arrived.
+#[derive(Debug)]
+#[allow(dead_code, reason = "only some stores need it")]
+pub(crate) struct ReleaseRequest;
 
 impl Grant {
     /// Creates the grant with which a release withdraws the claim `id`. It has no token and does not count as a grant.

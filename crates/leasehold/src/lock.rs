@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, PermitQueue, StoreTrouble, Ttl};
+use crate::lease::{Claim, Holder, HolderInfo, LONGEST_PAUSE, LastError, PermitQueue, Ttl};
 use crate::locker::Locker;
 use crate::runtime::acquisition::{Acquisition, Request, Wait};
 use crate::runtime::hand_off::Terms;
@@ -56,7 +56,7 @@ pub struct Lock {
     /// The queue of this lock, if the lock is one of several permits.
     permit_queue: Option<PermitQueue>,
     /// Why the store does not respond to the current acquisition.
-    trouble: StoreTrouble,
+    last_error: LastError,
 }
 
 impl Lock {
@@ -66,7 +66,7 @@ impl Lock {
             ttl: Ttl::DEFAULT.get(),
             lock_delay: Duration::ZERO,
             store_timeout: None,
-            trouble: StoreTrouble::default(),
+            last_error: LastError::default(),
             holder: locker.holder().clone(),
             on_wait: None,
             passes_on: true,
@@ -243,7 +243,7 @@ impl Lock {
     where
         F: Future<Output = Result<Guard>> + Send + 'static,
     {
-        let lock = self.with_own_trouble();
+        let lock = self.with_own_last_error();
         let name = lock.checked_name()?;
         let queue = lock.queue(&name);
         let env = lock.locker.store().env().clone();
@@ -376,7 +376,7 @@ impl Lock {
         let mut claim = Claim::new(self.locker.store().env(), self.checked_name()?, ttl, self.holder.clone());
         claim.lock_delay = self.lock_delay;
         claim.store_timeout = store_timeout(self.store_timeout, false);
-        claim.trouble = self.trouble.clone();
+        claim.last_error = self.last_error.clone();
         claim.detached = self.for_another || self.holder.pid == 0;
         claim.barges = self.barges;
         claim.queue = self.permit_queue.clone();
@@ -408,15 +408,15 @@ impl Lock {
     pub(crate) fn unanswered(&self, name: &LockName, limit: Duration) -> Error {
         let store = self.locker.opened().shown();
         let mut message = format!("lock `{name}`: no response from {store} within {limit:.1?}");
-        if let Some(cause) = self.trouble.cause() {
+        if let Some(cause) = self.last_error.get() {
             message.push_str(&format!(": {cause}"));
         }
         Error::new(ErrorKind::Unavailable, message)
     }
 
-    /// Returns this lock with a separate record of the store's trouble.
-    pub(crate) fn with_own_trouble(&self) -> Self {
-        Self { trouble: StoreTrouble::default(), ..self.clone() }
+    /// Returns this lock with a separate record of the last error.
+    pub(crate) fn with_own_last_error(&self) -> Self {
+        Self { last_error: LastError::default(), ..self.clone() }
     }
 
     pub(crate) fn report_holder(&self, held: &HolderInfo) {

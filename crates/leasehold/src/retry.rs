@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::{Moment, timeout};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
-use crate::lease::StoreTrouble;
+use crate::lease::LastError;
 
 /// The upper bound of the first pause. The bound doubles with each pause, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -56,7 +56,7 @@ pub(crate) struct RetryBudget<'a> {
     failures: u32,
     /// The message and the help text of the latest error.
     cause: Option<(String, Option<String>)>,
-    trouble: StoreTrouble,
+    last_error: LastError,
 }
 
 impl<'a> RetryBudget<'a> {
@@ -69,13 +69,13 @@ impl<'a> RetryBudget<'a> {
             attempt_limit,
             failures: 0,
             cause: None,
-            trouble: StoreTrouble::default(),
+            last_error: LastError::default(),
         }
     }
 
-    /// Records in `trouble` why the store does not respond.
-    pub(crate) fn noting(self, trouble: &StoreTrouble) -> Self {
-        Self { trouble: trouble.clone(), ..self }
+    /// Records the latest error in `last_error`.
+    pub(crate) fn noting(self, last_error: &LastError) -> Self {
+        Self { last_error: last_error.clone(), ..self }
     }
 
     /// Creates the budget of a request that no lease depends on, such as a request of an examination or a page of a
@@ -142,7 +142,7 @@ impl<'a> RetryBudget<'a> {
         if !error.is_transient() {
             return Err(error);
         }
-        self.trouble.note(&error);
+        self.last_error.set(&error);
         self.cause = Some((error.to_string(), error.fault().help.clone()));
         let asked = error.fault().retry_after.unwrap_or(Duration::ZERO);
         let pause = self.next_pause().max(asked);

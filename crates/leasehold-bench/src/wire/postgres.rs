@@ -1,9 +1,9 @@
 //! Counts the statements in the bytes that a PostgreSQL client sends.
 //! <https://www.postgresql.org/docs/15/protocol-message-formats.html>
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use super::Counter;
+use super::messages::Messages;
 
 /// The codes of requests before the startup message, for TLS and for GSS encryption.
 const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
@@ -12,62 +12,48 @@ const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
 #[derive(Debug, Default)]
 pub(crate) struct Statements {
     started: bool,
-    /// An incomplete message.
-    partial: Vec<u8>,
     /// The first words of the prepared statements, by name.
     prepared: HashMap<String, String>,
     /// The first word of the most recently bound statement.
     bound: String,
-    counts: BTreeMap<String, u64>,
 }
 
-impl Counter for Statements {
-    /// Returns the statements, by their first word.
-    fn take(&mut self) -> BTreeMap<String, u64> {
-        std::mem::take(&mut self.counts)
-    }
-
-    fn feed(&mut self, bytes: &[u8]) {
-        self.partial.extend_from_slice(bytes);
-        let partial = std::mem::take(&mut self.partial);
-        let mut rest = partial.as_slice();
+/// The kind of a request is the first word of its statement.
+impl Messages for Statements {
+    fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Option<String>, &'a [u8])> {
         // The startup message has no type.
-        while let Some((message, after)) = split(rest, usize::from(self.started)) {
-            if self.started {
-                self.message(rest[0], message);
-            } else {
-                let code = message.first_chunk().map(|code| u32::from_be_bytes(*code));
-                self.started = !code.is_some_and(|code| BEFORE_STARTUP.contains(&code));
-            }
-            rest = after;
+        let (message, rest) = split(bytes, usize::from(self.started))?;
+        if self.started {
+            return Some((self.statement(bytes[0], message), rest));
         }
-        self.partial = rest.to_vec();
+        let code = message.first_chunk().map(|code| u32::from_be_bytes(*code));
+        self.started = !code.is_some_and(|code| BEFORE_STARTUP.contains(&code));
+        Some((None, rest))
     }
 }
 
 impl Statements {
-    fn message(&mut self, kind: u8, message: &[u8]) {
+    /// Returns the first word of the statement that this message runs, if it runs one.
+    fn statement(&mut self, kind: u8, message: &[u8]) -> Option<String> {
         let mut texts = message.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let mut text = || texts.next().unwrap_or_default();
         match kind {
-            b'Q' => self.count(first_word(&text())),
+            b'Q' => Some(first_word(&text())),
             // The message contains a name and a statement.
             b'P' => {
                 let (name, statement) = (text().into_owned(), text());
                 self.prepared.insert(name, first_word(&statement));
+                None
             }
             // The message contains the name of a portal and the name of a statement.
             b'B' => {
                 let (_, name) = (text(), text());
                 self.bound = self.prepared.get(&*name).cloned().unwrap_or_default();
+                None
             }
-            b'E' => self.count(self.bound.clone()),
-            _ => {}
+            b'E' => Some(self.bound.clone()),
+            _ => None,
         }
-    }
-
-    fn count(&mut self, statement: String) {
-        *self.counts.entry(statement).or_default() += 1;
     }
 }
 
@@ -88,6 +74,8 @@ fn first_word(statement: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Counter as _;
+    use crate::wire::messages::MessageCounter;
 
     fn message(kind: &[u8], body: &[u8]) -> Vec<u8> {
         let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
@@ -110,7 +98,7 @@ mod tests {
         ]
         .concat();
         for size in [1, 3, bytes.len()] {
-            let mut statements = Statements::default();
+            let mut statements = MessageCounter::<Statements>::default();
             bytes.chunks(size).for_each(|part| statements.feed(part));
             let expected = [("LISTEN", 1), ("SELECT", 2), ("UPDATE", 1)];
             assert_eq!(statements.take(), expected.map(|(word, n)| (word.to_owned(), n)).into(), "{size}");

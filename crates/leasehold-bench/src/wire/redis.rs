@@ -1,34 +1,16 @@
 //! Counts the commands in the bytes that a Redis client sends.
 //! <https://redis.io/docs/latest/develop/reference/protocol-spec/>
 
-use std::collections::BTreeMap;
+use super::messages::Messages;
 
-use super::Counter;
-
-/// The parser of the bytes that one client sends on one connection.
+/// The parser of the commands. The kind of a request is the name of its command.
 #[derive(Debug, Default)]
-pub(crate) struct Commands {
-    /// An incomplete command.
-    partial: Vec<u8>,
-    counts: BTreeMap<String, u64>,
-}
+pub(crate) struct Commands;
 
-impl Counter for Commands {
-    /// Returns the commands, by name.
-    fn take(&mut self) -> BTreeMap<String, u64> {
-        std::mem::take(&mut self.counts)
-    }
-
-    fn feed(&mut self, bytes: &[u8]) {
-        self.partial.extend_from_slice(bytes);
-        let partial = std::mem::take(&mut self.partial);
-        let mut rest = partial.as_slice();
-        while let Some((name, after)) = command(rest) {
-            let name = String::from_utf8_lossy(name).to_uppercase();
-            *self.counts.entry(name).or_default() += 1;
-            rest = after;
-        }
-        self.partial = rest.to_vec();
+impl Messages for Commands {
+    fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Option<String>, &'a [u8])> {
+        let (name, rest) = command(bytes)?;
+        Some((Some(String::from_utf8_lossy(name).to_uppercase()), rest))
     }
 }
 
@@ -55,12 +37,14 @@ fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Counter as _;
+    use crate::wire::messages::MessageCounter;
 
     #[test]
     fn commands_are_counted_however_the_bytes_are_cut() {
         let bytes = b"*2\r\n$3\r\nget\r\n$5\r\n*1\r\n-\r\n*1\r\n$4\r\nPING\r\n*2\r\n$3\r\nGET\r\n$0\r\n\r\n*1\r\n$4\r\nPI";
         for size in [1, 4, bytes.len()] {
-            let mut commands = Commands::default();
+            let mut commands = MessageCounter::<Commands>::default();
             bytes.chunks(size).for_each(|part| commands.feed(part));
             let expected = [("GET", 2), ("PING", 1)].map(|(name, n)| (name.to_owned(), n));
             assert_eq!(commands.take(), expected.into(), "{size}");

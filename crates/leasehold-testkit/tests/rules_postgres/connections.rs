@@ -63,7 +63,7 @@ async fn each_step_is_one_statement(grace: &str) {
     one_more("a release").await;
     let mut grant = granted(&*store).await;
     one_more("an acquisition").await;
-    assert_refused(&*store).await;
+    refused(&*store).await;
     one_more("a refusal").await;
     store.inspect(&lock()).await.unwrap();
     one_more("an inspection").await;

@@ -60,13 +60,13 @@ async fn an_unlock_of_another_clients_row_ends_no_lease() {
     let mut grant = granted(&*store).await;
     let unlock = format!("UPDATE {} SET lock_until = timezone('utc', clock_timestamp())", table(fresh.url()));
     psql(fresh.url(), &unlock).await;
-    assert_refused(&*store).await;
+    refused(&*store).await;
     psql(fresh.url(), &unlock).await;
     assert!(matches!(store.renew(&mut grant).await.unwrap(), Renewal::Renewed));
     psql(fresh.url(), &unlock).await;
     assert_eq!(store.release(&mut grant, Some(TTL)).await.unwrap(), Released::Released);
     psql(fresh.url(), &unlock).await;
-    assert_refused(&*store).await;
+    refused(&*store).await;
 }
 
 /// ShedLock's own table, with its types.
@@ -88,7 +88,7 @@ async fn init_adds_its_columns_to_a_table_of_shedlock() {
     assert!(!shedlock.lock(60).await);
     store.release(&mut grant, None).await.unwrap();
     assert!(shedlock.lock(60).await);
-    assert_refused(&*store).await;
+    refused(&*store).await;
     let long = LockName::new("x".repeat(65)).unwrap();
     let claim = Claim::new(store.env(), long, Ttl::DEFAULT, Holder::this_process());
     let error = store.try_acquire(&claim).await.unwrap_err();

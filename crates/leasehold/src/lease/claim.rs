@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Holder, Id, PermitQueue, Place, StoreTrouble, Ttl};
+use super::{Holder, Id, LastError, PermitQueue, Place, Ttl};
 use crate::env::Env;
 use crate::types::LockName;
 
@@ -42,7 +42,7 @@ pub struct Claim {
     /// How long to keep trying if the store does not respond.
     pub store_timeout: Duration,
     /// Why the store does not respond. The store records this as soon as it knows, long before it gives up.
-    pub trouble: StoreTrouble,
+    pub last_error: LastError,
     /// Whether the claim ignores the waiters in line: see [`Lock::barge`](crate::Lock::barge).
     pub barges: bool,
     /// Whether the acquisition may be repeated with the same [`id`](Self::id), by this process or by another one: see
@@ -76,7 +76,7 @@ impl Claim {
             detached: false,
             tokens: 1,
             store_timeout: Self::DEFAULT_STORE_TIMEOUT,
-            trouble: StoreTrouble::default(),
+            last_error: LastError::default(),
             barges: false,
             repeatable: false,
             reads_line: false,

@@ -52,7 +52,7 @@ impl Lock {
     /// ```
     pub async fn acquire_ticket(&self, id: Id, limit: Duration) -> Result<HeldTicket> {
         let lock = if self.for_another { self.clone() } else { self.clone().for_ticket() };
-        let lock = lock.with_own_trouble();
+        let lock = lock.with_own_last_error();
         let claim = Claim { id, repeatable: true, ..lock.claim()? };
         let capabilities = lock.locker.store().capabilities();
         if !capabilities.history {

@@ -103,7 +103,7 @@ impl Permits {
     /// Acquires any permit, waiting for at most `limit`. Cancel safe.
     pub(crate) async fn acquire_within(&self, limit: Duration) -> Result<Guard> {
         let (permits, entry) =
-            (Self { lock: self.lock.with_own_trouble(), ..self.clone() }, self.queue().enter(None));
+            (Self { lock: self.lock.with_own_last_error(), ..self.clone() }, self.queue().enter(None));
         task::run(async move {
             let (seen, queue) = (Seen::default(), permits.queue());
             let clock = permits.lock.locker().store().env().clock.clone();

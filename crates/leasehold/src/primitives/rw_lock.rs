@@ -207,7 +207,7 @@ impl RwLock {
     /// # Errors
     /// Returns the same errors as [`shared_within`](Self::shared_within).
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
-        let (lock, permits) = (Self { lock: self.lock.with_own_trouble() }, self.permits()?);
+        let (lock, permits) = (Self { lock: self.lock.with_own_last_error() }, self.permits()?);
         task::run(async move {
             let seen = Seen::default();
             let clock = lock.lock.locker().store().env().clock.clone();

@@ -331,7 +331,7 @@ impl Contender {
                     match due {
                         Ok(()) => {}
                         // The next request has its own timeout.
-                        Err(error) if error.is_transient() => self.claim.trouble.note(&error),
+                        Err(error) if error.is_transient() => self.claim.last_error.set(&error),
                         Err(error) => return ControlFlow::Break(Some(Next::Over(error.into()))),
                     }
                 }
@@ -353,7 +353,7 @@ impl Contender {
         let verdict = self.store.try_acquire(&self.claim).await;
         let now = self.store.env().now();
         if verdict.is_ok() {
-            self.claim.trouble.clear();
+            self.claim.last_error.clear();
         }
         match verdict {
             Ok(AcquireOutcome::Granted(grant)) => Next::Granted(grant),
@@ -383,7 +383,7 @@ impl Contender {
             Err(error) => {
                 *pending |= matches!(error, StoreError::MaybeApplied(_));
                 let transient = error.is_transient();
-                self.claim.trouble.note(&error);
+                self.claim.last_error.set(&error);
                 match Error::from(error) {
                     // A transient error does not end a wait before its timeout.
                     error if transient && self.wait != Wait::No => Next::Trouble(error),

@@ -18,7 +18,6 @@ mod login;
 mod requests;
 mod rules;
 mod session;
-mod srv;
 mod value;
 mod wait;
 mod watch;
@@ -58,8 +57,8 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// `etcd://user:password@host:2379,host2:2379/prefix/?tls=on|off&ca=FILE&cert=FILE&key=FILE`. `docs/stores/etcd.md`
 /// describes all options.
 ///
-/// Sends no request, except to DNS with `discovery_srv=on`. The common options `store_clock` and `margin` have no
-/// effect here, because etcd itself ends leases.
+/// Sends no request. The common options `store_clock` and `margin` have no effect here, because etcd itself ends
+/// leases.
 ///
 /// ```no_run
 /// # async fn example() -> leasehold::Result<()> {
@@ -74,26 +73,15 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL, for files that cannot be read, and for a domain
-/// without SRV records; [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if DNS does not respond or the
-/// store's thread cannot be started.
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read;
+/// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the store's thread cannot be started.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
     let connect = move || {
-        let (client, prefix) = connected(location)?;
-        Ok(EtcdLeases::new(Arc::new(client), prefix, options.env))
+        let client = Client::new(&location)?;
+        Ok(EtcdLeases::new(Arc::new(client), location.prefix, options.env))
     };
     Ok(Arc::new(EtcdStore(OnWorker::open("etcd", connect).await?)))
-}
-
-/// Creates the client of the members at `location`, and returns it with the prefix of its keys. Blocks. Must be called
-/// inside the runtime to which the connections will belong.
-fn connected(mut location: Location) -> Result<(Client, String), Error> {
-    if let Some(domain) = &location.discovery {
-        let found = srv::members(domain, location.tls.is_some())?;
-        location.members = config::addresses(&config::members(&found.join(","))?);
-    }
-    Ok((Client::new(&location)?, location.prefix))
 }
 
 /// The leases of one cluster. Each call runs as a job on the thread of the store.

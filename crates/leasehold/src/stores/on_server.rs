@@ -29,8 +29,8 @@ use crate::diagnosis::{Diagnose, Examination, Examined};
 use crate::env::Env;
 use crate::error::{Error, StoreError};
 use crate::lease::{
-    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Released,
-    Renewal, Status, Swept, Token, Ttl, Watch, attempt_limit,
+    AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore,
+    ReleaseRequest, Released, Renewal, Status, Swept, Token, Ttl, Watch, attempt_limit,
 };
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -150,15 +150,11 @@ impl<L: ServerLeases> ServerStore<L> {
     }
 }
 
-/// In a grant's memo: its release was requested, and may have taken effect although no response arrived.
-#[derive(Clone, Copy, Debug)]
-struct ReleaseAsked;
-
 /// Returns a copy of `grant` for the store's thread.
 fn copy(grant: &Grant) -> Grant {
     Grant {
         name: grant.name.clone(),
-        memo: grant.memo.as_ref().map(|_| Box::new(ReleaseAsked) as Box<_>),
+        memo: grant.memo.as_ref().map(|_| Box::new(ReleaseRequest) as Box<_>),
         ..*grant
     }
 }

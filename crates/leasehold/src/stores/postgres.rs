@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::config::Location;
-use self::connect::Way;
+use self::connect::Connector;
 use self::leases::PostgresLeases;
 use crate::error::Error;
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
@@ -55,6 +55,6 @@ const POLL_INTERVAL: PollInterval =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let connect = move || Ok(PostgresLeases::new(Way::to(location)?, options.env, options.margin));
+    let connect = move || Ok(PostgresLeases::new(Connector::to(location)?, options.env, options.margin));
     ServerStore::open("PostgreSQL", connect).await
 }

@@ -9,14 +9,17 @@ mod connect;
 mod errors;
 mod examine;
 mod leases;
+mod link;
+mod links;
 mod listener;
 mod scripts;
+mod server;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::config::Location;
-use self::connect::Way;
+use self::connect::Connector;
 use self::leases::RedisLeases;
 use crate::error::Error;
 use crate::lease::{LeaseStore, PollInterval, StoreOptions};
@@ -48,6 +51,6 @@ const POLL_INTERVAL: PollInterval =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad URL and for files that cannot be read.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let connect = move || Ok(RedisLeases::new(Way::to(location)?, options.env, options.margin));
+    let connect = move || Ok(RedisLeases::new(Connector::to(location)?, options.env, options.margin));
     ServerStore::open("Redis", connect).await
 }

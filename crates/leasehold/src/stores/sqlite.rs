@@ -6,8 +6,8 @@
 
 mod acquire;
 mod database;
+mod errors;
 mod examine;
-mod fault;
 mod file;
 mod file_system;
 #[cfg(any(test, fuzzing))]
@@ -18,8 +18,8 @@ mod heartbeats;
 mod identity;
 mod location;
 mod machine;
-mod queue;
 mod record;
+mod requests;
 mod rules;
 mod schema;
 mod sweep;
@@ -40,8 +40,8 @@ use self::database::{Changed, Database, Durability, transact};
 use self::heartbeats::Heartbeats;
 use self::location::Location;
 use self::machine::Machine;
-use self::queue::Purpose;
 use self::record::Record;
+use self::requests::Purpose;
 use self::rules::Standing;
 use crate::clock::Moment;
 use crate::diagnosis::{Diagnose, Examination, Examined};
@@ -49,7 +49,7 @@ use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, Id, LeaseStore, Loss, LossReason,
-    PollInterval, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
+    PollInterval, ReleaseRequest, Released, Renewal, Status, StoreOptions, Swept, Token, Ttl, deadline,
 };
 use crate::types::LockName;
 use crate::url::StoreUrl;
@@ -107,10 +107,6 @@ struct SqliteLeases {
     heartbeats: Arc<Heartbeats>,
     env: Env,
 }
-
-/// The memo of a grant whose release was requested. The release may have been done although no response arrived.
-#[derive(Debug)]
-struct ReleaseAsked;
 
 impl SqliteLeases {
     async fn open(location: Location, machine: Machine, env: Env) -> Result<Self, StoreError> {
@@ -186,7 +182,7 @@ impl SqliteLeases {
         self.change(name, STORE_TIMEOUT, Purpose::Write, Durability::System, step).await
     }
 
-    /// Gives up the place of a claim in the queue.
+    /// Gives up the place of a claim in the line.
     async fn leave(&self, claim: Id) -> Result<(), StoreError> {
         let work = move |connection: &mut Connection| {
             transact(connection, Durability::System, |transaction| {
@@ -287,7 +283,7 @@ impl LeaseStore for SqliteLeases {
             self.leave(grant.id).await?;
         }
         let id = grant.id;
-        let asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
         let heartbeats = Arc::clone(&self.heartbeats);
         let is_a_copys = move |mut record: Option<Record>| {
             let hold = rules::hold_of(record.as_mut(), id);

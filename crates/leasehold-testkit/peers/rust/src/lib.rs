@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -22,7 +22,7 @@ pub mod etcd;
 const WARM_CYCLES: u32 = 50;
 /// The time limit of the warm-up.
 const WARM_TIME: Duration = Duration::from_secs(2);
-/// How many locks `many` acquires at once.
+/// How many locks `many` acquires or releases concurrently.
 const AT_ONCE: usize = 64;
 
 /// The client under test, one per process.
@@ -262,6 +262,8 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
         running.spawn(async move {
             let turn = turns.clone().acquire_owned().await?;
             let mut lock = client.holder(name).await?;
+            let turn_to_release = Arc::new(OnceLock::new());
+            let releasing = turn_to_release.clone();
             lock.cohort(async move |lost: Lost| {
                 drop(turn);
                 // If the receiver is gone, it has failed, and the program ends.
@@ -269,10 +271,14 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
                 let _ = told.send(lost.clone()).await;
                 drop(told);
                 let _ = released.wait_for(|released| *released).await;
+                if let Ok(turn) = turns.acquire_owned().await {
+                    let _ = releasing.set(turn);
+                }
                 // Some clients can release the lock only after this check of its loss was dropped.
                 drop(lost);
             })
             .await?;
+            drop(turn_to_release);
             lock.close().await
         });
     }

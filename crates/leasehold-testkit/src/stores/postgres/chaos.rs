@@ -20,11 +20,27 @@ const LAG: Duration = Duration::from_millis(2_500);
 #[derive(Debug)]
 struct Wired {
     server: Mutex<PostgresServer>,
-    /// The asynchronous standby that replaces the server when it is killed, and the folder below which its data is.
-    standby: Option<Mutex<(PostgresServer, PathBuf)>>,
+    /// The asynchronous standby that replaces the server when it is killed.
+    standby: Option<Mutex<Standby>>,
     /// The store URLs of the workers, through their wires.
     urls: Vec<String>,
     wires: Vec<Wire>,
+}
+
+#[derive(Debug)]
+struct Standby {
+    server: PostgresServer,
+    /// The folder of the scenario, in which each standby has a folder.
+    folder: PathBuf,
+    /// The number of this standby.
+    number: usize,
+}
+
+impl Standby {
+    async fn of(primary: &PostgresServer, folder: &Path, number: usize) -> io::Result<Self> {
+        let server = primary.standby_below(&folder.join(format!("standby-{number}"))).await?;
+        Ok(Self { server, folder: folder.to_owned(), number })
+    }
 }
 
 /// Starts one server, which restarts on its data when it is killed.
@@ -40,23 +56,18 @@ pub(super) fn alone(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<B
 pub(super) fn with_standby(folder: &Path, workers: usize) -> BoxFuture<'_, io::Result<Box<dyn Servers>>> {
     Box::pin(async move {
         let server = PostgresServer::start_below(folder).await?;
-        let next = folder.join("standby");
-        let standby = server.standby_below(&next).await?;
-        Ok(wired(server, Some(Mutex::new((standby, next))), workers).await)
+        let standby = Standby::of(&server, folder, 1).await?;
+        Ok(wired(server, Some(standby), workers).await)
     })
 }
 
-async fn wired(
-    server: PostgresServer,
-    standby: Option<Mutex<(PostgresServer, PathBuf)>>,
-    workers: usize,
-) -> Box<dyn Servers> {
+async fn wired(server: PostgresServer, standby: Option<Standby>, workers: usize) -> Box<dyn Servers> {
     let mut wires = Vec::new();
     for _ in 0..workers {
         wires.push(Wire::to(server.address()).await);
     }
     let urls = wires.iter().map(|wire| server.url_by(&wire.address().to_string())).collect();
-    Box::new(Wired { server: Mutex::new(server), standby, urls, wires })
+    Box::new(Wired { server: Mutex::new(server), standby: standby.map(Mutex::new), urls, wires })
 }
 
 #[async_trait]
@@ -88,23 +99,22 @@ impl Servers for Wired {
             SystemClock.sleep(duration).await;
             return server.restart().await;
         };
-        let (standby, next) = &mut *standby.lock().await;
-        standby.stop_copying().await?;
+        let mut standby = standby.lock().await;
+        standby.server.stop_copying().await?;
         // The standby misses everything that is granted or renewed during this pause. By its end, all leases that the
         // standby knows have lapsed.
         SystemClock.sleep(LAG + duration).await;
         server.kill().await?;
-        standby.promote().await?;
+        standby.server.promote().await?;
         // Half of the workers connect to the new primary later. Until then, a holder among them cannot notice its
         // loss by a renewal.
         let lead = |from: usize| {
-            self.wires.iter().skip(from).step_by(2).for_each(|wire| wire.lead_to(standby.address()))
+            self.wires.iter().skip(from).step_by(2).for_each(|wire| wire.lead_to(standby.server.address()))
         };
         lead(0);
-        next.push("next");
-        let following = standby.standby_below(next).await?;
+        let following = Standby::of(&standby.server, &standby.folder, standby.number + 1).await?;
         lead(1);
-        *server = std::mem::replace(standby, following);
+        *server = std::mem::replace(&mut *standby, following).server;
         Ok(())
     }
 }

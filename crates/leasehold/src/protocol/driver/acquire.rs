@@ -39,7 +39,7 @@ impl RegisterLeases {
         claim: &Claim,
         attempts: &mut Vec<Attempt>,
     ) -> Result<AcquireOutcome, StoreError> {
-        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
+        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         let has_polled = claim.place.has_polled(claim.id);
         let known = self.known.recall(&claim.name);
         // Whether the record comes from the cache.

@@ -26,7 +26,7 @@ use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Id, LeaseStore, Loss,
-    LossReason, Released, Renewal, State, Status, Token, Ttl, Watch, attempt_limit, deadline,
+    LossReason, ReleaseRequest, Released, Renewal, State, Status, Token, Ttl, Watch, attempt_limit, deadline,
 };
 use crate::register::{Body, Deleted, Metadata, Precondition, Register, Write};
 use crate::retry::{RetryBudget, repeated};
@@ -58,10 +58,6 @@ enum Answer {
     NotOurs,
     NoBlob,
 }
-
-/// Stored in a grant's memo if a release was sent and its outcome is unknown.
-#[derive(Clone, Copy, Debug)]
-struct ReleaseAsked;
 
 /// The properties of a blob that were read.
 struct Seen {
@@ -204,7 +200,7 @@ impl AzureLeases {
                 Ok(_) => return Ok(Released::AlreadyLost),
                 Err(error) => {
                     if matches!(error, StoreError::MaybeApplied(_)) {
-                        grant.memo = Some(Box::new(ReleaseAsked));
+                        grant.memo = Some(Box::new(ReleaseRequest));
                     }
                     let applied = grant.memo.is_some();
                     budget.pause_after(error).await.map_err(|error| error.if_maybe(applied))?;
@@ -269,7 +265,7 @@ fn seconds(claim: &Claim) -> Result<u64, StoreError> {
 impl LeaseStore for AzureLeases {
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let action = Lease::Acquire { seconds: seconds(claim)? };
-        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.trouble);
+        let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         // Whether an earlier request may have been granted although its response was lost.
         let mut unknown = false;
         loop {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::errors::{Effect, Trouble};
+use super::errors::{Effect, EtcdError};
 use super::hold::{Memo, deadline};
 use super::keys::Keyspace;
 use super::leases::EtcdLeases;
@@ -212,9 +212,9 @@ impl EtcdLeases {
     ) -> Result<Option<Result<TxnResponse, ()>>, StoreError> {
         match limited(budget, Effect::Writes, self.client.txn(Effect::Writes, request)).await {
             Ok(answer) => Ok(Some(Ok(answer))),
-            Err(Trouble::NoLease) => Ok(Some(Err(()))),
-            Err(trouble) => {
-                let error = trouble.into_error();
+            Err(EtcdError::NoLease) => Ok(Some(Err(()))),
+            Err(error) => {
+                let error = error.into_store_error();
                 contender.unknown |= matches!(error, StoreError::MaybeApplied(_));
                 budget.pause_after(error).await?;
                 Ok(None)
@@ -295,9 +295,9 @@ impl EtcdLeases {
         loop {
             let granted = match limited(budget, Effect::Writes, self.client.grant(lease, seconds)).await {
                 Ok(answer) => answer.ttl,
-                Err(Trouble::LeaseExists) => seconds,
-                Err(trouble) => {
-                    budget.pause_after(trouble.into_error()).await?;
+                Err(EtcdError::LeaseExists) => seconds,
+                Err(error) => {
+                    budget.pause_after(error.into_store_error()).await?;
                     continue;
                 }
             };

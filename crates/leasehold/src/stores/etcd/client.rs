@@ -19,7 +19,7 @@ use tonic_prost::ProstCodec;
 use self::keep_alive::{KeepAlives, Open};
 use super::config::Location;
 use super::connect::{Connector, Files};
-use super::errors::{Effect, Link, Trouble, trouble};
+use super::errors::{Effect, EtcdError, Link, of_status};
 use super::login::Login;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse,
@@ -80,26 +80,26 @@ impl Client {
     }
 
     /// Reads keys. The read is linearizable.
-    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Trouble> {
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, EtcdError> {
         self.unary("/etcdserverpb.KV/Range", Effect::None, &request).await
     }
 
     /// Sends a transaction. It is linearizable even if it only reads.
-    pub(super) async fn txn(&self, effect: Effect, request: &TxnRequest) -> Result<TxnResponse, Trouble> {
+    pub(super) async fn txn(&self, effect: Effect, request: &TxnRequest) -> Result<TxnResponse, EtcdError> {
         self.unary("/etcdserverpb.KV/Txn", effect, request).await
     }
 
-    pub(super) async fn grant(&self, id: i64, ttl: i64) -> Result<LeaseGrantResponse, Trouble> {
+    pub(super) async fn grant(&self, id: i64, ttl: i64) -> Result<LeaseGrantResponse, EtcdError> {
         let request = LeaseGrantRequest { ttl, id };
         self.unary("/etcdserverpb.Lease/LeaseGrant", Effect::Writes, &request).await
     }
 
-    pub(super) async fn time_to_live(&self, id: i64) -> Result<LeaseTimeToLiveResponse, Trouble> {
+    pub(super) async fn time_to_live(&self, id: i64) -> Result<LeaseTimeToLiveResponse, EtcdError> {
         let request = LeaseTimeToLiveRequest { id };
         self.unary("/etcdserverpb.Lease/LeaseTimeToLive", Effect::None, &request).await
     }
 
-    pub(super) async fn revoke(&self, id: i64) -> Result<LeaseRevokeResponse, Trouble> {
+    pub(super) async fn revoke(&self, id: i64) -> Result<LeaseRevokeResponse, EtcdError> {
         let request = LeaseRevokeRequest { id };
         self.unary("/etcdserverpb.Lease/LeaseRevoke", Effect::Writes, &request).await
     }
@@ -107,7 +107,7 @@ impl Client {
     /// Sends one keep-alive on the open stream. Opens a new stream if the old one has ended, was abandoned, or leads to
     /// a member that is no longer used. If the response does not arrive in time, the caller must drop the future, which
     /// closes the stream.
-    pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, Trouble> {
+    pub(super) async fn keep_alive(&self, id: i64) -> Result<LeaseKeepAliveResponse, EtcdError> {
         let (turn, _) = self.member();
         if let Some(open) = self.keep_alives.take(turn) {
             let hung = NextMember { client: self, turn, answered: false };
@@ -134,7 +134,7 @@ impl Client {
     pub(super) async fn watch<S>(
         &self,
         asked: impl Fn() -> S + Send + Sync,
-    ) -> Result<Streaming<WatchResponse>, Trouble>
+    ) -> Result<Streaming<WatchResponse>, EtcdError>
     where
         S: Stream<Item = WatchRequest> + Send + 'static,
     {
@@ -145,7 +145,7 @@ impl Client {
         .await
     }
 
-    /// Returns the number of members that the store URL or DNS names.
+    /// Returns the number of members that the store URL names.
     pub(super) fn members(&self) -> usize {
         self.connector.members().len()
     }
@@ -160,13 +160,13 @@ impl Client {
         let Some(member) = self.channels().get(member).cloned() else {
             return Err("there is none".to_owned());
         };
-        let token = self.token(&member).await.map_err(|trouble| trouble.into_error().to_string())?;
+        let token = self.token(&member).await.map_err(|error| error.into_store_error().to_string())?;
         let asked = member.clone().unary(
             "/etcdserverpb.Maintenance/Status",
             metadata(token.as_ref()),
             StatusRequest {},
         );
-        asked.await.map_err(|status| member.trouble(Effect::None, &status).into_error().to_string())
+        asked.await.map_err(|status| member.error_of(Effect::None, &status).into_store_error().to_string())
     }
 
     /// Returns the number of members of the cluster. Returns `None` if the cluster does not report it.
@@ -176,7 +176,7 @@ impl Client {
         Some(answer.members.len())
     }
 
-    async fn unary<Q, A>(&self, path: &'static str, effect: Effect, request: &Q) -> Result<A, Trouble>
+    async fn unary<Q, A>(&self, path: &'static str, effect: Effect, request: &Q) -> Result<A, EtcdError>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -195,7 +195,7 @@ impl Client {
         &self,
         effect: Effect,
         ask: impl Fn(usize, Member, MetadataMap) -> F + Send + Sync,
-    ) -> Result<A, Trouble>
+    ) -> Result<A, EtcdError>
     where
         F: Future<Output = Result<A, Status>> + Send,
     {
@@ -205,34 +205,34 @@ impl Client {
             let hung = NextMember { client: self, turn, answered: false };
             let token = self.token(&member).await?;
             let answer = ask(turn, member.clone(), metadata(token.as_ref())).await;
-            let trouble = match answer {
+            let error = match answer {
                 Ok(answer) => {
                     hung.answered();
                     member.proven.store(true, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                Err(status) => member.trouble(effect, &status),
+                Err(status) => member.error_of(effect, &status),
             };
-            match trouble {
-                Trouble::LogInAgain | Trouble::NoUser if self.login.is_some() && logins < 2 => {
+            match error {
+                EtcdError::LogInAgain | EtcdError::NoUser if self.login.is_some() && logins < 2 => {
                     logins += 1;
                     hung.answered();
                     self.forget(token.as_ref());
                 }
-                Trouble::NotSent(_) if self.read_again().await => {
+                EtcdError::NotSent(_) if self.read_again().await => {
                     hung.answered();
                 }
-                Trouble::NotSent(_) | Trouble::NotHere(_) if tried + 1 < self.members() => tried += 1,
-                Trouble::NotSent(_) | Trouble::NotHere(_) => return Err(trouble),
-                Trouble::Failed(ref error) if error.is_transient() => {
+                EtcdError::NotSent(_) | EtcdError::NotHere(_) if tried + 1 < self.members() => tried += 1,
+                EtcdError::NotSent(_) | EtcdError::NotHere(_) => return Err(error),
+                EtcdError::Failed(ref cause) if cause.is_transient() => {
                     // The member may have refused the client certificate. TLS 1.3 reports this only after the
                     // connection was made.
                     self.read_again().await;
-                    return Err(trouble);
+                    return Err(error);
                 }
                 _ => {
                     hung.answered();
-                    return Err(trouble);
+                    return Err(error);
                 }
             }
         }
@@ -283,7 +283,7 @@ impl Client {
 
     /// Returns the login token. Returns `None` if the store URL has no login or the cluster has no users. Requests the
     /// token once, and again when it has expired.
-    async fn token(&self, member: &Member) -> Result<Option<MetadataValue<Ascii>>, Trouble> {
+    async fn token(&self, member: &Member) -> Result<Option<MetadataValue<Ascii>>, EtcdError> {
         let Some(login) = &self.login else { return Ok(None) };
         if let Some(token) = &*self.known_token() {
             return Ok(Some(token.clone()));
@@ -293,19 +293,21 @@ impl Client {
         let password = match tokio::task::spawn_blocking(move || reads.password()).await {
             Ok(Ok(password)) => password,
             // The password was readable when the store was opened, so another attempt may succeed.
-            Ok(Err(error)) => return Err(Trouble::Failed(unread(&error).not_applied())),
-            Err(_) => return Err(Trouble::Failed(Fault::unavailable("no password was read").not_applied())),
+            Ok(Err(error)) => return Err(EtcdError::Failed(unread(&error).not_applied())),
+            Err(_) => {
+                return Err(EtcdError::Failed(Fault::unavailable("no password was read").not_applied()));
+            }
         };
         let request = AuthenticateRequest { name: login.user.clone(), password };
         let answer: Result<AuthenticateResponse, _> =
             member.clone().unary("/etcdserverpb.Auth/Authenticate", metadata(None), request).await;
-        let answer = match answer.map_err(|status| member.trouble(Effect::None, &status)) {
+        let answer = match answer.map_err(|status| member.error_of(Effect::None, &status)) {
             // A cluster without users needs no login.
-            Err(Trouble::NoLogin) => return Ok(None),
+            Err(EtcdError::NoLogin) => return Ok(None),
             answer => answer?,
         };
         let mut token = MetadataValue::try_from(answer.token.as_str()).map_err(|_| {
-            Trouble::Failed(
+            EtcdError::Failed(
                 Fault::unavailable("etcd responded to the login with a token that is not text").not_applied(),
             )
         })?;
@@ -373,13 +375,13 @@ impl Drop for NextMember<'_> {
 }
 
 impl Member {
-    fn trouble(&self, effect: Effect, status: &Status) -> Trouble {
+    fn error_of(&self, effect: Effect, status: &Status) -> EtcdError {
         let link = match self.tls {
             _ if self.proven.load(Ordering::Relaxed) => Link::Proven,
             true => Link::Tls,
             false => Link::Plain,
         };
-        trouble(&self.address, link, effect, status)
+        of_status(&self.address, link, effect, status)
     }
 
     async fn unary<Q, A>(self, path: &'static str, metadata: MetadataMap, message: Q) -> Result<A, Status>

@@ -17,10 +17,8 @@ const MAX_PREFIX_BYTES: usize = 250;
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
-    /// `host:port` of each member. Empty if DNS provides them.
+    /// `host:port` of each member.
     pub(super) members: Vec<String>,
-    /// The domain whose SRV records name the members.
-    pub(super) discovery: Option<String>,
     /// The prefix of every key: empty, or ending in `/`.
     pub(super) prefix: String,
     pub(super) login: Option<Login>,
@@ -42,25 +40,17 @@ pub(super) struct Tls {
 impl Location {
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
         url.take_common(options)?;
-        let mut tls = take_tls(&mut url)?;
-        let authority = url.authority().unwrap_or("").to_owned();
-        let (hosts, discovery) = match url.take_switch("discovery_srv")? {
-            Some(true) => (Vec::new(), Some(checked_domain(&authority)?)),
-            Some(false) | None => (members(&authority)?, None),
-        };
-        if let (Some(tls), Some(domain)) = (&mut tls, &discovery) {
-            // DNS responses are not authenticated, so the members must have a certificate for the domain itself.
-            tls.server_name.get_or_insert_with(|| domain.clone());
-        }
+        let tls = take_tls(&mut url)?;
+        let hosts = members(url.authority().unwrap_or(""))?;
         let prefix = prefix(url.path())?;
         let login = Login::take(&mut url)?;
         let plaintext = url.take_switch("allow_plaintext_credentials")?.unwrap_or(false);
         if login.is_some() && tls.is_none() && !plaintext {
-            let domain = discovery.iter().map(|domain| Host { name: domain.clone(), port: PORT });
-            check_private(&domain.chain(hosts.iter().cloned()).collect::<Vec<_>>())?;
+            check_private(&hosts)?;
         }
         url.finish()?;
-        Ok(Self { members: addresses(&hosts), discovery, prefix, login, tls })
+        let members = hosts.iter().map(Host::to_string).collect();
+        Ok(Self { members, prefix, login, tls })
     }
 }
 
@@ -103,21 +93,8 @@ fn check_private(hosts: &[Host]) -> Result<(), Error> {
     }
 }
 
-fn checked_domain(authority: &str) -> Result<String, Error> {
-    if is_host_name(authority) {
-        return Ok(authority.to_owned());
-    }
-    Err(Error::invalid(format!("{authority:?} is not a domain whose SRV records could name the members"))
-        .with_help("with discovery_srv=on an etcd store is etcd://example.com/prefix/?discovery_srv=on, without a port"))
-}
-
-pub(super) fn members(authority: &str) -> Result<Vec<Host>, Error> {
+fn members(authority: &str) -> Result<Vec<Host>, Error> {
     authority.split(',').map(member).collect()
-}
-
-/// Formats each host as `host:port`.
-pub(super) fn addresses(hosts: &[Host]) -> Vec<String> {
-    hosts.iter().map(Host::to_string).collect()
 }
 
 fn member(text: &str) -> Result<Host, Error> {
@@ -197,22 +174,6 @@ mod tests {
             let tls = read(&format!("etcd://h?server_name={name}")).unwrap().tls.unwrap();
             assert_eq!(tls.server_name.as_deref(), Some(name));
         }
-    }
-
-    #[test]
-    fn a_domain_stands_for_the_members_of_its_records() {
-        let location = read("etcd://example.com/p/?discovery_srv=on&tls=on").unwrap();
-        assert_eq!((location.members.len(), location.discovery.as_deref()), (0, Some("example.com")));
-        assert_eq!(location.tls.unwrap().server_name.as_deref(), Some("example.com"), "DNS may lie");
-        let location = read("etcd://example.com/?discovery_srv=on&server_name=etcd.org").unwrap();
-        assert_eq!(location.tls.unwrap().server_name.as_deref(), Some("etcd.org"));
-        for url in
-            ["etcd://a,b/?discovery_srv=on", "etcd://a:1/?discovery_srv=on", "etcd:///?discovery_srv=on"]
-        {
-            assert!(read(url).unwrap_err().to_string().contains("SRV"), "{url}");
-        }
-        assert!(read("etcd://u:p@example.com/?discovery_srv=on").is_err(), "in the clear");
-        assert_eq!(read("etcd://h/?discovery_srv=off").unwrap().members, ["h:2379"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) enum Effect {
 
 /// The meaning of an error response.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum EtcdError {
     /// The lease does not exist, or has ended. Nothing was written.
     NoLease,
     /// A lease with that id already exists, because an earlier attempt created it.
@@ -39,9 +39,9 @@ pub(super) enum Trouble {
     Failed(StoreError),
 }
 
-impl Trouble {
-    /// Converts this to an error, for callers without special handling.
-    pub(super) fn into_error(self) -> StoreError {
+impl EtcdError {
+    /// Converts this to a [`StoreError`], for callers without special handling.
+    pub(super) fn into_store_error(self) -> StoreError {
         match self {
             Self::NoLease => Fault::unavailable("etcd: the lease is gone").not_applied(),
             Self::LeaseExists => Fault::unavailable("etcd: the lease exists already").not_applied(),
@@ -85,11 +85,11 @@ pub(super) enum Link {
 
 /// Returns the meaning of `status`, which `member` (host and port) returned for a request with `effect`, or which
 /// stands for a missing response.
-pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status) -> Trouble {
+pub(super) fn of_status(member: &str, link: Link, effect: Effect, status: &Status) -> EtcdError {
     let why = innermost(status);
     if let Some((why, true)) = &why {
         let fault = Fault::unavailable(format!("etcd at {member} cannot be reached: {why}"));
-        return Trouble::NotSent(
+        return EtcdError::NotSent(
             fault.with_help(
                 tls_help(why, link)
                     .unwrap_or("is etcd running there, and are the host and port in the store URL right?"),
@@ -106,17 +106,17 @@ pub(super) fn trouble(member: &str, link: Link, effect: Effect, status: &Status)
         }
     };
     match by_text(status.message()).unwrap_or_else(|| by_code(status.code())) {
-        Verdict::NoLease => Trouble::NoLease,
-        Verdict::LeaseExists => Trouble::LeaseExists,
-        Verdict::LogInAgain => Trouble::LogInAgain,
-        Verdict::NoLogin => Trouble::NoLogin,
-        Verdict::NoUser => Trouble::NoUser,
-        Verdict::NotHere => Trouble::NotHere(fault(ErrorKind::Unavailable, None)),
-        Verdict::Not(kind, help) => Trouble::Failed(fault(kind, help).not_applied()),
+        Verdict::NoLease => EtcdError::NoLease,
+        Verdict::LeaseExists => EtcdError::LeaseExists,
+        Verdict::LogInAgain => EtcdError::LogInAgain,
+        Verdict::NoLogin => EtcdError::NoLogin,
+        Verdict::NoUser => EtcdError::NoUser,
+        Verdict::NotHere => EtcdError::NotHere(fault(ErrorKind::Unavailable, None)),
+        Verdict::Not(kind, help) => EtcdError::Failed(fault(kind, help).not_applied()),
         Verdict::Maybe(kind, help) if effect == Effect::Writes => {
-            Trouble::Failed(fault(kind, help).maybe_applied())
+            EtcdError::Failed(fault(kind, help).maybe_applied())
         }
-        Verdict::Maybe(kind, help) => Trouble::Failed(fault(kind, help).not_applied()),
+        Verdict::Maybe(kind, help) => EtcdError::Failed(fault(kind, help).not_applied()),
     }
 }
 
@@ -254,17 +254,17 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn short(trouble: &Trouble) -> String {
-        match trouble {
-            Trouble::NoLease => "no lease".into(),
-            Trouble::LeaseExists => "lease exists".into(),
-            Trouble::LogInAgain => "log in".into(),
-            Trouble::NoLogin => "no login".into(),
-            Trouble::NoUser => "no user".into(),
-            Trouble::NotSent(_) => "not sent".into(),
-            Trouble::NotHere(_) => "not here".into(),
-            Trouble::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
-            Trouble::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
+    fn short(error: &EtcdError) -> String {
+        match error {
+            EtcdError::NoLease => "no lease".into(),
+            EtcdError::LeaseExists => "lease exists".into(),
+            EtcdError::LogInAgain => "log in".into(),
+            EtcdError::NoLogin => "no login".into(),
+            EtcdError::NoUser => "no user".into(),
+            EtcdError::NotSent(_) => "not sent".into(),
+            EtcdError::NotHere(_) => "not here".into(),
+            EtcdError::Failed(StoreError::NotApplied(fault)) => format!("not {}", fault.kind),
+            EtcdError::Failed(StoreError::MaybeApplied(fault)) => format!("maybe {}", fault.kind),
         }
     }
 
@@ -371,9 +371,13 @@ mod tests {
     fn every_response_has_its_meaning() {
         for (code, text, read, write) in ANSWERS {
             let status = Status::new(*code, *text);
-            assert_eq!(short(&trouble("h:1", Link::Plain, Effect::None, &status)), *read, "{code:?} {text}");
             assert_eq!(
-                short(&trouble("h:1", Link::Plain, Effect::Writes, &status)),
+                short(&of_status("h:1", Link::Plain, Effect::None, &status)),
+                *read,
+                "{code:?} {text}"
+            );
+            assert_eq!(
+                short(&of_status("h:1", Link::Plain, Effect::Writes, &status)),
                 *write,
                 "{code:?} {text}"
             );
@@ -391,13 +395,13 @@ mod tests {
             ("etcdserver: user name is empty", "etcd://user:password@"),
             ("etcdserver: mvcc: database space exceeded", "defrag"),
         ] {
-            let error =
-                trouble("h:1", Link::Plain, Effect::Writes, &Status::new(Code::Unknown, text)).into_error();
+            let error = of_status("h:1", Link::Plain, Effect::Writes, &Status::new(Code::Unknown, text))
+                .into_store_error();
             let told = error.fault().help.clone().unwrap_or_default();
             assert!(told.contains(help), "{text}: {told}");
         }
         let status = Status::new(Code::Unknown, format!("a\n\u{1b}[31m{}", "x".repeat(999)));
-        let message = trouble("h:1", Link::Plain, Effect::None, &status).into_error().to_string();
+        let message = of_status("h:1", Link::Plain, Effect::None, &status).into_store_error().to_string();
         assert!(!message.contains(['\n', '\u{1b}']) && message.len() < 400, "{message}");
     }
 }

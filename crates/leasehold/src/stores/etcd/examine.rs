@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::STORE_TIMEOUT;
-use super::errors::{Effect, Trouble};
+use super::errors::{Effect, EtcdError};
 use super::keys::Keyspace;
 use super::leases::EtcdLeases;
 use super::requests;
@@ -81,7 +81,7 @@ impl EtcdLeases {
             limited(&budget, Effect::None, self.client.range(page))
                 .await
                 .map(|_| ())
-                .map_err(Trouble::into_error)
+                .map_err(EtcdError::into_store_error)
         };
         retry(&self.env, ask).await
     }
@@ -106,7 +106,7 @@ impl EtcdLeases {
             limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, request))
                 .await
                 .map(|_| ())
-                .map_err(Trouble::into_error)
+                .map_err(EtcdError::into_store_error)
         };
         retry(&self.env, ask).await
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::errors::{Effect, Trouble};
+use super::errors::{Effect, EtcdError};
 use super::leases::EtcdLeases;
 use super::requests;
 use super::rules::{self, Place, next_key};
@@ -362,9 +362,9 @@ impl EtcdLeases {
                 None => Written::Absent,
                 Some(kv) => Written::Found(Box::new(kv)),
             })),
-            Err(Trouble::NoLease) => Ok(Some(Written::NoLease)),
-            Err(trouble) => {
-                let error = trouble.into_error();
+            Err(EtcdError::NoLease) => Ok(Some(Written::NoLease)),
+            Err(error) => {
+                let error = error.into_store_error();
                 *unsure |= matches!(error, StoreError::MaybeApplied(_));
                 budget.pause_after(error).await?;
                 Ok(None)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::client::Client;
-use super::errors::{Effect, Trouble};
+use super::errors::{Effect, EtcdError};
 use super::keys::{self, Keys};
 use super::session::{Session, limited};
 use super::value::{self, Owner};
@@ -63,7 +63,7 @@ impl EtcdLeases {
         loop {
             match limited(budget, Effect::None, self.client.txn(Effect::None, &request)).await {
                 Ok(answer) => return Ok(answer),
-                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
+                Err(error) => budget.pause_after(error.into_store_error()).await?,
             }
         }
     }
@@ -88,7 +88,7 @@ impl EtcdLeases {
         loop {
             match limited(budget, Effect::None, self.client.range(request.clone())).await {
                 Ok(answer) => return Ok(answer),
-                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
+                Err(error) => budget.pause_after(error.into_store_error()).await?,
             }
         }
     }
@@ -175,7 +175,7 @@ impl EtcdLeases {
                     let names = answer.kvs.iter().filter_map(|kv| self.keys.lock_of(&kv.key));
                     return Ok((names.filter(|name| name.as_str().starts_with(prefix)).collect(), next));
                 }
-                Err(trouble) => budget.pause_after(trouble.into_error()).await?,
+                Err(error) => budget.pause_after(error.into_store_error()).await?,
             }
         }
     }
@@ -200,9 +200,9 @@ impl EtcdLeases {
             match limited(&budget, Effect::Writes, self.client.txn(Effect::Writes, &request)).await {
                 Ok(answer) if answer.succeeded => return Ok(Evicted::Evicted),
                 // The key was written or deleted in the meantime, or its lease has ended.
-                Ok(_) | Err(Trouble::NoLease) => budget.pause_after_conflict().await?,
-                Err(trouble) => {
-                    let error = trouble.into_error();
+                Ok(_) | Err(EtcdError::NoLease) => budget.pause_after_conflict().await?,
+                Err(error) => {
+                    let error = error.into_store_error();
                     if matches!(error, StoreError::MaybeApplied(_)) {
                         asked = Some(first.key);
                     }

@@ -14,7 +14,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::watch;
 
 use super::client::Client;
-use super::errors::{Effect, Trouble};
+use super::errors::{Effect, EtcdError};
 use super::requests::{self, MOST_COMPARISONS};
 use super::rules::{Place, next_key};
 use super::wire::TxnResponse;
@@ -271,18 +271,19 @@ impl Session {
         running
     }
 
-    fn note(&self, number: u64, beaten: Result<Kept, Trouble>) {
+    fn note(&self, number: u64, beaten: Result<Kept, EtcdError>) {
         let mut state = self.state();
         match beaten {
             Ok(kept) => {
                 state.is_new = false;
                 state.kept = Some((number, kept));
             }
-            Err(Trouble::NoLease) => state.gone = true,
-            Err(trouble) => {
+            Err(EtcdError::NoLease) => state.gone = true,
+            Err(error) => {
                 // The lease may exist in etcd, but it has no keys. The next session has another lease id.
                 state.gone |= state.is_new;
-                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) = trouble.into_error();
+                let (StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) =
+                    error.into_store_error();
                 state.failed = Some((number, fault.not_applied()));
             }
         }
@@ -299,19 +300,19 @@ impl Session {
         Duration::from_secs(u64::try_from(self.seconds).unwrap_or(0))
     }
 
-    async fn create_lease(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
+    async fn create_lease(&self, client: &Client, env: &Env) -> Result<Kept, EtcdError> {
         let sent = env.now();
         let request = client.grant(self.lease, self.seconds);
         let answer = limited(&self.budget(env), Effect::Writes, request).await?;
         Ok(Kept { sent, ttl: Duration::from_secs(u64::try_from(answer.ttl).unwrap_or(0)) })
     }
 
-    async fn heartbeat(&self, client: &Client, env: &Env) -> Result<Kept, Trouble> {
+    async fn heartbeat(&self, client: &Client, env: &Env) -> Result<Kept, EtcdError> {
         let (budget, sent) = (&self.budget(env), env.now());
         let answer = limited(budget, Effect::None, client.keep_alive(self.lease)).await?;
         let seconds = u64::try_from(answer.ttl).unwrap_or(0);
         if seconds == 0 {
-            return Err(Trouble::NoLease);
+            return Err(EtcdError::NoLease);
         }
         let term = answer.header.unwrap_or_default().raft_term;
         let looks = stream::iter(self.batches()).map(|batch| self.look(client, budget, term, batch));
@@ -341,7 +342,7 @@ impl Session {
         budget: &RetryBudget<'_>,
         term: u64,
         batch: Vec<Seen>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), EtcdError> {
         let request = if batch.is_empty() {
             // Any linearizable read returns the term.
             let nothing: [(&[u8], i64); 1] = [(b"\0", 0)];
@@ -408,12 +409,12 @@ impl Session {
 
 /// Checks the term of a read. A read in another term than the keep-alive confirms nothing, because the leader that
 /// confirmed the keep-alive may have been replaced by then.
-fn in_term(answer: &TxnResponse, term: u64) -> Result<(), Trouble> {
+fn in_term(answer: &TxnResponse, term: u64) -> Result<(), EtcdError> {
     if answer.header.unwrap_or_default().raft_term == term {
         return Ok(());
     }
     let fault = Fault::unavailable("etcd's leader changed while the lease was kept alive");
-    Err(Trouble::Failed(fault.not_applied()))
+    Err(EtcdError::Failed(fault.not_applied()))
 }
 
 /// A key on the lease, with its expected revision.
@@ -429,14 +430,14 @@ struct Seen {
 pub(super) async fn limited<T>(
     budget: &RetryBudget<'_>,
     effect: Effect,
-    request: impl Future<Output = Result<T, Trouble>>,
-) -> Result<T, Trouble> {
+    request: impl Future<Output = Result<T, EtcdError>>,
+) -> Result<T, EtcdError> {
     match budget.request(async { Ok(request.await) }).await {
         Ok(answer) => answer,
         Err(StoreError::MaybeApplied(fault)) if effect == Effect::None => {
-            Err(Trouble::Failed(fault.not_applied()))
+            Err(EtcdError::Failed(fault.not_applied()))
         }
-        Err(error) => Err(Trouble::Failed(error)),
+        Err(error) => Err(EtcdError::Failed(error)),
     }
 }
 

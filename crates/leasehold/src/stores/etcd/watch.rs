@@ -187,8 +187,8 @@ impl Watches {
         match (asks, answers) {
             (Some(asks), Some(Ok(answers))) => self.open = Some(Open { asks, answers }),
             (_, Some(Ok(_)) | None) => self.take_in(None),
-            (_, Some(Err(trouble))) => {
-                tracing::debug!(error = %trouble.into_error(), "no watch could be opened");
+            (_, Some(Err(error))) => {
+                tracing::debug!(error = %error.into_store_error(), "no watch could be opened");
                 self.take_in(None);
             }
         }

@@ -11,8 +11,8 @@ use super::client::{Answer, Request, duration};
 use crate::clock::{Deadline, Moment};
 use crate::error::{Error, Fault, StoreError};
 use crate::lease::{
-    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, Released, Renewal, Token, Ttl,
-    attempt_limit, deadline,
+    AcquireOutcome, Claim, End, Evicted, Grant, HolderInfo, Loss, LossReason, ReleaseRequest, Released,
+    Renewal, Token, Ttl, attempt_limit, deadline,
 };
 use crate::retry::RetryBudget;
 use crate::ticket::Ticket;
@@ -26,10 +26,6 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// The number of locks whose latest token is remembered.
 const MOST_TOKENS: usize = 1_000;
 
-/// In a grant's memo: its release was requested, and may have taken effect although no response arrived.
-#[derive(Debug)]
-struct ReleaseAsked;
-
 /// The response to an acquisition.
 pub(super) enum Acquired {
     Granted(Grant),
@@ -42,7 +38,7 @@ impl HttpLeases {
     pub(super) async fn acquired(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError> {
         let limit = attempt_limit(claim.ttl);
         let mut budget =
-            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.trouble);
+            RetryBudget::new(&self.client.env, claim.store_timeout, limit).noting(&claim.last_error);
         // Whether an earlier request may have been granted. If so, the server finds the grant by the claim's id.
         let mut unknown = false;
         loop {
@@ -202,7 +198,7 @@ impl HttpLeases {
         cooldown: Option<Duration>,
     ) -> Result<Released, StoreError> {
         let withdraws = grant.token == Token::default();
-        let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+        let mut asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
         let mut budget = RetryBudget::new(&self.client.env, STORE_TIMEOUT, ATTEMPT);
         loop {
             let answer = if withdraws {

@@ -24,7 +24,7 @@ const FILE_LIMIT: Duration = Duration::from_secs(600);
 /// How long before its end the token of a program is replaced.
 const BEFORE_END: Duration = Duration::from_secs(60);
 
-/// The longest output of a program.
+/// The maximum number of bytes that a program may print.
 const MOST_PRINTED: usize = 1 << 20;
 
 /// The value of the header `Authorization`, if there is one.
@@ -131,8 +131,10 @@ async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String>
 
 /// Returns the token in the output of a plugin. Errors do not contain the output.
 fn read_printed(text: &[u8]) -> Result<Loaded<Bearer>, String> {
-    let printed = text.get(..MOST_PRINTED).unwrap_or(text);
-    let status = serde_json::from_slice::<Printed>(printed).ok().and_then(|printed| printed.status);
+    if text.len() > MOST_PRINTED {
+        return Err(format!("more than {MOST_PRINTED} bytes"));
+    }
+    let status = serde_json::from_slice::<Printed>(text).ok().and_then(|printed| printed.status);
     let status = status.ok_or("no ExecCredential with a status")?;
     let Some(token) = status.token else {
         let flaw = match status.client_certificate_data {
@@ -216,6 +218,15 @@ mod tests {
         let missing = Plugin { command: "/none/plugin".into(), hint: Some("install it".into()), ..missing };
         let error = shown(Credentials::new(Source::Plugin(missing), Env::system()).proof().await);
         assert!(error.contains("/none/plugin") && error.contains("install it"), "{error}");
+    }
+
+    #[test]
+    fn output_that_is_too_long_is_reported_as_such() {
+        let status = r#"{"status":{"token":"t"}}"#;
+        let longest = format!("{status}{}", " ".repeat(MOST_PRINTED - status.len()));
+        assert!(read_printed(longest.as_bytes()).is_ok());
+        let flaw = read_printed(format!("{longest} ").as_bytes()).map(drop).unwrap_err();
+        assert_eq!(flaw, "more than 1048576 bytes");
     }
 
     #[tokio::test]

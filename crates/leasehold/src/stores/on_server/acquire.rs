@@ -16,7 +16,7 @@ pub(super) async fn acquire<L: ServerLeases>(
     leases: &L,
     claim: &Claim,
 ) -> Result<AcquireOutcome, StoreError> {
-    let mut budget = budget(leases, claim.store_timeout, claim.ttl).noting(&claim.trouble);
+    let mut budget = budget(leases, claim.store_timeout, claim.ttl).noting(&claim.last_error);
     // Whether an earlier request may have been granted although its response was lost.
     let mut unknown = false;
     loop {

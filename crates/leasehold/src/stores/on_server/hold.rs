@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::record::State;
-use super::{Changed, ReleaseAsked, STORE_TIMEOUT, ServerLeases, budget, rules};
+use super::{Changed, STORE_TIMEOUT, ServerLeases, budget, rules};
 use crate::clock::{Deadline, Moment};
 use crate::error::StoreError;
 use crate::lease::{
-    Evicted, Grant, Loss, LossReason, Released, Renewal, Token, Ttl, attempt_limit, deadline,
+    Evicted, Grant, Loss, LossReason, ReleaseRequest, Released, Renewal, Token, Ttl, attempt_limit, deadline,
 };
 use crate::retry::{RetryBudget, repeated};
 use crate::types::LockName;
@@ -64,7 +64,7 @@ pub(super) async fn end<L: ServerLeases>(
     let mut budget = budget(leases, STORE_TIMEOUT, grant.ttl);
     // The token of a withdrawn claim is unknown.
     let token = Some(grant.token).filter(|token| token.get() > 0);
-    let mut asked_before = grant.memo.replace(Box::new(ReleaseAsked)).is_some();
+    let mut asked_before = grant.memo.replace(Box::new(ReleaseRequest)).is_some();
     let mut in_doubt = false;
     loop {
         match budget.request(leases.release(grant, cooldown.unwrap_or_default())).await {

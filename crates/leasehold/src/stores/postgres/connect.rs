@@ -32,7 +32,7 @@ pub(super) const MARK: &str = "leasehold.listens";
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Connector {
     location: Location,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Link {
     /// Set when a commit did not wait for the standbys.
     doubt: Arc<AtomicBool>,
     driver: AbortHandle,
-    /// The server, for messages.
+    /// The address of the server, for messages.
     pub(super) host: String,
 }
 
@@ -60,7 +60,7 @@ impl Link {
     }
 }
 
-impl Way {
+impl Connector {
     /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
     /// be read is an error before anything is locked.
     ///
@@ -212,8 +212,8 @@ mod tests {
     use crate::lease::StoreOptions;
     use crate::url::StoreUrl;
 
-    fn way(url: &str) -> Result<Way, Error> {
-        Way::to(Location::from_url(StoreUrl::parse(url)?, &mut StoreOptions::default())?)
+    fn connector(url: &str) -> Result<Connector, Error> {
+        Connector::to(Location::from_url(StoreUrl::parse(url)?, &mut StoreOptions::default())?)
     }
 
     #[test]
@@ -226,13 +226,13 @@ mod tests {
             let path = folder.path().join("file.pem").display().to_string();
             std::fs::write(&path, text).unwrap();
             for option in ["ca", "cert"] {
-                let error = way(&format!("postgres://u@h/d?{option}={path}")).unwrap_err();
+                let error = connector(&format!("postgres://u@h/d?{option}={path}")).unwrap_err();
                 assert!(error.to_string().contains(named) || option == "cert", "{error:?}");
                 assert!(error.to_string().contains("PEM") || error.help()[0].contains("PEM"), "{error:?}");
             }
         }
         for option in ["ca=/not/there", "cert=/not/there", "password_file=/not/there"] {
-            let error = way(&format!("postgres://u@h/d?{option}")).unwrap_err();
+            let error = connector(&format!("postgres://u@h/d?{option}")).unwrap_err();
             assert!(error.to_string().contains("/not/there"), "{error:?}");
         }
     }

@@ -10,7 +10,7 @@ use super::connect::Link;
 use super::errors::{self, Effect};
 use super::leases::{PostgresLeases, cell, only};
 use super::schema::{Flaws, flaws, wrong_types};
-use super::server::{self, Found};
+use super::server::{self, ServerInfo};
 use super::statements::Parameter;
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
@@ -53,9 +53,9 @@ impl PostgresLeases {
 
     async fn look_at_all(&self, examined: &mut Examined) -> Result<(), StoreError> {
         let table = self.sessions.table();
-        let (link, found) = self.sessions.any().await?;
-        examined.push(primary(&found, &link.host));
-        examined.push(suits(&found, &link.host, table, &flaws(&link, table).await?));
+        let (link, info) = self.sessions.any().await?;
+        examined.push(primary(&info, &link.host));
+        examined.push(suits(&info, &link.host, table, &flaws(&link, table).await?));
         let settings = asked(&link, SETTINGS, &[], table).await?;
         let settings = only(&settings)?;
         examined.push(durability(cell(settings, "has_fsync")?, cell(settings, "has_full_pages")?));
@@ -94,23 +94,23 @@ async fn asked(
     rows.map_err(|error| errors::of_statement(&error, Effect::None, table))
 }
 
-fn primary(found: &Found, host: &str) -> Finding {
+fn primary(info: &ServerInfo, host: &str) -> Finding {
     const CHECK: &str = "primary";
-    match server::check_server(found, host) {
-        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, version {}", found.version / 10_000)),
+    match server::check_server(info, host) {
+        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, version {}", info.version / 10_000)),
         Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
     }
 }
 
-fn suits(found: &Found, host: &str, table: &Table, flaws: &Flaws) -> Finding {
+fn suits(info: &ServerInfo, host: &str, table: &Table, flaws: &Flaws) -> Finding {
     const CHECK: &str = "table";
     let name = &table.name;
-    if found.kind.is_none() {
+    if info.kind.is_none() {
         return Finding::failed(CHECK, format!("there is no table {name:?}"))
             .with_help("create it: leasehold init");
     }
     // The check `primary` reports a server that is not the primary.
-    let on_primary = Found { is_standby: false, is_read_only: false, ..found.clone() };
+    let on_primary = ServerInfo { is_standby: false, is_read_only: false, ..info.clone() };
     if let Err(fault) = server::check(&on_primary, host, table) {
         return Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied());
     }
@@ -243,22 +243,22 @@ mod tests {
         assert_eq!(verdict(row_security(true, false, &table)), CheckStatus::Failed);
         assert_eq!(verdict(row_security(true, true, &table)), CheckStatus::Warning);
         assert_eq!(verdict(key(false, &table)), CheckStatus::Failed);
-        let found = Found {
+        let info = ServerInfo {
             version: 150_000,
             kind: Some("r".into()),
             persistence: Some("p".into()),
-            ..Found::default()
+            ..ServerInfo::default()
         };
         let no_flaws = Flaws::default();
         let lacking = Flaws { missing: vec!["token".into()], ..Flaws::default() };
         let wrong = Flaws { wrong: vec!["token integer".into()], ..Flaws::default() };
-        assert_eq!(verdict(suits(&found, "h", &table, &no_flaws)), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&found, "h", &table, &wrong)), CheckStatus::Failed);
-        assert_eq!(verdict(suits(&found, "h", &table, &lacking)), CheckStatus::Failed);
-        let standby = Found { is_standby: true, ..found.clone() };
+        assert_eq!(verdict(suits(&info, "h", &table, &no_flaws)), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&info, "h", &table, &wrong)), CheckStatus::Failed);
+        assert_eq!(verdict(suits(&info, "h", &table, &lacking)), CheckStatus::Failed);
+        let standby = ServerInfo { is_standby: true, ..info.clone() };
         assert_eq!(verdict(suits(&standby, "h", &table, &no_flaws)), CheckStatus::Passed);
         assert_eq!(verdict(primary(&standby, "h")), CheckStatus::Failed);
-        assert_eq!(verdict(primary(&found, "h")), CheckStatus::Passed);
-        assert_eq!(verdict(suits(&Found::default(), "h", &table, &no_flaws)), CheckStatus::Failed);
+        assert_eq!(verdict(primary(&info, "h")), CheckStatus::Passed);
+        assert_eq!(verdict(suits(&ServerInfo::default(), "h", &table, &no_flaws)), CheckStatus::Failed);
     }
 }

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::POLL_INTERVAL;
-use super::connect::Way;
+use super::connect::Connector;
 use super::errors::Effect;
 use super::listener::Listener;
 use super::record::{self, locked_by};
@@ -48,9 +48,9 @@ pub(super) struct PostgresLeases {
 }
 
 impl PostgresLeases {
-    pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
-        let statements = Statements::on(way.table(), way.failover_grace(), way.notifies());
-        let sessions = Arc::new(Sessions::new(way, env.clone()));
+    pub(super) fn new(connector: Connector, env: Env, margin: Duration) -> Self {
+        let statements = Statements::on(connector.table(), connector.failover_grace(), connector.notifies());
+        let sessions = Arc::new(Sessions::new(connector, env.clone()));
         Self {
             listener: Listener::new(sessions.clone(), env.clone()),
             sessions,

@@ -63,17 +63,17 @@ impl PostgresLeases {
 
     async fn make_once(&self, table: &Table) -> Result<(), StoreError> {
         let link = self.sessions.separate().await?;
-        let found = server::find(&link, table, &self.env).await?;
-        if found.kind.is_some() {
+        let info = server::query(&link, table, &self.env).await?;
+        if info.kind.is_some() {
             let flaws = flaws(&link, table).await?;
             if !flaws.wrong.is_empty() {
                 return Err(wrong_types(&flaws.wrong, table).not_applied());
             }
             if flaws.missing.is_empty() {
-                return server::check(&found, &link.host, table).map_err(Fault::not_applied);
+                return server::check(&info, &link.host, table).map_err(Fault::not_applied);
             }
         }
-        let work = if found.kind.is_some() { extend(table) } else { create(table) };
+        let work = if info.kind.is_some() { extend(table) } else { create(table) };
         // The wait is short, because statements of other clients queue behind one that waits for a lock on the whole
         // table.
         match link.client.batch_execute(&format!("SET LOCAL lock_timeout = '1s'; {work}")).await {
@@ -86,8 +86,8 @@ impl PostgresLeases {
             }
             made => made.map_err(|error| errors::of_statement(&error, Effect::Writes, table))?,
         }
-        let found = server::find(&link, table, &self.env).await?;
-        server::check(&found, &link.host, table).map_err(Fault::not_applied)
+        let info = server::query(&link, table, &self.env).await?;
+        server::check(&info, &link.host, table).map_err(Fault::not_applied)
     }
 }
 

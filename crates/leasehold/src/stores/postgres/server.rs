@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// The properties of a server and a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ServerInfo {
     pub(super) is_standby: bool,
     pub(super) is_read_only: bool,
     pub(super) version: i64,
@@ -36,14 +36,14 @@ pub(super) struct Found {
 }
 
 /// Checks that locks are safe on this server, as far as one query shows it.
-pub(super) async fn look(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
-    let found = find(link, table, env).await?;
-    check(&found, &link.host, table).map_err(Fault::not_applied)?;
-    Ok(found)
+pub(super) async fn checked(link: &Link, table: &Table, env: &Env) -> Result<ServerInfo, StoreError> {
+    let info = query(link, table, env).await?;
+    check(&info, &link.host, table).map_err(Fault::not_applied)?;
+    Ok(info)
 }
 
 /// Queries the properties of a server and its table.
-pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found, StoreError> {
+pub(super) async fn query(link: &Link, table: &Table, env: &Env) -> Result<ServerInfo, StoreError> {
     let sql = format!(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
             current_setting('server_version_num')::int8, {NOW_US}, c.relkind::text, c.relpersistence::text,
@@ -63,14 +63,14 @@ pub(super) async fn find(link: &Link, table: &Table, env: &Env) -> Result<Found,
             return Err(Fault::unavailable(message).not_applied());
         }
     };
-    let found = rows.first().map(parse).transpose().map_err(|error| {
+    let info = rows.first().map(parse).transpose().map_err(|error| {
         Fault::new(ErrorKind::Corrupt, format!("PostgreSQL's response cannot be read: {error}")).not_applied()
     })?;
-    Ok(found.unwrap_or_default())
+    Ok(info.unwrap_or_default())
 }
 
-fn parse(row: &Row) -> Result<Found, tokio_postgres::Error> {
-    Ok(Found {
+fn parse(row: &Row) -> Result<ServerInfo, tokio_postgres::Error> {
+    Ok(ServerInfo {
         is_standby: row.try_get(0)?,
         is_read_only: row.try_get(1)?,
         version: row.try_get(2)?,
@@ -81,18 +81,18 @@ fn parse(row: &Row) -> Result<Found, tokio_postgres::Error> {
     })
 }
 
-pub(super) fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
-    if found.version < OLDEST {
+pub(super) fn check_server(info: &ServerInfo, host: &str) -> Result<(), Fault> {
+    if info.version < OLDEST {
         return Err(Fault::new(
             ErrorKind::Unsupported,
             format!("PostgreSQL at {host} is older than version {}", OLDEST / 10_000),
         )
         .with_help("upgrade the server"));
     }
-    if found.is_standby {
+    if info.is_standby {
         return Err(errors::not_primary(&format!("{host} is a standby")));
     }
-    if found.is_read_only {
+    if info.is_read_only {
         return Err(errors::not_primary(&format!("{host} is read-only (default_transaction_read_only)")));
     }
     Ok(())
@@ -100,11 +100,11 @@ pub(super) fn check_server(found: &Found, host: &str) -> Result<(), Fault> {
 
 /// Refuses servers and tables on which two processes could hold one lock. Accepts a missing table, because the
 /// statements then fail.
-pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Fault> {
-    check_server(found, host)?;
+pub(super) fn check(info: &ServerInfo, host: &str, table: &Table) -> Result<(), Fault> {
+    check_server(info, host)?;
     let name = &table.name;
     let refused = |message: String| Fault::new(ErrorKind::Unsupported, message);
-    match (found.kind.as_deref(), found.persistence.as_deref()) {
+    match (info.kind.as_deref(), info.persistence.as_deref()) {
         (None, _) | (Some("r"), Some("p")) => {}
         (Some("r"), Some("u")) => {
             return Err(refused(format!("the table {name:?} is UNLOGGED: a crash of the server empties it, with all locks that are held"))
@@ -117,7 +117,7 @@ pub(super) fn check(found: &Found, host: &str, table: &Table) -> Result<(), Faul
             .with_help("create a separate table with `leasehold init`"));
         }
     }
-    match &found.wrong_times {
+    match &info.wrong_times {
         None => Ok(()),
         Some(columns) => Err(refused(format!(
             "the table {name:?} has the columns {columns}: their times depend on each session's TimeZone, or are too coarse"
@@ -135,22 +135,22 @@ mod tests {
     #[test]
     fn unsuitable_servers_and_tables_are_refused() {
         let table = Table { name: "t".into(), sql: "\"t\"".into() };
-        let good = Found {
+        let good = ServerInfo {
             version: 150_000,
             kind: Some("r".into()),
             persistence: Some("p".into()),
-            ..Found::default()
+            ..ServerInfo::default()
         };
         assert!(check(&good, "h", &table).is_ok());
-        assert!(check(&Found { kind: None, persistence: None, ..good.clone() }, "h", &table).is_ok());
+        assert!(check(&ServerInfo { kind: None, persistence: None, ..good.clone() }, "h", &table).is_ok());
         for (flaw, named) in [
-            (Found { is_standby: true, ..good.clone() }, "not the primary"),
-            (Found { is_read_only: true, ..good.clone() }, "not the primary"),
-            (Found { version: 110_022, ..good.clone() }, "older"),
-            (Found { persistence: Some("u".into()), ..good.clone() }, "UNLOGGED"),
-            (Found { persistence: Some("t".into()), ..good.clone() }, "ordinary"),
-            (Found { kind: Some("v".into()), ..good.clone() }, "ordinary"),
-            (Found { wrong_times: Some("lock_until timestamptz".into()), ..good.clone() }, "TimeZone"),
+            (ServerInfo { is_standby: true, ..good.clone() }, "not the primary"),
+            (ServerInfo { is_read_only: true, ..good.clone() }, "not the primary"),
+            (ServerInfo { version: 110_022, ..good.clone() }, "older"),
+            (ServerInfo { persistence: Some("u".into()), ..good.clone() }, "UNLOGGED"),
+            (ServerInfo { persistence: Some("t".into()), ..good.clone() }, "ordinary"),
+            (ServerInfo { kind: Some("v".into()), ..good.clone() }, "ordinary"),
+            (ServerInfo { wrong_times: Some("lock_until timestamptz".into()), ..good.clone() }, "TimeZone"),
         ] {
             let fault = check(&flaw, "h", &table).unwrap_err();
             assert!(fault.message.contains(named) && fault.help.is_some(), "{fault:?}");

@@ -10,9 +10,9 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 
 use super::config::Table;
-use super::connect::{Link, Way};
+use super::connect::{Connector, Link};
 use super::errors::{self, Effect};
-use super::server::{self, Found};
+use super::server::{self, ServerInfo};
 use super::statements::Parameter;
 use crate::clock::{Moment, RATE_ERROR, micros, timeout};
 use crate::env::Env;
@@ -44,7 +44,7 @@ pub(super) enum Purpose {
 /// The connections of a store.
 #[derive(Debug)]
 pub(super) struct Sessions {
-    way: Way,
+    connector: Connector,
     env: Env,
     idle: Mutex<Vec<Session>>,
     contenders: Arc<Semaphore>,
@@ -78,9 +78,9 @@ pub(super) struct Used<'a> {
 }
 
 impl Sessions {
-    pub(super) fn new(way: Way, env: Env) -> Self {
+    pub(super) fn new(connector: Connector, env: Env) -> Self {
         Self {
-            way,
+            connector,
             env,
             idle: Mutex::default(),
             contenders: Arc::new(Semaphore::new(CONTENDERS)),
@@ -90,15 +90,15 @@ impl Sessions {
     }
 
     pub(super) fn table(&self) -> &Table {
-        self.way.table()
+        self.connector.table()
     }
 
     pub(super) fn failover_grace(&self) -> Duration {
-        self.way.failover_grace()
+        self.connector.failover_grace()
     }
 
     pub(super) fn notifies(&self) -> bool {
-        self.way.notifies()
+        self.connector.notifies()
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
@@ -146,7 +146,7 @@ impl Sessions {
     /// Connects to the first server that is the primary.
     async fn open(&self) -> Result<Session, StoreError> {
         let mut failed = Vec::new();
-        for host in self.way.hosts() {
+        for host in self.connector.hosts() {
             match self.open_at(host).await {
                 Ok(session) => return Ok(session),
                 Err(error) => failed.push(error),
@@ -156,19 +156,19 @@ impl Sessions {
     }
 
     async fn open_at(&self, host: &Host) -> Result<Session, StoreError> {
-        let link = self.way.connect(host, &self.env).await?;
-        let found = server::look(&link, self.table(), &self.env).await?;
+        let link = self.connector.connect(host, &self.env).await?;
+        let info = server::checked(&link, self.table(), &self.env).await?;
         let now = self.env.now();
-        Ok(Session { link, clock: (found.clock_us, now), answered: now, has_table: found.kind.is_some() })
+        Ok(Session { link, clock: (info.clock_us, now), answered: now, has_table: info.kind.is_some() })
     }
 
     /// Opens a connection to the primary for notifications.
     pub(super) async fn listening(&self, notified: UnboundedSender<String>) -> Result<Link, StoreError> {
         let mut failed = Vec::new();
-        for host in self.way.hosts() {
+        for host in self.connector.hosts() {
             let opened = async {
-                let link = self.way.connect_for(host, &self.env, Some(notified.clone())).await?;
-                server::look(&link, self.table(), &self.env).await.map(|_| link)
+                let link = self.connector.connect_for(host, &self.env, Some(notified.clone())).await?;
+                server::checked(&link, self.table(), &self.env).await.map(|_| link)
             };
             match opened.await {
                 Ok(link) => return Ok(link),
@@ -180,33 +180,33 @@ impl Sessions {
 
     /// Opens a connection to the primary that is not part of the pool.
     pub(super) async fn separate(&self) -> Result<Link, StoreError> {
-        let (link, found) = self.any().await?;
-        server::check_server(&found, &link.host).map_err(Fault::not_applied)?;
+        let (link, info) = self.any().await?;
+        server::check_server(&info, &link.host).map_err(Fault::not_applied)?;
         Ok(link)
     }
 
     /// Opens a connection to the primary, or else to another server, and returns its properties. Connects to all
     /// servers at the same time, so that one that does not respond delays no other.
-    pub(super) async fn any(&self) -> Result<(Link, Found), StoreError> {
+    pub(super) async fn any(&self) -> Result<(Link, ServerInfo), StoreError> {
         let (mut other, mut failed) = (None, Vec::new());
         let asked = async |host: &Host| {
             let opened = async {
-                let link = self.way.connect(host, &self.env).await?;
-                let found = server::find(&link, self.table(), &self.env).await?;
-                Ok((link, found))
+                let link = self.connector.connect(host, &self.env).await?;
+                let info = server::query(&link, self.table(), &self.env).await?;
+                Ok((link, info))
             };
             timeout(&*self.env.clock, HOST_LIMIT, opened).await.unwrap_or_else(|| {
                 let message = format!("PostgreSQL at {host} did not respond within {HOST_LIMIT:.0?}");
                 Err(Fault::unavailable(message).not_applied())
             })
         };
-        let mut answers: FuturesUnordered<_> = self.way.hosts().iter().map(asked).collect();
+        let mut answers: FuturesUnordered<_> = self.connector.hosts().iter().map(asked).collect();
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok((link, found)) if server::check_server(&found, &link.host).is_ok() => {
-                    return Ok((link, found));
+                Ok((link, info)) if server::check_server(&info, &link.host).is_ok() => {
+                    return Ok((link, info));
                 }
-                Ok(found) => other = Some(found),
+                Ok(info) => other = Some(info),
                 Err(error) => failed.push(error),
             }
         }

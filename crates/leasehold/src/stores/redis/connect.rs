@@ -1,26 +1,23 @@
-//! The connection of a store. All requests share one connection, because the server runs one script at a time. It is
-//! opened on demand, and replaced when it is lost or does not respond.
+//! Connects to the servers that a store URL names.
 
 use std::convert::Infallible;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, ScriptInvocation, Value};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use super::answer::called;
 use super::config::Location;
 use super::errors;
-use crate::clock::{Moment, RATE_ERROR, micros, timeout};
+use super::link::Link;
+use super::server::ServerInfo;
+use crate::clock::timeout;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
-use crate::lease::printable;
 use crate::stores::hosts::{Host, none_of};
 use crate::stores::on_server::notifications::Calls;
 use crate::stores::password::Password;
@@ -30,23 +27,15 @@ use crate::stores::tls::client_config;
 /// after one second.
 const CONNECT_LIMIT: Duration = Duration::from_millis(2_500);
 
-/// If no response arrives for this long after the first abandoned request was sent, later requests use another
-/// connection.
-const STALLED: Duration = Duration::from_millis(500);
-
-/// The oldest supported version. Older servers do not check min-replicas-to-write for scripts, and have no permissions
-/// for channels.
-const OLDEST: (u32, u32) = (6, 2);
-
 const SENTINEL_LOGIN: &str = "name the password of the Sentinels in the store URL: sentinel_password_env=NAME or sentinel_password_file=/PATH";
 
 /// How to connect to the servers.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Connector {
     pub(super) location: Location,
 }
 
-impl Way {
+impl Connector {
     /// Prepares connections to the servers at `location`. Blocks, because it reads the files, so that one that cannot
     /// be read is an error before anything is locked.
     ///
@@ -68,7 +57,7 @@ impl Way {
                 Some(master) => self.connect_by(host, master, env, Some(calls)).await,
             };
             match link
-                .and_then(|link| link.facts.check(&link.host).map(|()| link).map_err(Fault::not_applied))
+                .and_then(|link| link.server.check(&link.host).map(|()| link).map_err(Fault::not_applied))
             {
                 Ok(link) => return Ok(link),
                 Err(error) => failed.push(error),
@@ -86,7 +75,7 @@ impl Way {
                 Some(master) => self.connect_by(host, master, env, None).await,
             };
             match link {
-                Ok(link) if link.facts.is_primary => return Ok(link),
+                Ok(link) if link.server.is_primary => return Ok(link),
                 Ok(link) => other = Some(link),
                 Err(error) => failed.push(error),
             }
@@ -150,7 +139,7 @@ impl Way {
         };
         match timeout(&*env.clock, CONNECT_LIMIT, asked).await {
             Some(Ok((info, (seconds, us)))) => {
-                link.facts = Facts::of(&info);
+                link.server = ServerInfo::of(&info);
                 let clock_us = u64::try_from(seconds * 1_000_000 + us).unwrap_or(0);
                 link.note_clock(clock_us, env.now());
                 Ok(link)
@@ -216,15 +205,9 @@ impl Way {
             }
         };
         match timeout(&*env.clock, CONNECT_LIMIT, connecting).await {
-            Some(opened) => opened.map(|(connection, driver)| Link {
-                connection,
-                driver,
-                host: shown.clone(),
-                facts: Facts::default(),
-                clock: Mutex::new((0, env.now())),
-                unanswered: Mutex::default(),
-                listens: AtomicBool::default(),
-            }),
+            Some(opened) => {
+                opened.map(|(connection, driver)| Link::new(connection, driver, shown.clone(), env.now()))
+            }
             None => Err(no_answer(host)),
         }
     }
@@ -279,251 +262,4 @@ async fn blocking<T: Send + 'static>(
         }
         .not_applied()
     })
-}
-
-/// The properties that a server reports.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Facts {
-    /// Redis or Valkey, with its version.
-    pub(super) product: String,
-    pub(super) version: (u32, u32),
-    pub(super) is_primary: bool,
-    pub(super) is_clustered: bool,
-    /// Which keys the server deletes when its memory is full: `noeviction` for none.
-    pub(super) policy: String,
-    pub(super) has_memory_limit: bool,
-    pub(super) replicas: u32,
-    pub(super) has_append_only_file: bool,
-}
-
-impl Facts {
-    fn of(info: &str) -> Self {
-        let value = |key: &str| {
-            let mut lines = info.lines().filter_map(|line| line.split_once(':'));
-            lines.find(|(name, _)| *name == key).map_or("", |(_, value)| value.trim())
-        };
-        let version = value("redis_version");
-        let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
-        let product = match value("valkey_version") {
-            "" => format!("Redis {}", printable(version, 20)),
-            version => format!("Valkey {}", printable(version, 20)),
-        };
-        Self {
-            product,
-            version: (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)),
-            is_primary: value("role") == "master",
-            is_clustered: value("cluster_enabled") == "1",
-            policy: value("maxmemory_policy").to_owned(),
-            has_memory_limit: !matches!(value("maxmemory"), "" | "0"),
-            replicas: value("connected_slaves").parse().unwrap_or(0),
-            has_append_only_file: value("aof_enabled") == "1",
-        }
-    }
-
-    /// Fails if locks are not safe on this server.
-    pub(super) fn check(&self, host: &str) -> Result<(), Fault> {
-        if self.is_clustered {
-            return Err(errors::cluster());
-        }
-        if self.version < OLDEST {
-            let (major, minor) = OLDEST;
-            let message =
-                format!("{host} is {}, and leasehold needs Redis {major}.{minor} or newer", self.product);
-            return Err(Fault::new(ErrorKind::Unsupported, message));
-        }
-        if !self.is_primary {
-            return Err(errors::not_primary(&format!("{host} is a replica")));
-        }
-        if self.evicts() {
-            let message = format!(
-                "{host} may delete locks when its memory is full: maxmemory-policy is {}",
-                self.policy
-            );
-            return Err(Fault::new(ErrorKind::Unsupported, message)
-                .with_help("set maxmemory-policy to noeviction, or use a server that is not a cache"));
-        }
-        Ok(())
-    }
-
-    /// Returns whether the server deletes keys that have not expired.
-    pub(super) fn evicts(&self) -> bool {
-        self.has_memory_limit && self.may_evict()
-    }
-
-    /// Returns whether the server would delete such keys if it had a memory limit.
-    pub(super) fn may_evict(&self) -> bool {
-        !matches!(self.policy.as_str(), "noeviction" | "")
-    }
-}
-
-/// An open connection. It is closed when this is dropped.
-pub(super) struct Link {
-    pub(super) connection: MultiplexedConnection,
-    driver: AbortHandle,
-    /// The server, for messages.
-    pub(super) host: String,
-    pub(super) facts: Facts,
-    /// A reading of the server's clock, and the moment at which the response arrived.
-    clock: Mutex<(u64, Moment)>,
-    /// When the first abandoned request since the latest response was sent.
-    unanswered: Mutex<Option<Moment>>,
-    /// Whether the connection has a subscription, or was refused one.
-    pub(super) listens: AtomicBool,
-}
-
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("host", &self.host).finish_non_exhaustive()
-    }
-}
-
-impl Link {
-    fn clock(&self) -> MutexGuard<'_, (u64, Moment)> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unanswered(&self) -> MutexGuard<'_, Option<Moment>> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns a lower bound of the server's clock at `now`.
-    pub(super) fn clock_us(&self, now: Moment) -> u64 {
-        let (read_us, at) = *self.clock();
-        let passed = now.shortest_since(at).mul_f64(1.0 - RATE_ERROR);
-        read_us.saturating_add(micros(passed))
-    }
-
-    /// Records the reading of the server's clock in a response that has just arrived.
-    pub(super) fn note_clock(&self, clock_us: u64, now: Moment) {
-        *self.clock() = (clock_us, now);
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
-/// The connection of a store.
-#[derive(Debug)]
-pub(super) struct Links {
-    pub(super) way: Way,
-    pub(super) env: Env,
-    pub(super) calls: Arc<Calls>,
-    current: Mutex<Option<Arc<Link>>>,
-    opening: tokio::sync::Mutex<()>,
-}
-
-impl Links {
-    pub(super) fn new(way: Way, env: Env) -> Self {
-        let calls = Calls::new(env.clone());
-        Self { way, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn opened(&self) -> Option<Arc<Link>> {
-        self.current().clone().filter(|link| !link.driver.is_finished())
-    }
-
-    /// Returns the connection to the primary. Opens it in a separate task, so that if the request is abandoned, the
-    /// next request gets the connection.
-    pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
-        if let Some(link) = self.opened() {
-            return Ok(link);
-        }
-        let (give, given) = oneshot::channel();
-        let links = self.clone();
-        tokio::spawn(async move {
-            let _opening = links.opening.lock().await;
-            let link = match links.opened() {
-                Some(link) => Ok(link),
-                None if give.is_closed() => return,
-                None => links.way.connect(&links.env, &links.calls).await.map(Arc::new),
-            };
-            if let Ok(link) = &link {
-                *links.current() = Some(link.clone());
-            }
-            let _ = give.send(link);
-        });
-        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
-    }
-
-    /// Makes later requests use another connection. Requests that wait for a response on this one continue.
-    fn give_up(&self, link: &Arc<Link>) {
-        self.current().take_if(|current| Arc::ptr_eq(current, link));
-    }
-
-    pub(super) fn close(&self) {
-        self.current().take();
-    }
-
-    /// Sends a script over `link`.
-    pub(super) async fn invoke(
-        &self,
-        link: &Arc<Link>,
-        script: &ScriptInvocation<'_>,
-    ) -> Result<Value, StoreError> {
-        let mut running = Running { links: self, link, began: self.env.now(), answered: false };
-        let mut connection = link.connection.clone();
-        let answer = script.invoke_async::<Value>(&mut connection).await;
-        running.answered = true;
-        link.unanswered().take();
-        answer.map_err(|error| {
-            if errors::is_of_this_server(&error) {
-                self.give_up(link);
-            }
-            errors::of_request(&error)
-        })
-    }
-}
-
-/// A script that waits for its response.
-struct Running<'a> {
-    links: &'a Links,
-    link: &'a Arc<Link>,
-    began: Moment,
-    answered: bool,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if self.answered {
-            return;
-        }
-        let since = *self.link.unanswered().get_or_insert(self.began);
-        if self.links.env.now().shortest_since(since) > STALLED {
-            self.links.give_up(self.link);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const INFO: &str = "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.0.1\r\nmaxmemory:0\r\n\
-        maxmemory_policy:allkeys-lru\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\ncluster_enabled:0\r\n";
-
-    fn check(change: impl FnOnce(&mut Facts)) -> Result<(), Fault> {
-        let mut facts = Facts::of(INFO);
-        change(&mut facts);
-        facts.check("h:1")
-    }
-
-    #[test]
-    fn a_server_that_may_lose_locks_is_refused() {
-        let facts = Facts::of(INFO);
-        assert_eq!((facts.product.as_str(), facts.version, facts.replicas), ("Valkey 8.0.1", (7, 2), 2));
-        assert!(facts.may_evict() && !facts.evicts() && facts.has_append_only_file);
-        assert!(check(|_| ()).is_ok());
-        assert!(check(|facts| facts.has_memory_limit = true).unwrap_err().message.contains("allkeys-lru"));
-        assert_eq!(check(|facts| facts.is_clustered = true).unwrap_err().kind, ErrorKind::Unsupported);
-        assert_eq!(check(|facts| facts.is_primary = false).unwrap_err().kind, ErrorKind::Unavailable);
-        assert_eq!(check(|facts| facts.version = (6, 0)).unwrap_err().kind, ErrorKind::Unsupported);
-        assert!(Facts::of("").check("h:1").is_err());
-    }
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::connect::{Facts, Link};
 use super::errors;
 use super::leases::RedisLeases;
+use super::link::Link;
+use super::server::ServerInfo;
 use crate::clock::timeout;
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, StoreError};
@@ -32,12 +33,12 @@ impl RedisLeases {
     }
 
     async fn look(&self, examined: &mut Examined) -> Result<(), StoreError> {
-        let link = self.links.way.connect_to_any(&self.env).await?;
-        let (facts, grace) = (&link.facts, self.links.way.location.failover_grace);
-        examined.push(primary(facts, &link.host));
-        examined.push(eviction(facts));
-        examined.push(failover(facts, grace, self.least_replicas(&link).await));
-        examined.push(durability(facts, grace));
+        let link = self.links.connector.connect_to_any(&self.env).await?;
+        let (server, grace) = (&link.server, self.links.connector.location.failover_grace);
+        examined.push(primary(server, &link.host));
+        examined.push(eviction(server));
+        examined.push(failover(server, grace, self.least_replicas(&link).await));
+        examined.push(durability(server, grace));
         examined.push(self.permissions().await?);
         examined.push(self.messages().await?);
         Ok(())
@@ -46,7 +47,7 @@ impl RedisLeases {
     /// Checks whether the user may receive the messages about released locks.
     async fn messages(&self) -> Result<Finding, StoreError> {
         const CHECK: &str = "notifications";
-        let location = &self.links.way.location;
+        let location = &self.links.connector.location;
         if !location.notifies {
             return Ok(Finding::passed(CHECK, "notify=off: waiters poll"));
         }
@@ -113,20 +114,20 @@ fn least_permissions() -> Vec<String> {
     .to_vec()
 }
 
-fn primary(facts: &Facts, host: &str) -> Finding {
+fn primary(server: &ServerInfo, host: &str) -> Finding {
     const CHECK: &str = "primary";
     // The check `eviction` reports the policy.
-    let suits = Facts { policy: String::new(), ..facts.clone() };
+    let suits = ServerInfo { policy: String::new(), ..server.clone() };
     match suits.check(host) {
-        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, {}", facts.product)),
+        Ok(()) => Finding::passed(CHECK, format!("{host} is a primary, {}", server.product)),
         Err(fault) => Finding::of_error(CHECK, CheckStatus::Failed, &fault.not_applied()),
     }
 }
 
-fn eviction(facts: &Facts) -> Finding {
+fn eviction(server: &ServerInfo) -> Finding {
     const CHECK: &str = "eviction";
-    let policy = &facts.policy;
-    match (facts.may_evict(), facts.has_memory_limit) {
+    let policy = &server.policy;
+    match (server.may_evict(), server.has_memory_limit) {
         (false, _) => Finding::passed(CHECK, "the server deletes no key before it expires"),
         (true, true) => Finding::failed(
             CHECK,
@@ -143,7 +144,7 @@ fn eviction(facts: &Facts) -> Finding {
     }
 }
 
-fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) -> Finding {
+fn failover(server: &ServerInfo, grace: Duration, least_replicas: Option<(u32, u64)>) -> Finding {
     const CHECK: &str = "failover";
     let by_token = "or protect the resource with fencing tokens, in a store that survives the failover";
     if grace.is_zero() {
@@ -152,13 +153,13 @@ fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) 
             .with_help(by_token);
     }
     let grace = grace.as_secs();
-    if facts.replicas == 0 {
+    if server.replicas == 0 {
         return Finding::passed(
             CHECK,
             format!("no replica is connected; after a restart no lock is granted for {grace} s"),
         );
     }
-    let replicas = facts.replicas;
+    let replicas = server.replicas;
     match least_replicas {
         Some((0, _) | (_, 0)) => Finding::warning(
             CHECK,
@@ -186,9 +187,9 @@ fn failover(facts: &Facts, grace: Duration, least_replicas: Option<(u32, u64)>) 
     }
 }
 
-fn durability(facts: &Facts, grace: Duration) -> Finding {
+fn durability(server: &ServerInfo, grace: Duration) -> Finding {
     const CHECK: &str = "durability";
-    if facts.has_append_only_file {
+    if server.has_append_only_file {
         return Finding::passed(
             CHECK,
             "the append-only file is on: a restart of the process keeps the locks",
@@ -208,14 +209,14 @@ fn durability(facts: &Facts, grace: Duration) -> Finding {
 mod tests {
     use super::*;
 
-    fn facts() -> Facts {
-        Facts {
+    fn server() -> ServerInfo {
+        ServerInfo {
             product: "Redis 7.0.15".into(),
             version: (7, 0),
             is_primary: true,
             policy: "noeviction".into(),
             has_append_only_file: true,
-            ..Facts::default()
+            ..ServerInfo::default()
         }
     }
 
@@ -223,24 +224,25 @@ mod tests {
     fn unsafe_settings_are_failures_and_doubtful_ones_warnings() {
         use CheckStatus::{Failed, Passed, Warning};
         let (minute, none) = (Duration::from_secs(60), Duration::ZERO);
-        let replicated = Facts { replicas: 1, ..facts() };
-        let cache = |has_memory_limit| Facts { policy: "allkeys-lru".into(), has_memory_limit, ..facts() };
-        let volatile = Facts { has_append_only_file: false, ..facts() };
+        let replicated = ServerInfo { replicas: 1, ..server() };
+        let cache =
+            |has_memory_limit| ServerInfo { policy: "allkeys-lru".into(), has_memory_limit, ..server() };
+        let volatile = ServerInfo { has_append_only_file: false, ..server() };
         for (finding, verdict) in [
-            (primary(&facts(), "h"), Passed),
-            (primary(&Facts { is_primary: false, ..facts() }, "h"), Failed),
+            (primary(&server(), "h"), Passed),
+            (primary(&ServerInfo { is_primary: false, ..server() }, "h"), Failed),
             (primary(&cache(true), "h"), Passed),
-            (eviction(&facts()), Passed),
+            (eviction(&server()), Passed),
             (eviction(&cache(false)), Warning),
             (eviction(&cache(true)), Failed),
-            (failover(&facts(), minute, None), Passed),
-            (failover(&facts(), none, Some((1, 10))), Warning),
+            (failover(&server(), minute, None), Passed),
+            (failover(&server(), none, Some((1, 10))), Warning),
             (failover(&replicated, minute, Some((0, 10))), Warning),
             (failover(&replicated, minute, Some((1, 0))), Warning),
             (failover(&replicated, minute, Some((1, 60))), Failed),
             (failover(&replicated, minute, None), Warning),
             (failover(&replicated, minute, Some((1, 10))), Passed),
-            (durability(&facts(), none), Passed),
+            (durability(&server(), none), Passed),
             (durability(&volatile, minute), Passed),
             (durability(&volatile, none), Failed),
         ] {

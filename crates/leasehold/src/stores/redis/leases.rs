@@ -8,7 +8,9 @@ use redis::{Script, ScriptInvocation, Value};
 
 use super::POLL_INTERVAL;
 use super::answer::{Answer, text};
-use super::connect::{Link, Links, Way};
+use super::connect::Connector;
+use super::link::Link;
+use super::links::Links;
 use super::scripts::Scripts;
 use crate::clock::{Deadline, micros};
 use crate::diagnosis::Examined;
@@ -42,13 +44,13 @@ pub(super) struct RedisLeases {
 }
 
 impl RedisLeases {
-    pub(super) fn new(way: Way, env: Env, margin: Duration) -> Self {
-        Self { links: Arc::new(Links::new(way, env.clone())), scripts: Scripts::new(), env, margin }
+    pub(super) fn new(connector: Connector, env: Env, margin: Duration) -> Self {
+        Self { links: Arc::new(Links::new(connector, env.clone())), scripts: Scripts::new(), env, margin }
     }
 
     /// Returns the key of the string that other clients use too.
     fn lock(&self, name: &str) -> String {
-        format!("{}{name}", self.links.way.location.prefix)
+        format!("{}{name}", self.links.connector.location.prefix)
     }
 
     /// Returns the key of the record.
@@ -63,7 +65,7 @@ impl RedisLeases {
 
     /// Returns the channel for the message of a release, or an empty string if releases send none.
     fn channel(&self) -> String {
-        let location = &self.links.way.location;
+        let location = &self.links.connector.location;
         if location.notifies { location.channel() } else { String::new() }
     }
 
@@ -101,8 +103,8 @@ impl RedisLeases {
     /// Checks that a lease of `span` ends within the failover grace. A primary with replicas renews leases for up to
     /// [`LAG`] after it was cut off.
     fn check_grace(&self, span: Duration, link: &Link) -> Result<(), StoreError> {
-        let lag = if link.facts.replicas > 0 { LAG } else { Duration::ZERO };
-        grace::check(self.links.way.location.failover_grace, span, lag)
+        let lag = if link.server.replicas > 0 { LAG } else { Duration::ZERO };
+        grace::check(self.links.connector.location.failover_grace, span, lag)
     }
 }
 
@@ -139,7 +141,7 @@ impl ServerLeases for RedisLeases {
             .arg(claim.ttl.as_millis())
             .arg(too_late)
             .arg(u8::from(claim.barges))
-            .arg(micros(self.links.way.location.failover_grace))
+            .arg(micros(self.links.connector.location.failover_grace))
             .arg(claim.name.as_str());
         let answer = self.asked(&link, &script).await?;
         let is_granted = answer.outcome == "granted";

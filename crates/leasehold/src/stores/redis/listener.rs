@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::connect::Links;
+use super::links::Links;
 use crate::stores::on_server::notifications::UNUSED;
 
 impl Links {
     /// Subscribes to the channel on the current connection, unless it has tried before. Ends the subscription when no
     /// claim has waited for [`UNUSED`].
     pub(super) fn listen(self: &Arc<Self>) {
-        let Some(link) = self.opened().filter(|_| self.way.location.notifies) else { return };
+        let Some(link) = self.opened().filter(|_| self.connector.location.notifies) else { return };
         if link.listens.swap(true, Ordering::SeqCst) {
             return;
         }
-        let (calls, env, channel) = (self.calls.clone(), self.env.clone(), self.way.location.channel());
+        let (calls, env, channel) = (self.calls.clone(), self.env.clone(), self.connector.location.channel());
         let (mut connection, link) = (link.connection.clone(), Arc::downgrade(&link));
         tokio::spawn(async move {
             if let Err(error) = connection.subscribe(&channel).await {

@@ -3,12 +3,12 @@
 use rusqlite::Connection;
 
 use super::database::{Changed, Durability, transact};
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::heartbeats::Heartbeats;
 use super::machine::Machine;
 use super::record::{self, Counter};
 use super::rules::{self, Decision, Minted};
-use super::waiters::{self, Place};
+use super::waiters::{self, MayTake};
 use crate::clock::Moment;
 use crate::env::Env;
 use crate::error::Fault;
@@ -21,7 +21,7 @@ pub(super) fn acquire(
     machine: &Machine,
     heartbeats: &Heartbeats,
     env: &Env,
-) -> Result<AcquireOutcome, Trouble> {
+) -> Result<AcquireOutcome, SqliteError> {
     let joins = claim.waits && !claim.barges;
     for durability in [Durability::System, Durability::Disk] {
         let verdict = transact(connection, durability, |transaction| {
@@ -45,8 +45,8 @@ pub(super) fn acquire(
                     Ok((Some(granted(claim, record.token, None, now)), Some(Changed)))
                 }
                 Decision::Grant { least, history } => {
-                    let place = waiters::place(transaction, claim, machine, now)?;
-                    if let Place::Behind { mut held, changed } = place {
+                    let may_take = waiters::may_take(transaction, claim, machine, now)?;
+                    if let MayTake::No { mut held, changed } = may_take {
                         if joins {
                             waiters::answer(transaction, claim, machine, now)?;
                             waiters::add_place(transaction, claim, &mut held)?;

@@ -7,10 +7,10 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::file::File;
 use super::location::Location;
-use super::queue::{Caller, Purpose, Queue, Reply, Request, Work};
+use super::requests::{Caller, Purpose, Queue, Reply, Request, Work};
 use crate::env::Env;
 use crate::error::{Fault, StoreError};
 
@@ -43,7 +43,7 @@ impl Database {
         work: F,
     ) -> Result<T, StoreError>
     where
-        F: FnMut(&mut Connection) -> Result<T, Trouble> + Send + 'static,
+        F: FnMut(&mut Connection) -> Result<T, SqliteError> + Send + 'static,
         T: Send + 'static,
     {
         let Ok(runtime) = Handle::try_current() else {
@@ -56,7 +56,7 @@ impl Database {
         self.queue.push(Request::new(purpose, caller, Box::new(call)));
         match answered.await {
             Ok(Ok(output)) => Ok(output),
-            Ok(Err(Failure::Trouble(trouble))) => Err(trouble.at(&self.location.path)),
+            Ok(Err(Failure::Sqlite(error))) => Err(error.at(&self.location.path)),
             Ok(Err(Failure::TooLate { begun })) if begun && purpose.writes() => {
                 Err(self.silent(limit).maybe_applied())
             }
@@ -88,7 +88,7 @@ impl Database {
 struct Answer<T>(Mutex<Option<oneshot::Sender<Result<T, Failure>>>>);
 
 enum Failure {
-    Trouble(Trouble),
+    Sqlite(SqliteError),
     TooLate { begun: bool },
 }
 
@@ -125,7 +125,7 @@ struct Call<T, F> {
 
 impl<T, F> Work for Call<T, F>
 where
-    F: FnMut(&mut Connection) -> Result<T, Trouble> + Send + 'static,
+    F: FnMut(&mut Connection) -> Result<T, SqliteError> + Send + 'static,
     T: Send + 'static,
 {
     fn run(&mut self, file: &mut File) -> Option<Duration> {
@@ -134,10 +134,10 @@ where
             return None;
         }
         let result = file.with(self.writes, &mut self.work);
-        if result.as_ref().is_err_and(Trouble::is_busy) && !self.caller.left().is_zero() {
+        if result.as_ref().is_err_and(SqliteError::is_busy) && !self.caller.left().is_zero() {
             return Some(self.caller.env.random.jittered(PAUSE, 0.5));
         }
-        self.result = Some(result.map_err(Failure::Trouble));
+        self.result = Some(result.map_err(Failure::Sqlite));
         None
     }
 
@@ -154,8 +154,8 @@ where
 pub(super) fn transact<T>(
     connection: &mut Connection,
     durability: Durability,
-    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), Trouble>,
-) -> Result<T, Trouble> {
+    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), SqliteError>,
+) -> Result<T, SqliteError> {
     if durability == Durability::Disk {
         connection.pragma_update(None, "synchronous", "FULL")?;
     }
@@ -182,12 +182,12 @@ pub(super) enum Durability {
 
 fn commit<T>(
     connection: &mut Connection,
-    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), Trouble>,
-) -> Result<T, Trouble> {
+    body: impl FnOnce(&Transaction<'_>) -> Result<(T, Option<Changed>), SqliteError>,
+) -> Result<T, SqliteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let (output, changed) = body(&transaction)?;
     match changed {
-        Some(Changed) => transaction.commit().map_err(Trouble::Commit)?,
+        Some(Changed) => transaction.commit().map_err(SqliteError::Commit)?,
         None => transaction.rollback()?,
     }
     Ok(output)

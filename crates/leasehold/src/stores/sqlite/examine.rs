@@ -6,9 +6,9 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::database::{Changed, Durability, transact};
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::location::Location;
-use super::queue::Purpose;
+use super::requests::Purpose;
 use super::{STORE_TIMEOUT, SqliteLeases};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::StoreError;
@@ -28,7 +28,7 @@ impl SqliteLeases {
     async fn asked(
         &self,
         check: &'static str,
-        ask: impl Fn(&mut Connection) -> Result<Finding, Trouble> + Clone + Send + 'static,
+        ask: impl Fn(&mut Connection) -> Result<Finding, SqliteError> + Clone + Send + 'static,
     ) -> Finding {
         match self.database.run(&self.env, STORE_TIMEOUT, Purpose::Read, ask).await {
             Ok(finding) => finding,
@@ -66,7 +66,7 @@ fn file_system(location: &Location) -> Finding {
     }
 }
 
-fn journal(connection: &mut Connection) -> Result<Finding, Trouble> {
+fn journal(connection: &mut Connection) -> Result<Finding, SqliteError> {
     const CHECK: &str = "journal";
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     Ok(match mode.as_str() {
@@ -78,7 +78,7 @@ fn journal(connection: &mut Connection) -> Result<Finding, Trouble> {
     })
 }
 
-fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
+fn integrity(connection: &mut Connection) -> Result<Finding, SqliteError> {
     const CHECK: &str = "integrity";
     let word: String = connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0))?;
     Ok(match word.as_str() {
@@ -91,22 +91,24 @@ fn integrity(connection: &mut Connection) -> Result<Finding, Trouble> {
 
 /// Checks whether SQLite refuses a second writer while there is one. Connections of one process detect each other in
 /// memory, so this does not test the locks of the file system.
-fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, Trouble> {
+fn write_lock(connection: &mut Connection, path: &Path) -> Result<Finding, SqliteError> {
     const CHECK: &str = "write-lock";
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut other = Connection::open(path)?;
     other.busy_timeout(Duration::ZERO)?;
-    let second =
-        other.transaction_with_behavior(TransactionBehavior::Immediate).map(|_| ()).map_err(Trouble::from);
+    let second = other
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .map(|_| ())
+        .map_err(SqliteError::from);
     transaction.rollback()?;
     match second {
-        Err(trouble) if trouble.is_busy() => Ok(Finding::passed(
+        Err(error) if error.is_busy() => Ok(Finding::passed(
             CHECK,
             "a second connection of this process waits (other processes were not tried)",
         )),
         Ok(()) => Ok(Finding::failed(CHECK, "two connections wrote to the file at once").with_help(
             "this SQLite library or this file system does not honour file locks: put the file on a local disk",
         )),
-        Err(trouble) => Err(trouble),
+        Err(error) => Err(error),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
 
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::identity::{Closable, Companions, FileId, Sharing};
 use super::location::Location;
 use super::schema;
@@ -51,8 +51,8 @@ impl File {
     pub(super) fn with<T>(
         &mut self,
         writes: bool,
-        work: impl FnOnce(&mut Connection) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
+        work: impl FnOnce(&mut Connection) -> Result<T, SqliteError>,
+    ) -> Result<T, SqliteError> {
         let mut open = match self.open.take() {
             Some(open) if open.is_current(&self.location) => open,
             Some(stale) => {
@@ -79,7 +79,7 @@ impl File {
         }
         let result = work(&mut open.connection);
         // After an error of the file, the next request opens the file again, because it may have been repaired by then.
-        if !matches!(&result, Err(trouble @ (Trouble::Sqlite(_) | Trouble::Commit(_))) if !trouble.is_busy())
+        if !matches!(&result, Err(error @ (SqliteError::Sqlite(_) | SqliteError::Commit(_))) if !error.is_busy())
         {
             self.open = Some(open);
         }
@@ -91,7 +91,7 @@ impl File {
         self.open.take()
     }
 
-    fn open(&self) -> Result<Open, Trouble> {
+    fn open(&self) -> Result<Open, SqliteError> {
         for _ in 0..ATTEMPTS {
             let path = self.location.prepare()?;
             if let Some(open) = self.try_open(path)? {
@@ -99,12 +99,12 @@ impl File {
             }
         }
         // Other processes open and close the file at the same time.
-        Err(Trouble::busy("its -wal and -shm files keep changing"))
+        Err(SqliteError::busy("its -wal and -shm files keep changing"))
     }
 
     /// Opens the file. Returns `None` if the files changed in the meantime, because it is then unknown which files were
     /// opened.
-    fn try_open(&self, path: PathBuf) -> Result<Option<Open>, Trouble> {
+    fn try_open(&self, path: PathBuf) -> Result<Option<Open>, SqliteError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             // The connection serves one request at a time.
@@ -133,7 +133,7 @@ impl File {
         let mut open = Open { connection, path, id, requests: 0, companions: None };
         open.leave_log()?;
         open.connection.busy_timeout(TURN)?;
-        schema::ensure(&mut open.connection).map_err(|trouble| self.named(trouble))?;
+        schema::ensure(&mut open.connection).map_err(|error| self.named(error))?;
         let now = Companions::of(&open.path);
         if now.is_none() {
             schema::use_log(&open.connection)?;
@@ -163,11 +163,11 @@ impl File {
             running")
     }
 
-    fn named(&self, trouble: Trouble) -> Trouble {
-        match trouble {
-            Trouble::Fault(mut fault) => {
+    fn named(&self, error: SqliteError) -> SqliteError {
+        match error {
+            SqliteError::Fault(mut fault) => {
                 fault.message = format!("{}: {}", self.location.path.display(), fault.message);
-                Trouble::Fault(fault)
+                SqliteError::Fault(fault)
             }
             other => other,
         }
@@ -203,7 +203,7 @@ impl Open {
     }
 
     /// Prevents SQLite from writing the log into the file when it closes the connection.
-    fn leave_log(&self) -> Result<(), Trouble> {
+    fn leave_log(&self) -> Result<(), SqliteError> {
         self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         Ok(())
     }
@@ -220,7 +220,7 @@ impl Drop for Open {
 
 /// Returns whether the path now leads to another file. Connections to a file that was deleted or replaced continue to
 /// work, so old and new connections would each grant the lock.
-fn has_moved(connection: &Connection) -> Result<bool, Trouble> {
+fn has_moved(connection: &Connection) -> Result<bool, SqliteError> {
     let mut moved = 0;
     connection.file_control(None::<&str>, FileControl::HasMoved(&mut moved))?;
     Ok(moved != 0)

@@ -64,8 +64,8 @@ fn judged(file: &Connection, data: &[u8]) {
     assert_eq!(names(file, "", None, 10).unwrap_or_default(), ["a"]);
     let record = match load(file, &name) {
         Ok(record) => record.unwrap(),
-        Err(trouble) => {
-            let error = trouble.at(Path::new("locks.db"));
+        Err(error) => {
+            let error = error.at(Path::new("locks.db"));
             assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{error:?}");
             return assert_readable_fault(error.fault());
         }

@@ -1,5 +1,5 @@
 //! Tests that old files stay readable. `tests/records/1-sqlite.sql` is an old file as SQL, and `1-sqlite-queue.sql` is
-//! one with the queue of waiters.
+//! one with the line of waiters.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row, named_params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::machine::Process;
 use crate::lease::{Holder, Id, PastGrant, Token, Ttl};
 use crate::types::LockName;
@@ -59,13 +59,13 @@ pub(super) struct Hold {
 }
 
 /// Reads the row of `name`.
-pub(super) fn load(connection: &Connection, name: &LockName) -> Result<Option<Record>, Trouble> {
+pub(super) fn load(connection: &Connection, name: &LockName) -> Result<Option<Record>, SqliteError> {
     let mut statement = connection.prepare_cached("SELECT * FROM lock WHERE name = ?")?;
     let mut rows = statement.query([name.as_str()])?;
     match rows.next()? {
         None => Ok(None),
-        Some(row) => parse(row).map(Some).map_err(|trouble| match trouble {
-            Trouble::Garbled(what) => Trouble::Garbled(format!("{name}: {what}")),
+        Some(row) => parse(row).map(Some).map_err(|error| match error {
+            SqliteError::Garbled(what) => SqliteError::Garbled(format!("{name}: {what}")),
             other => other,
         }),
     }
@@ -78,7 +78,7 @@ pub(super) fn names(
     prefix: &str,
     after: Option<&str>,
     limit: u32,
-) -> Result<Vec<String>, Trouble> {
+) -> Result<Vec<String>, SqliteError> {
     // Uses a range instead of LIKE, because a range uses the index and the prefix may contain `%` and `_`.
     let mut statement = connection.prepare(
         "SELECT name FROM lock WHERE name >= :prefix AND (:after IS NULL OR name > :after) ORDER BY name LIMIT :limit",
@@ -96,7 +96,7 @@ pub(super) fn names(
 }
 
 /// Writes the row of `name`.
-pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -> Result<(), Trouble> {
+pub(super) fn store(connection: &Connection, name: &LockName, record: &Record) -> Result<(), SqliteError> {
     let (hold, cooldown) = match &record.state {
         State::Free => (None, None),
         State::Cooldown(cooldown) => (None, Some(cooldown)),
@@ -144,7 +144,7 @@ pub(super) struct Counter {
 
 impl Counter {
     /// Reads the counter. A counter that was deleted by hand starts again at the wall clock, as in a new file.
-    pub(super) fn load(connection: &Connection) -> Result<Self, Trouble> {
+    pub(super) fn load(connection: &Connection) -> Result<Self, SqliteError> {
         let mut statement =
             connection.prepare_cached("SELECT token, ceiling, boot FROM counter WHERE id = 1")?;
         let mut rows = statement.query(())?;
@@ -159,7 +159,7 @@ impl Counter {
     }
 
     /// Writes the counter.
-    pub(super) fn store(&self, connection: &Connection) -> Result<(), Trouble> {
+    pub(super) fn store(&self, connection: &Connection) -> Result<(), SqliteError> {
         let mut statement = connection.prepare_cached(
             "INSERT OR REPLACE INTO counter (id, token, ceiling, boot) VALUES (1, ?, ?, ?)",
         )?;
@@ -168,9 +168,9 @@ impl Counter {
     }
 }
 
-fn parse(row: &Row<'_>) -> Result<Record, Trouble> {
+fn parse(row: &Row<'_>) -> Result<Record, SqliteError> {
     let token = unsigned(row, "token")?;
-    let token = Token::new(token).ok_or_else(|| Trouble::Garbled(format!("{token} is not a token")))?;
+    let token = Token::new(token).ok_or_else(|| SqliteError::Garbled(format!("{token} is not a token")))?;
     let state = match row.get::<_, String>("state")?.as_str() {
         "free" => State::Free,
         "resting" => State::Cooldown(Cooldown {
@@ -179,13 +179,13 @@ fn parse(row: &Row<'_>) -> Result<Record, Trouble> {
             until_us: unsigned(row, "rest_us")?,
         }),
         "held" => State::Held(Box::new(parse_hold(row)?)),
-        other => return Err(Trouble::Garbled(format!("unknown state {other:?}"))),
+        other => return Err(SqliteError::Garbled(format!("unknown state {other:?}"))),
     };
     Ok(Record { token, history: from_json(&row.get::<_, String>("history")?)?, state })
 }
 
-fn parse_hold(row: &Row<'_>) -> Result<Hold, Trouble> {
-    let garbled = |error: crate::InvalidValue| Trouble::Garbled(error.to_string());
+fn parse_hold(row: &Row<'_>) -> Result<Hold, SqliteError> {
+    let garbled = |error: crate::InvalidValue| SqliteError::Garbled(error.to_string());
     Ok(Hold {
         grant: row.get::<_, String>("grant_id")?.parse().map_err(garbled)?,
         holder: from_json(&row.get::<_, String>("holder")?)?,
@@ -200,9 +200,9 @@ fn parse_hold(row: &Row<'_>) -> Result<Hold, Trouble> {
     })
 }
 
-fn unsigned(row: &Row<'_>, column: &str) -> Result<u64, Trouble> {
+fn unsigned(row: &Row<'_>, column: &str) -> Result<u64, SqliteError> {
     let number: i64 = row.get(column)?;
-    u64::try_from(number).map_err(|_| Trouble::Garbled(format!("{column} is {number}")))
+    u64::try_from(number).map_err(|_| SqliteError::Garbled(format!("{column} is {number}")))
 }
 
 /// Converts a time or a token. Both stay below 2^63. The boot clock does so for 292 years.
@@ -210,10 +210,10 @@ pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-pub(super) fn json<T: Serialize>(value: &T) -> Result<String, Trouble> {
-    serde_json::to_string(value).map_err(|error| Trouble::Garbled(error.to_string()))
+pub(super) fn json<T: Serialize>(value: &T) -> Result<String, SqliteError> {
+    serde_json::to_string(value).map_err(|error| SqliteError::Garbled(error.to_string()))
 }
 
-pub(super) fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, Trouble> {
-    serde_json::from_str(text).map_err(|error| Trouble::Garbled(error.to_string()))
+pub(super) fn from_json<T: DeserializeOwned>(text: &str) -> Result<T, SqliteError> {
+    serde_json::from_str(text).map_err(|error| SqliteError::Garbled(error.to_string()))
 }

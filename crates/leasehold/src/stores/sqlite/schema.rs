@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::waiters;
 use crate::error::{ErrorKind, Fault};
 
@@ -40,7 +40,7 @@ CREATE TABLE counter (
 INSERT INTO counter VALUES (1, 0, 0, '');
 ";
 
-/// Selects whether the file has the queue of waiters. Files of the first versions do not.
+/// Selects whether the file has the line of waiters. Files of the first versions do not.
 const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter'";
 
 /// Makes sure that the file has leasehold's tables. Writes nothing if it does.
@@ -48,7 +48,7 @@ const HAS_QUEUE: &str = "SELECT count(*) FROM sqlite_schema WHERE name = 'waiter
 /// # Errors
 /// Invalid for another program's database, Unsupported for a newer version, Corrupt for an unknown older version. None
 /// of them is overwritten.
-pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
+pub(super) fn ensure(connection: &mut Connection) -> Result<(), SqliteError> {
     // Reads everything from one snapshot, because another process may create the tables in between.
     let transaction = connection.transaction()?;
     let ours = check(&transaction)? && transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? > 0;
@@ -57,7 +57,7 @@ pub(super) fn ensure(connection: &mut Connection) -> Result<(), Trouble> {
 }
 
 /// Returns whether the tables exist. Returns `false` for an empty file.
-pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
+pub(super) fn check(connection: &Connection) -> Result<bool, SqliteError> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if application == APPLICATION_ID {
@@ -69,7 +69,7 @@ pub(super) fn check(connection: &Connection) -> Result<bool, Trouble> {
 
 /// Switches the file to a write-ahead log. The setting is permanent, but a copy that SQLite made (`VACUUM INTO`) may
 /// lack it.
-pub(super) fn use_log(connection: &Connection) -> Result<(), Trouble> {
+pub(super) fn use_log(connection: &Connection) -> Result<(), SqliteError> {
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     if mode != "wal" {
         return Err(Fault::new(
@@ -82,7 +82,7 @@ pub(super) fn use_log(connection: &Connection) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn create(connection: &mut Connection) -> Result<(), Trouble> {
+fn create(connection: &mut Connection) -> Result<(), SqliteError> {
     use_log(connection)?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -95,7 +95,7 @@ fn create(connection: &mut Connection) -> Result<(), Trouble> {
     if transaction.query_row(HAS_QUEUE, (), |row| row.get::<_, i64>(0))? == 0 {
         transaction.execute_batch(waiters::TABLE)?;
     }
-    transaction.commit().map_err(Trouble::Commit)
+    transaction.commit().map_err(SqliteError::Commit)
 }
 
 fn other_version(version: i64) -> Fault {

@@ -7,8 +7,8 @@ use rusqlite::Connection;
 
 use super::database::{Changed, Durability, transact};
 use super::machine::Machine;
-use super::queue::Purpose;
 use super::record::{Record, State};
+use super::requests::Purpose;
 use super::{STORE_TIMEOUT, SqliteLeases, record, rules, waiters};
 use crate::clock::Moment;
 use crate::error::StoreError;

@@ -4,7 +4,7 @@ mod disk;
 mod files;
 mod identity;
 mod leases;
-mod queue;
+mod requests;
 mod succession;
 mod waiters;
 

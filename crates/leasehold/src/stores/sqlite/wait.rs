@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use super::machine::Machine;
-use super::queue::Purpose;
 use super::record::{self, Record};
+use super::requests::Purpose;
 use super::rules::{self, Standing};
 use super::{POLL_INTERVAL, STORE_TIMEOUT, SqliteLeases, waiters};
 use crate::clock::Moment;

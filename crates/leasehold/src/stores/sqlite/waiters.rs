@@ -1,6 +1,6 @@
-//! The queue of the waiters for each lock, across processes, in order of arrival.
+//! The line of the waiters for each lock, across processes, in order of arrival.
 //!
-//! The queue can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
+//! The line can only delay grants. The row of a lock still decides whether it is granted ([`rules`](super::rules)), so
 //! an error here costs time but not exclusion. A waiter whose process has died is removed when it is found. A waiter
 //! that does not take a free lock within [`GRACE`], for example because its process is stopped, is passed over and
 //! removed. It joins again at the end. In the second half of that time, all other waiters ask for the lock. Waiters
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::POLL_INTERVAL;
-use super::fault::Trouble;
+use super::errors::SqliteError;
 use super::machine::{Machine, Process};
 use super::record::{from_json, json, signed};
 use super::rules::nanos;
@@ -75,28 +75,28 @@ impl Waiter {
 /// Whether a claim may take a free lock.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "only one value exists at a time, and only briefly")]
-pub(super) enum Place {
+pub(super) enum MayTake {
     /// No other waiter is before the claim.
-    First,
+    Yes,
     /// The lock is kept for another waiter. `changed` tells whether a row was written.
-    Behind { held: HolderInfo, changed: bool },
+    No { held: HolderInfo, changed: bool },
 }
 
 /// Determines whether `claim` may take the lock, which is free. Calls the first waiter. Removes waiters that are gone
 /// or did not respond in time.
-pub(super) fn place(
+pub(super) fn may_take(
     connection: &Connection,
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<Place, Trouble> {
+) -> Result<MayTake, SqliteError> {
     let mut changed = false;
     if claim.barges {
-        return Ok(Place::First);
+        return Ok(MayTake::Yes);
     }
     while let Some(first) = first(connection, &claim.name)? {
         if first.claim == claim.id {
-            return Ok(Place::First);
+            return Ok(MayTake::Yes);
         }
         // This must be checked first, because times of an earlier boot are not comparable with the clock.
         let is_gone = first.is_gone(machine, now);
@@ -114,18 +114,18 @@ pub(super) fn place(
             call.execute((signed(nanos(now.since_boot())), first.number))?;
             changed = true;
         }
-        return Ok(Place::Behind { held: first.as_holder(now), changed });
+        return Ok(MayTake::No { held: first.as_holder(now), changed });
     }
-    Ok(Place::First)
+    Ok(MayTake::Yes)
 }
 
-/// Adds `claim` to the end of the queue, unless it is already in the queue. Returns whether it was added.
+/// Adds `claim` to the end of the line, unless it is already in the line. Returns whether it was added.
 pub(super) fn join(
     connection: &Connection,
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<bool, Trouble> {
+) -> Result<bool, SqliteError> {
     let mut insert = connection.prepare_cached(
         "INSERT OR IGNORE INTO waiter (name, claim_id, holder, boot, joined_ns, asked_ns, process)
          VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -143,13 +143,13 @@ pub(super) fn join(
     Ok(added > 0)
 }
 
-/// Adds `claim` to the queue. If it is already there, records that it asked while the lock was free for another waiter.
+/// Adds `claim` to the line. If it is already there, records that it asked while the lock was free for another waiter.
 pub(super) fn answer(
     connection: &Connection,
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<(), Trouble> {
+) -> Result<(), SqliteError> {
     if !join(connection, claim, machine, now)? {
         let mut update = connection.prepare_cached("UPDATE waiter SET asked_ns = ? WHERE claim_id = ?")?;
         update.execute((signed(nanos(now.since_boot())), claim.id.to_string()))?;
@@ -158,35 +158,35 @@ pub(super) fn answer(
 }
 
 /// Removes the waiters that have not asked since the lock was first kept for `late`. Keeps `claim`, which asks now.
-fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), Trouble> {
+fn remove_absent(connection: &Connection, claim: &Claim, late: &Waiter) -> Result<(), SqliteError> {
     let mut delete =
         connection.prepare_cached("DELETE FROM waiter WHERE name = ? AND asked_ns < ? AND claim_id <> ?")?;
     delete.execute((claim.name.as_str(), late.called_ns.map(signed), claim.id.to_string()))?;
     Ok(())
 }
 
-/// Removes `claim` from the queue.
-pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), Trouble> {
+/// Removes `claim` from the line.
+pub(super) fn leave(connection: &Connection, claim: Id) -> Result<(), SqliteError> {
     connection.prepare_cached("DELETE FROM waiter WHERE claim_id = ?")?.execute([claim.to_string()])?;
     Ok(())
 }
 
 /// Records that the lock is no longer free. Its first waiter must be called again when the lock is free again.
-pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+pub(super) fn call_off(connection: &Connection, name: &LockName) -> Result<(), SqliteError> {
     let mut update = connection
         .prepare_cached("UPDATE waiter SET called_ns = NULL WHERE name = ? AND called_ns IS NOT NULL")?;
     update.execute([name.as_str()])?;
     Ok(())
 }
 
-/// Empties the queue of a lock.
-pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), Trouble> {
+/// Empties the line of a lock.
+pub(super) fn remove_all(connection: &Connection, name: &LockName) -> Result<(), SqliteError> {
     connection.execute("DELETE FROM waiter WHERE name = ?", [name.as_str()])?;
     Ok(())
 }
 
 /// Returns the first waiter for `name`. Removes rows that cannot be read, because they are not worth an error.
-fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, Trouble> {
+fn first(connection: &Connection, name: &LockName) -> Result<Option<Waiter>, SqliteError> {
     loop {
         let mut statement =
             connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
@@ -210,7 +210,7 @@ pub(super) fn kept_for(
     claim: &Claim,
     machine: &Machine,
     now: Moment,
-) -> Result<Option<Duration>, Trouble> {
+) -> Result<Option<Duration>, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 1")?;
     let first = statement.query_row([claim.name.as_str()], |row| Ok(parse(row))).optional()?;
@@ -226,12 +226,12 @@ pub(super) fn kept_for(
 }
 
 /// Adds to `held`, the refusal of `claim`, how many waiters are before the claim and who the last of them is. Adds
-/// nothing if the claim is not in the queue.
+/// nothing if the claim is not in the line.
 pub(super) fn add_place(
     connection: &Connection,
     claim: &Claim,
     held: &mut HolderInfo,
-) -> Result<(), Trouble> {
+) -> Result<(), SqliteError> {
     let mut own = connection.prepare_cached("SELECT number FROM waiter WHERE claim_id = ?")?;
     let Some(number) = own.query_row([claim.id.to_string()], |row| row.get::<_, i64>(0)).optional()? else {
         return Ok(());
@@ -255,7 +255,7 @@ pub(super) fn all(
     name: &LockName,
     machine: &Machine,
     now: Moment,
-) -> Result<Vec<lease::Waiter>, Trouble> {
+) -> Result<Vec<lease::Waiter>, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT * FROM waiter WHERE name = ? ORDER BY number LIMIT 64")?;
     let rows = statement.query_map([name.as_str()], |row| Ok(parse(row)))?;
@@ -268,16 +268,16 @@ pub(super) fn all(
     Ok(shown.collect())
 }
 
-/// Returns whether `claim` is in the queue and has asked since `since_ns`.
-fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, Trouble> {
+/// Returns whether `claim` is in the line and has asked since `since_ns`.
+fn has_asked(connection: &Connection, claim: &Claim, since_ns: u64) -> Result<bool, SqliteError> {
     let mut statement =
         connection.prepare_cached("SELECT count(*) FROM waiter WHERE claim_id = ? AND asked_ns >= ?")?;
     let rows: i64 = statement.query_row((claim.id.to_string(), signed(since_ns)), |row| row.get(0))?;
     Ok(rows > 0)
 }
 
-fn parse(row: &Row<'_>) -> Result<Waiter, Trouble> {
-    let garbled = |error: crate::InvalidValue| Trouble::Garbled(error.to_string());
+fn parse(row: &Row<'_>) -> Result<Waiter, SqliteError> {
+    let garbled = |error: crate::InvalidValue| SqliteError::Garbled(error.to_string());
     let nanos = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(Waiter {
         number: row.get("number")?,

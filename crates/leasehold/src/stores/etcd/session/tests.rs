@@ -69,7 +69,7 @@ fn a_keep_alive_is_confirmed_within_its_term_only() {
     assert!(in_term(&answer(7), 7).is_ok());
     for other in [6, 8, 0] {
         assert!(
-            in_term(&answer(other), 7).is_err_and(|trouble| trouble.into_error().is_transient()),
+            in_term(&answer(other), 7).is_err_and(|error| error.into_store_error().is_transient()),
             "{other}"
         );
     }

@@ -1,4 +1,4 @@
-//! Tests of the queue of waiters.
+//! Tests of the line of waiters.
 
 use super::*;
 use crate::stores::sqlite::waiters::GRACE;

@@ -10,7 +10,7 @@ use crate::lease::printable;
 
 /// Why a request to the file failed.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum SqliteError {
     /// An error of SQLite before the commit. The request certainly had no effect.
     Sqlite(rusqlite::Error),
     /// An error of SQLite at the commit.
@@ -21,7 +21,7 @@ pub(super) enum Trouble {
     Garbled(String),
 }
 
-impl Trouble {
+impl SqliteError {
     /// Returns the error for a file that another connection has locked. The error is transient.
     pub(super) fn busy(what: &str) -> Self {
         let error = ffi::Error::new(ffi::SQLITE_BUSY);
@@ -51,7 +51,7 @@ impl Trouble {
     }
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for SqliteError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::Error as E;
         match error {
@@ -64,7 +64,7 @@ impl From<rusqlite::Error> for Trouble {
     }
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for SqliteError {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
     }
@@ -157,7 +157,7 @@ mod tests {
             (ffi::SQLITE_NOMEM, ErrorKind::Unavailable, false),
             (ffi::SQLITE_MISUSE, ErrorKind::Unavailable, false),
         ] {
-            let error = Trouble::from(sqlite(code)).at(Path::new("/x/locks.db"));
+            let error = SqliteError::from(sqlite(code)).at(Path::new("/x/locks.db"));
             assert_eq!(error.fault().kind, kind, "{code}");
             assert_eq!(error.fault().help.is_some(), helps, "{code}");
             assert!(error.to_string().contains("/x/locks.db"), "{error}");
@@ -168,15 +168,21 @@ mod tests {
     fn only_a_failed_commit_may_have_an_effect_unless_it_was_busy() {
         let path = Path::new("x");
         for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_NOMEM] {
-            assert!(matches!(Trouble::Sqlite(sqlite(code)).at(path), StoreError::NotApplied(_)), "{code}");
-            assert!(matches!(Trouble::Commit(sqlite(code)).at(path), StoreError::MaybeApplied(_)), "{code}");
+            assert!(
+                matches!(SqliteError::Sqlite(sqlite(code)).at(path), StoreError::NotApplied(_)),
+                "{code}"
+            );
+            assert!(
+                matches!(SqliteError::Commit(sqlite(code)).at(path), StoreError::MaybeApplied(_)),
+                "{code}"
+            );
         }
-        assert!(matches!(Trouble::Commit(sqlite(ffi::SQLITE_BUSY)).at(path), StoreError::NotApplied(_)));
+        assert!(matches!(SqliteError::Commit(sqlite(ffi::SQLITE_BUSY)).at(path), StoreError::NotApplied(_)));
     }
 
     #[test]
     fn a_value_of_the_wrong_type_is_corrupt() {
         let error = rusqlite::Error::IntegralValueOutOfRange(3, -1);
-        assert_eq!(Trouble::from(error).at(Path::new("x")).fault().kind, ErrorKind::Corrupt);
+        assert_eq!(SqliteError::from(error).at(Path::new("x")).fault().kind, ErrorKind::Corrupt);
     }
 }

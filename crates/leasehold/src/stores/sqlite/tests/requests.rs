@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::*;
-use crate::stores::sqlite::fault::Trouble;
+use crate::stores::sqlite::errors::SqliteError;
 
 type Frozen = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -227,7 +227,7 @@ async fn a_request_that_finds_the_file_busy_lets_others_pass() {
 async fn work_that_panics_fails_alone() {
     let site = Site::new();
     let store = Arc::new(site.open().await);
-    let work = |_: &mut Connection| -> Result<(), Trouble> { panic!("on purpose") };
+    let work = |_: &mut Connection| -> Result<(), SqliteError> { panic!("on purpose") };
     let error = store.database.run(&store.env, STORE_TIMEOUT, Purpose::Write, work).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unavailable);
     grant(&store).await;

@@ -1,0 +1,52 @@
+//! Steps of the tests that use the leases of a store directly, without a `Lock`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, StoreOptions, Ttl};
+use leasehold::url::StoreUrl;
+use leasehold::{Holder, LockName};
+
+/// The ttl of [`claim`].
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+
+pub(crate) async fn open(url: &str) -> Arc<dyn LeaseStore> {
+    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
+}
+
+/// Returns the name of the lock of [`claim`].
+pub(crate) fn lock() -> LockName {
+    LockName::new("lock").unwrap()
+}
+
+pub(crate) fn claim_of(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Claim {
+    let name = LockName::new(name).unwrap();
+    Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
+}
+
+pub(crate) fn claim(store: &dyn LeaseStore) -> Claim {
+    claim_of(store, "lock", TTL)
+}
+
+pub(crate) async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) async fn granted(store: &dyn LeaseStore) -> Grant {
+    granted_to(store, &claim(store)).await
+}
+
+/// Asserts that `claim` is not granted. Returns what the store reports about the holder.
+pub(crate) async fn refused_to(store: &dyn LeaseStore, claim: &Claim) -> HolderInfo {
+    match store.try_acquire(claim).await.unwrap() {
+        AcquireOutcome::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) async fn refused(store: &dyn LeaseStore) -> HolderInfo {
+    refused_to(store, &claim(store)).await
+}

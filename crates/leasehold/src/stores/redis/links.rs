@@ -1,0 +1,116 @@
+//! The connection of a store. All requests share one connection, because the server runs one script at a time. It is
+//! opened on demand, and replaced when it is lost or does not respond.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{ScriptInvocation, Value};
+use tokio::sync::oneshot;
+
+use super::connect::Connector;
+use super::errors;
+use super::link::Link;
+use crate::clock::Moment;
+use crate::env::Env;
+use crate::error::{Fault, StoreError};
+use crate::stores::on_server::notifications::Calls;
+
+/// If no response arrives for this long after the first abandoned request was sent, later requests use another
+/// connection.
+const STALLED: Duration = Duration::from_millis(500);
+
+/// The connection of a store.
+#[derive(Debug)]
+pub(super) struct Links {
+    pub(super) connector: Connector,
+    pub(super) env: Env,
+    pub(super) calls: Arc<Calls>,
+    current: Mutex<Option<Arc<Link>>>,
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl Links {
+    pub(super) fn new(connector: Connector, env: Env) -> Self {
+        let calls = Calls::new(env.clone());
+        Self { connector, env, calls, current: Mutex::default(), opening: tokio::sync::Mutex::default() }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn opened(&self) -> Option<Arc<Link>> {
+        self.current().clone().filter(|link| link.is_open())
+    }
+
+    /// Returns the connection to the primary. Opens it in a separate task, so that if the request is abandoned, the
+    /// next request gets the connection.
+    pub(super) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, StoreError> {
+        if let Some(link) = self.opened() {
+            return Ok(link);
+        }
+        let (give, given) = oneshot::channel();
+        let links = self.clone();
+        tokio::spawn(async move {
+            let _opening = links.opening.lock().await;
+            let link = match links.opened() {
+                Some(link) => Ok(link),
+                None if give.is_closed() => return,
+                None => links.connector.connect(&links.env, &links.calls).await.map(Arc::new),
+            };
+            if let Ok(link) = &link {
+                *links.current() = Some(link.clone());
+            }
+            let _ = give.send(link);
+        });
+        given.await.unwrap_or_else(|_| Err(Fault::unavailable("the program is ending").not_applied()))
+    }
+
+    /// Makes later requests use another connection. Requests that wait for a response on this one continue.
+    fn give_up(&self, link: &Arc<Link>) {
+        self.current().take_if(|current| Arc::ptr_eq(current, link));
+    }
+
+    pub(super) fn close(&self) {
+        self.current().take();
+    }
+
+    /// Sends a script over `link`.
+    pub(super) async fn invoke(
+        &self,
+        link: &Arc<Link>,
+        script: &ScriptInvocation<'_>,
+    ) -> Result<Value, StoreError> {
+        let mut running = Running { links: self, link, began: self.env.now(), answered: false };
+        let mut connection = link.connection.clone();
+        let answer = script.invoke_async::<Value>(&mut connection).await;
+        running.answered = true;
+        link.unanswered().take();
+        answer.map_err(|error| {
+            if errors::is_of_this_server(&error) {
+                self.give_up(link);
+            }
+            errors::of_request(&error)
+        })
+    }
+}
+
+/// A script that waits for its response.
+struct Running<'a> {
+    links: &'a Links,
+    link: &'a Arc<Link>,
+    began: Moment,
+    answered: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        let since = *self.link.unanswered().get_or_insert(self.began);
+        if self.links.env.now().shortest_since(since) > STALLED {
+            self.links.give_up(self.link);
+        }
+    }
+}
