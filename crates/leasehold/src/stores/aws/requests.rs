@@ -14,7 +14,7 @@ use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
-use crate::stores::answer::{Answer, Trouble, is_untrusted};
+use crate::stores::over_http::answer::{Answer, Trouble, is_untrusted};
 
 /// The clock difference above which the clock counts as the cause of a refused signature. Signatures are valid for 5 to
 /// 15 minutes, depending on the service.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::objects::{Keys, checked_object, checked_prefix};
-use crate::stores::transport::{Transport, checked_file, checked_url};
+use crate::stores::buckets::{Keys, checked_object, checked_prefix};
+use crate::stores::over_http::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
 /// The variables from which Azure's own command reads the key of an account and a shared access signature.

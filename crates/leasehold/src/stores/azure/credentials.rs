@@ -15,7 +15,9 @@ use super::config::{Identity, Secret, Source};
 use super::sign::Key;
 use crate::clock;
 use crate::env::Env;
-use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
+use crate::stores::over_http::credential_cache::{
+    LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
+};
 
 /// How long before its expiry an access token is replaced.
 const BEFORE_END: Duration = Duration::from_secs(300);

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
+use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::{Meaning, Operation};
 
 /// The container to which requests go.
 #[derive(Clone, Debug, Default)]
@@ -237,7 +237,7 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::answered;
+    use crate::stores::over_http::answer::tests::answered;
 
     const ALL: [Operation; 6] = [
         Operation::Read,

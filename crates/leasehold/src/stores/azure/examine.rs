@@ -5,7 +5,7 @@ use reqwest::header::HeaderMap;
 use super::{AzureRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::{Operation, failed};
+use crate::stores::over_http::{Operation, failed};
 
 impl AzureRegister {
     pub(super) async fn examined(&self) -> Examined {

@@ -31,7 +31,7 @@ use crate::lease::{
 use crate::register::{Body, Deleted, Metadata, Precondition, Register, Write};
 use crate::retry::{RetryBudget, repeated};
 use crate::runtime::pacing::Pacing;
-use crate::stores::objects::{Meaning, Operation, failed};
+use crate::stores::over_http::{Meaning, Operation, failed};
 use crate::types::LockName;
 
 /// The shortest and the longest duration of Azure's leases.

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use super::errors::Place;
 use crate::error::{ErrorKind, Fault};
 use crate::register::{Body, Metadata, Precondition};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, retry_after};
 
 /// The version of the REST API. Azure supports all versions. Emulators have supported this one since 2023.
 pub(super) const API: &str = "2023-11-03";

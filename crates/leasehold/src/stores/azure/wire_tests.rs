@@ -6,8 +6,8 @@ use futures_util::TryStreamExt;
 use super::config::{Secret, Source};
 use super::*;
 use crate::clock::micros;
-use crate::stores::scripted::{Reply, Seen, Server, answer};
-use crate::stores::transport::Transport;
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::transport::Transport;
 
 pub(super) const HEADERS: &str =
     "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-request-id: r\r\nETag: \"0x8DB\"\r\n";

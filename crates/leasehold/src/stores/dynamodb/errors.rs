@@ -4,8 +4,8 @@
 use std::fmt;
 
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::answer::{Answer, Asked, Trouble};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
+use crate::stores::over_http::answer::{Answer, Asked, Trouble};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +243,7 @@ impl Case<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::{answered, short as error_in_short};
+    use crate::stores::over_http::answer::tests::{answered, short as error_in_short};
 
     fn place() -> Place {
         Place { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }

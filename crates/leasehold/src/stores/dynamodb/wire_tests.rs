@@ -18,7 +18,7 @@ use super::*;
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
-use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;

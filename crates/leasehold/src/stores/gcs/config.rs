@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::objects::{Protocol, checked_object, checked_prefix};
-use crate::stores::transport::{Transport, checked_url};
+use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
+use crate::stores::over_http::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
 
 const GOOGLE: &str = "https://storage.googleapis.com";
@@ -205,7 +205,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
-    use crate::stores::transport::Proxy;
+    use crate::stores::over_http::transport::Proxy;
 
     fn read_with(url: &str, emulator: Option<&str>) -> Result<Location, Error> {
         let environment = |name: &str| (name == EMULATOR).then(|| emulator.map(str::to_owned)).flatten();

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
+use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
     match operation {

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::{GcsRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::Operation;
-use crate::stores::objects::{Meaning, failed};
+use crate::stores::over_http::Operation;
+use crate::stores::over_http::{Meaning, failed};
 
 /// The shortest ttl. GCS accepts about one write per second for an object, so a lease must be long enough to send a
 /// renewal again.

@@ -13,8 +13,8 @@ use super::errors::Place;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, date_us, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, date_us, retry_after};
 
 /// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
 /// one segment.

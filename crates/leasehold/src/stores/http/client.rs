@@ -13,8 +13,8 @@ use super::config::Config;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Status;
-use crate::stores::answer::{Trouble, is_untrusted};
-use crate::stores::https;
+use crate::stores::over_http::answer::{Trouble, is_untrusted};
+use crate::stores::over_http::https;
 use crate::types::{LockName, printable};
 
 /// The characters to encode in a path. `/` separates the segments of a name and is not encoded.

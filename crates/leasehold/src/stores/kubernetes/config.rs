@@ -6,7 +6,7 @@ use super::access::{Access, Source};
 use super::kubeconfig;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::transport::{Transport, checked_file, checked_url};
+use crate::stores::over_http::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
 /// The folder with the token and the authority of a pod's service account.

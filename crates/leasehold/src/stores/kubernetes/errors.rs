@@ -4,8 +4,8 @@
 use std::fmt;
 
 use crate::error::ErrorKind;
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
+use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::{Meaning, Operation};
 
 /// The namespace of the requests, and its server.
 #[derive(Clone, Debug, Default)]
@@ -101,7 +101,7 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::answered;
+    use crate::stores::over_http::answer::tests::answered;
 
     const ALL: [Operation; 5] =
         [Operation::Read, Operation::Create, Operation::Replace, Operation::Delete, Operation::List];

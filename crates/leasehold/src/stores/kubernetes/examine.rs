@@ -4,7 +4,7 @@ use super::{Kubernetes, Put, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
-use crate::stores::objects::{Operation, failed};
+use crate::stores::over_http::{Operation, failed};
 
 /// The verbs on Leases that leasehold uses, their purpose, and whether locks need them.
 const VERBS: [(&str, &str, bool); 6] = [

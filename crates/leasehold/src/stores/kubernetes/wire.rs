@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::lease::Lease;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, retry_after};
 
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 

@@ -4,7 +4,7 @@ use super::settings::Settings;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::access::{Access, Service, arn};
-use crate::stores::objects::{Protocol, checked_object, checked_prefix};
+use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
 pub(super) const SERVICE: Service = Service {

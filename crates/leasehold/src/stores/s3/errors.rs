@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, Trouble};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
-use crate::stores::objects::{Meaning, Operation};
+use crate::stores::over_http::answer::{Answer, Asked, Trouble};
+use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
     match operation {

@@ -16,8 +16,8 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::register::{Deleted, Register, Version};
 use crate::retry::retry;
-use crate::stores::answer::Trouble;
 use crate::stores::aws::watch::Watch;
+use crate::stores::over_http::answer::Trouble;
 
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {

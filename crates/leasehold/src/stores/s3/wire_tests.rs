@@ -22,7 +22,7 @@ use crate::register::probe::probe_deletes;
 use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
-use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;

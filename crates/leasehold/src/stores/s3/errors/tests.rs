@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::stores::answer::tests::answered;
+use crate::stores::over_http::answer::tests::answered;
 
 fn place() -> Place {
     Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }

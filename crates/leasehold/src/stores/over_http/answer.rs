@@ -8,25 +8,25 @@ use crate::error::{ErrorKind, Fault, StoreError};
 
 /// An unsuccessful response. Fields that a store does not provide keep their default values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub(in crate::stores) struct Answer {
+    pub(in crate::stores) status: u16,
     /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body is not an error
     /// document of the store.
-    pub(super) code: Option<String>,
+    pub(in crate::stores) code: Option<String>,
     /// The store's message, or the text of the body.
-    pub(super) message: Option<String>,
-    pub(super) retry_after: Option<Duration>,
+    pub(in crate::stores) message: Option<String>,
+    pub(in crate::stores) retry_after: Option<Duration>,
     /// The region that the bucket is actually in (S3 only).
-    pub(super) region: Option<String>,
+    pub(in crate::stores) region: Option<String>,
     /// Whether this machine's wall clock differs from the response's `Date` so much that the store refuses signatures.
-    pub(super) clock_is_off: bool,
+    pub(in crate::stores) clock_is_off: bool,
     /// Whether the store accepted the same credentials earlier.
-    pub(super) signed_before: bool,
+    pub(in crate::stores) signed_before: bool,
 }
 
 /// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(in crate::stores) enum Trouble {
     /// The store returned an error.
     Answered(Answer),
     /// The credentials could not be loaded. `before` is true if they worked before or are still being loaded.
@@ -41,28 +41,28 @@ pub(super) enum Trouble {
 
 /// A description of a request, for messages and to interpret a missing response.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(in crate::stores) struct Asked<'a> {
     /// What failed, like `cannot read s3://bucket/key`.
-    pub(super) what: &'a dyn Display,
-    pub(super) endpoint: &'a str,
+    pub(in crate::stores) what: &'a dyn Display,
+    pub(in crate::stores) endpoint: &'a str,
     /// Whether the request can have an effect.
-    pub(super) changes: bool,
+    pub(in crate::stores) changes: bool,
     /// The help for missing credentials.
-    pub(super) sign_in: SignIn,
+    pub(in crate::stores) sign_in: SignIn,
 }
 
 /// Help for credentials that cannot be loaded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SignIn {
+pub(in crate::stores) struct SignIn {
     /// Shown if there are no credentials.
-    pub(super) missing: &'static str,
+    pub(in crate::stores) missing: &'static str,
     /// Shown if there were credentials, but they cannot be refreshed.
-    pub(super) refresh: &'static str,
+    pub(in crate::stores) refresh: &'static str,
 }
 
 impl Asked<'_> {
     /// Returns the response in `trouble`, or the error for a request without a response.
-    pub(super) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
+    pub(in crate::stores) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
         Err(match trouble {
             Trouble::Answered(answer) => return Ok(answer),
@@ -101,12 +101,12 @@ impl Asked<'_> {
     }
 
     /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    pub(super) fn unknown(&self, fault: Fault) -> StoreError {
+    pub(in crate::stores) fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 
     /// Returns a fault of `kind` that quotes `answer`.
-    pub(super) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+    pub(in crate::stores) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
         let mut message = format!("{}: {} responded with {}", self.what, self.endpoint, answer.status);
         for part in [&answer.code, &answer.message].into_iter().flatten() {
             // The text comes from another machine, so only its first line is quoted, truncated and without control
@@ -150,12 +150,12 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
 
 /// Whether a connection failed because an unknown authority signed the server's certificate. The words are from
 /// rustls's messages. rustls reports `BadSignature` for an unknown authority with the name of a trusted one.
-pub(super) fn is_untrusted(detail: &str) -> bool {
+pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
     ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::stores) mod tests {
     use super::*;
 
     /// Returns a response with this status and code.

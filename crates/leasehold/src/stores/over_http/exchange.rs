@@ -8,13 +8,13 @@ use reqwest::header::HeaderMap;
 
 use super::answer::Trouble;
 use super::https::{body, trouble};
-use super::objects::{Contents, Meaning, request_limit};
+use super::{Contents, Meaning, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault};
 
 /// The resolution of a `Date` header, which is rounded down to whole seconds.
-pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
+pub(in crate::stores) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// The time limit of one request with a small body. Several requests fit into the shortest usual lease. The layers
 /// above reduce the limit further.
@@ -22,7 +22,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Awaits `answer`, the response to a request with a body of `uploaded` bytes, and reads its body. The time limits
 /// depend on the sizes of the two bodies. `explain` returns the meaning of a failure.
-pub(super) async fn exchange(
+pub(in crate::stores) async fn exchange(
     env: &Env,
     uploaded: usize,
     answer: impl Future<Output = Result<Response, Meaning>>,
@@ -42,12 +42,8 @@ pub(super) async fn exchange(
 }
 
 /// The expected body of a response.
-pub(super) enum Expected<'a> {
+pub(in crate::stores) enum Expected<'a> {
     /// The contents of this object.
-    #[cfg_attr(
-        not(any(feature = "azure", feature = "gcs")),
-        allow(dead_code, reason = "Kubernetes keeps no objects")
-    )]
     Contents(Contents, &'a str),
     /// Another document of the store, of at most this many bytes.
     Answer(usize),
