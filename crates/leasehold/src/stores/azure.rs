@@ -28,9 +28,9 @@ use futures_util::stream::BoxStream;
 use reqwest::Response;
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue};
 
-use self::config::{Access, Location};
+use self::config::{Access, Location, Place};
 use self::credentials::{Credentials, Proof};
-use self::errors::{Place, Requested, meaning};
+use self::errors::{Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
 use super::buckets::{Keys, Page, listing};

@@ -32,9 +32,9 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use self::config::{Location, NewTable};
+use self::config::{Location, NewTable, Place};
 use self::dialect::Dialect;
-use self::errors::{Meaning, Operation, Place, meaning};
+use self::errors::{Meaning, Operation, meaning};
 use self::expression::Expression;
 use self::item::{Item, LINE_SUFFIX, VERSION};
 use super::aws::requests::Requests;

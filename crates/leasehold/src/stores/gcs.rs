@@ -21,9 +21,9 @@ use futures_util::future::join;
 use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
 
-use self::config::Location;
+use self::config::{Location, Place};
 use self::credentials::{Credentials, Identity, Impersonated};
-use self::errors::{Place, is_throttled, meaning};
+use self::errors::{is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::buckets::{Keys, Page, listing};
 use super::over_http::answer::Trouble;

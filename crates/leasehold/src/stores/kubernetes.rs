@@ -27,9 +27,9 @@ use reqwest::{Certificate, Identity, Response};
 use serde_json::{Value, json};
 
 use self::access::Access;
-use self::config::Location;
+use self::config::{Location, Place};
 use self::credentials::Credentials;
-use self::errors::{Place, meaning};
+use self::errors::meaning;
 use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Trouble;

@@ -18,18 +18,6 @@ use std::time::Duration;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES};
 
-/// The lowest transfer rate for which the time limit of a request is extended, in bytes of body per second.
-const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
-
-/// Returns the time limit of a request with a body of this many `bytes`. `least` is the limit of a request with a
-/// record.
-pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
-    if bytes <= MAX_VALUE_BYTES {
-        return least;
-    }
-    least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
-}
-
 /// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
@@ -141,4 +129,16 @@ impl Contents {
         };
         fault.not_applied()
     }
+}
+
+/// The lowest transfer rate for which the time limit of a request is extended, in bytes of body per second.
+const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
+
+/// Returns the time limit of a request with a body of this many `bytes`. `least` is the limit of a request with a
+/// record.
+pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
+    if bytes <= MAX_VALUE_BYTES {
+        return least;
+    }
+    least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }

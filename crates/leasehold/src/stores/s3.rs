@@ -26,8 +26,8 @@ use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
 
 use self::addresses::{Addresses, Lookup};
-use self::config::Location;
-use self::errors::{Place, meaning};
+use self::config::{Location, Place};
+use self::errors::meaning;
 use self::settings::Settings;
 use super::aws::access::{Access, checked_endpoint};
 use super::aws::config::REQUEST_LIMIT;

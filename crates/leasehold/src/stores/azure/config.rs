@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::buckets::{Keys, checked_object, checked_prefix};
@@ -62,6 +61,29 @@ pub(super) enum Identity {
     Managed,
     /// The user who ran `az login`.
     Cli,
+}
+
+/// The container to which requests go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) account: String,
+    pub(super) container: String,
+    /// The base URL of the account's containers, without `/` at the end.
+    pub(super) base: String,
+}
+
+impl Place {
+    /// Whether the endpoint is known to honour preconditions. Azure documents this for its own endpoints.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.base.strip_prefix("https://").unwrap_or("");
+        let zones = [
+            ".blob.core.windows.net",
+            ".blob.core.chinacloudapi.cn",
+            ".blob.core.usgovcloudapi.net",
+            ".blob.storage.azure.net",
+        ];
+        zones.iter().any(|zone| host.ends_with(zone))
+    }
 }
 
 /// Where and how requests are sent, and with which credentials.
@@ -383,6 +405,20 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_azures_own_endpoints_are_trusted() {
+        for (base, trusted) in [
+            ("https://a.blob.core.windows.net", true),
+            ("https://a.z01.blob.storage.azure.net", true),
+            ("https://a.blob.core.usgovcloudapi.net", true),
+            ("http://a.blob.core.windows.net", false),
+            ("https://a.blob.core.windows.net.example.com", false),
+            ("http://127.0.0.1:10000/devstoreaccount1", false),
+        ] {
+            assert_eq!(Place { base: base.into(), ..Place::default() }.is_trusted(), trusted, "{base}");
         }
     }
 }

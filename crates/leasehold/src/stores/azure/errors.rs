@@ -3,32 +3,10 @@
 
 use std::fmt;
 
+use super::config::Place;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
-
-/// The container to which requests go.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) account: String,
-    pub(super) container: String,
-    /// The base URL of the account's containers, without `/` at the end.
-    pub(super) base: String,
-}
-
-impl Place {
-    /// Whether the endpoint is known to honour preconditions. Azure documents this for its own endpoints.
-    pub(super) fn is_trusted(&self) -> bool {
-        let host = self.base.strip_prefix("https://").unwrap_or("");
-        let zones = [
-            ".blob.core.windows.net",
-            ".blob.core.chinacloudapi.cn",
-            ".blob.core.usgovcloudapi.net",
-            ".blob.storage.azure.net",
-        ];
-        zones.iter().any(|zone| host.ends_with(zone))
-    }
-}
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -355,19 +333,5 @@ mod tests {
         // A retry does not restore a missing permission.
         let denied = of("AuthorizationPermissionMismatch", |answer| answer.signed_before = true);
         assert_eq!(denied, "not denied");
-    }
-
-    #[test]
-    fn only_azures_own_endpoints_are_trusted() {
-        for (base, trusted) in [
-            ("https://a.blob.core.windows.net", true),
-            ("https://a.z01.blob.storage.azure.net", true),
-            ("https://a.blob.core.usgovcloudapi.net", true),
-            ("http://a.blob.core.windows.net", false),
-            ("https://a.blob.core.windows.net.example.com", false),
-            ("http://127.0.0.1:10000/devstoreaccount1", false),
-        ] {
-            assert_eq!(Place { base: base.into(), ..place() }.is_trusted(), trusted, "{base}");
-        }
     }
 }

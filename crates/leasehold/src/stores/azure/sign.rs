@@ -62,7 +62,7 @@ fn to_sign(account: &str, path: &str, request: &Request, headers: &HeaderMap) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::azure::errors::Place;
+    use crate::stores::azure::config::Place;
     use crate::stores::azure::wire;
 
     #[test]

@@ -11,7 +11,7 @@ use reqwest::header::{
 use reqwest::{Method, Response};
 use serde::Deserialize;
 
-use super::errors::Place;
+use super::config::Place;
 use crate::error::{ErrorKind, Fault};
 use crate::register::{Body, Metadata, Precondition};
 use crate::stores::over_http::answer::Answer;

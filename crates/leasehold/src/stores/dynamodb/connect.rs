@@ -4,8 +4,7 @@ use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::Builder;
 
-use super::config::{Location, SERVICE};
-use super::errors::Place;
+use super::config::{Location, Place, SERVICE};
 use crate::env::Env;
 use crate::error::Error;
 

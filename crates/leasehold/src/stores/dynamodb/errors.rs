@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::config::Place;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 use crate::stores::over_http::answer::{Answer, Asked, Trouble};
@@ -50,31 +51,6 @@ impl Operation {
             Self::CreateTable => "dynamodb:CreateTable (with tags, dynamodb:TagResource too)",
             Self::EnableRecovery => "dynamodb:UpdateContinuousBackups",
         }
-    }
-}
-
-/// The table to which requests go.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) table: String,
-    pub(super) region: String,
-    /// `None` for Amazon's own endpoint.
-    pub(super) endpoint: Option<String>,
-}
-
-impl Place {
-    /// Returns the ARN of the table, for a policy.
-    pub(super) fn arn(&self) -> String {
-        let Self { table, region, .. } = self;
-        if table.starts_with("arn:") {
-            table.clone()
-        } else {
-            format!("arn:aws:dynamodb:{region}:*:table/{table}")
-        }
-    }
-
-    pub(super) fn endpoint(&self) -> String {
-        self.endpoint.clone().unwrap_or_else(|| format!("Amazon DynamoDB in {}", self.region))
     }
 }
 

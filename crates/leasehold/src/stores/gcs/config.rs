@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
@@ -23,6 +22,26 @@ pub(super) enum Source {
     File(PathBuf),
     /// No credentials, for emulators.
     Anonymous,
+}
+
+/// The bucket to which requests go, and the settings for all requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) bucket: String,
+    /// The endpoint, without `/` at the end.
+    pub(super) endpoint: String,
+    /// The project that pays for requests, if the bucket is a requester-pays bucket.
+    pub(super) user_project: Option<String>,
+    /// The Cloud KMS key that encrypts objects, instead of the bucket's key.
+    pub(super) kms_key: Option<String>,
+}
+
+impl Place {
+    /// Whether the endpoint is known to honour preconditions. Google documents this for its own endpoints.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.endpoint.strip_prefix("https://").unwrap_or("");
+        host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
+    }
 }
 
 /// Where and how requests are sent, and with which credentials.
@@ -361,6 +380,28 @@ pub(super) mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_googles_own_endpoints_are_trusted() {
+        let place = |endpoint: &str| Place { endpoint: endpoint.into(), ..Place::default() };
+        for trusted in [
+            "https://storage.googleapis.com",
+            "https://storage.europe-west3.rep.googleapis.com",
+            "https://www.googleapis.com",
+        ] {
+            assert!(place(trusted).is_trusted(), "{trusted}");
+        }
+        for other in [
+            "http://storage.googleapis.com",
+            "http://127.0.0.1:4443",
+            "https://gcs.example.com",
+            "https://evilgoogleapis.com",
+            "https://example.com/.googleapis.com",
+            "https://storage.googleapis.com.example.com",
+        ] {
+            assert!(!place(other).is_trusted(), "{other}");
         }
     }
 }

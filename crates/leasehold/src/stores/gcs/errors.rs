@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::config::Place;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
@@ -19,26 +20,6 @@ fn permission(operation: Operation) -> &'static str {
         }
         Operation::Delete => "storage.objects.delete",
         Operation::List => "storage.objects.list",
-    }
-}
-
-/// The bucket to which requests go, and the settings for all requests.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) bucket: String,
-    /// The endpoint, without `/` at the end.
-    pub(super) endpoint: String,
-    /// The project that pays for requests, if the bucket is a requester-pays bucket.
-    pub(super) user_project: Option<String>,
-    /// The Cloud KMS key that encrypts objects, instead of the bucket's key.
-    pub(super) kms_key: Option<String>,
-}
-
-impl Place {
-    /// Whether the endpoint is known to honour preconditions. Google documents this for its own endpoints.
-    pub(super) fn is_trusted(&self) -> bool {
-        let host = self.endpoint.strip_prefix("https://").unwrap_or("");
-        host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
     }
 }
 

@@ -9,7 +9,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap};
 use reqwest::{Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::errors::Place;
+use super::config::Place;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};

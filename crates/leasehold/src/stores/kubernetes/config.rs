@@ -12,6 +12,14 @@ use crate::url::StoreUrl;
 /// The folder with the token and the authority of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
+/// The namespace of the requests, and its server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) namespace: String,
+    /// The URL of the server, without `/` at its end.
+    pub(super) server: String,
+}
+
 /// The settings in a store URL and the environment.
 #[derive(Clone, Debug)]
 pub(super) struct Location {

@@ -3,17 +3,10 @@
 
 use std::fmt;
 
+use super::config::Place;
 use crate::error::ErrorKind;
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
-
-/// The namespace of the requests, and its server.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) namespace: String,
-    /// The URL of the server, without `/` at its end.
-    pub(super) server: String,
-}
 
 /// Returns the meaning of `trouble` for `operation` on the Lease `name`.
 pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: Trouble) -> Meaning {

@@ -7,8 +7,7 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumValidation};
 
-use super::config::{Location, SERVICE};
-use super::errors::Place;
+use super::config::{Location, Place, SERVICE};
 use crate::env::Env;
 use crate::error::Error;
 

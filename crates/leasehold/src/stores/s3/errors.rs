@@ -1,8 +1,8 @@
 //! Interprets the responses of S3, and missing responses. This is a pure function, so that tests can cover every case.
 
 use std::fmt;
-use std::net::IpAddr;
 
+use super::config::Place;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 use crate::stores::over_http::answer::{Answer, Asked, Trouble};
@@ -14,72 +14,6 @@ fn permission(operation: Operation) -> &'static str {
         Operation::Create | Operation::Replace => "s3:PutObject",
         Operation::Delete => "s3:DeleteObject",
         Operation::List => "s3:ListBucket",
-    }
-}
-
-/// The bucket to which requests go.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) bucket: String,
-    pub(super) region: String,
-    /// `None` for Amazon's own endpoint.
-    pub(super) endpoint: Option<String>,
-    /// The address of the endpoint's name to connect to. `None` leaves the choice to the client.
-    pub(super) address: Option<IpAddr>,
-}
-
-impl Place {
-    /// Whether the bucket is known to honour preconditions. Amazon documents this for general purpose buckets. It is
-    /// not assumed for other stores, or for other kinds of names on Amazon's own endpoints: access points by ARN or
-    /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
-    /// (`name--op-s3`), directory buckets (`name--x-s3`) and kinds that do not exist yet.
-    pub(super) fn is_trusted(&self) -> bool {
-        let plain =
-            self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"))
-            || self.bucket.ends_with("-s3alias")
-            || self.bucket.ends_with(".mrap");
-        self.endpoint.is_none() && plain && !special
-    }
-
-    /// Whether the bucket is a directory bucket of S3 Express, or an access point of one.
-    pub(super) fn is_directory(&self) -> bool {
-        self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
-    }
-
-    /// Returns the ARN of the bucket or the access point, for a policy.
-    pub(super) fn arn(&self) -> String {
-        let Self { bucket, region, .. } = self;
-        match bucket.starts_with("arn:") {
-            true => bucket.clone(),
-            false if bucket.ends_with("--xa-s3") => {
-                format!("arn:aws:s3express:{region}:*:accesspoint/{bucket}")
-            }
-            false if self.is_directory() => format!("arn:aws:s3express:{region}:*:bucket/{bucket}"),
-            false => format!("arn:aws:s3:::{bucket}"),
-        }
-    }
-
-    /// Returns the ARN of the object `key`, or of all objects that match the pattern `key`, for a policy.
-    pub(super) fn arn_of(&self, key: &str) -> String {
-        let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
-        format!("{}{objects}/{key}", self.arn())
-    }
-
-    /// Returns the endpoint and the bucket. The text is the same for each address.
-    pub(super) fn shown(&self) -> String {
-        format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
-    }
-
-    fn name(&self) -> String {
-        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
-    }
-
-    fn endpoint(&self) -> String {
-        match self.address {
-            Some(address) => format!("{} at {address}", self.name()),
-            None => self.name(),
-        }
     }
 }
 

@@ -12,39 +12,6 @@ fn amazons(bucket: &str) -> Place {
 }
 
 #[test]
-fn only_plain_buckets_at_amazons_endpoints_are_trusted() {
-    for (bucket, trusted) in [
-        ("bkt", true),
-        ("my--bucket", true),
-        ("my.bucket", true),
-        ("s3alias", true),
-        ("backup-s3", true),
-        // An access point, and one of a file system (FSx).
-        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
-        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
-        // Object Lambda, Outposts, a directory bucket, an access point of one, a table bucket, and a kind that does not
-        // exist yet.
-        ("locks-a1b2c3d4use1a--ol-s3", false),
-        ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
-        ("bkt--euw1-az1--x-s3", false),
-        ("locks--euw1-az1--xa-s3", false),
-        ("bkt--table-s3", false),
-        ("bkt--new-s3", false),
-        ("mfzwi23gnjvgw.mrap", false),
-        ("arn:aws:s3:eu-west-1:123456789012:accesspoint/locks", false),
-        ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
-        ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
-    ] {
-        assert_eq!(amazons(bucket).is_trusted(), trusted, "{bucket}");
-        // An endpoint in the URL is probed, even if it is one of Amazon's.
-        for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
-            let place = Place { endpoint: Some(endpoint.into()), ..amazons(bucket) };
-            assert!(!place.is_trusted(), "{bucket} {endpoint}");
-        }
-    }
-}
-
-#[test]
 fn missing_permissions_are_named_for_each_kind_of_bucket() {
     let access_point = "arn:aws:s3:eu-west-1:123456789012:accesspoint/x";
     for (bucket, named) in [
