@@ -99,7 +99,10 @@ impl fmt::Debug for Credentials {
 
 fn key(secret: &Secret) -> Result<Proof, String> {
     Key::parse(&text(secret)?).map(|key| Proof::Key(Arc::new(key))).ok_or_else(|| {
-        format!("{} is not the key of an account: it is not valid base64", place(secret, "AZURE_STORAGE_KEY"))
+        format!(
+            "{} is not the key of an account: it is not valid base64",
+            origin(secret, "AZURE_STORAGE_KEY")
+        )
     })
 }
 
@@ -109,7 +112,7 @@ fn signature(secret: &Secret) -> Result<Proof, String> {
     if query.contains("sig=") && query.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
         return Ok(Proof::Sas(query.into()));
     }
-    Err(format!("{} is not a shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
+    Err(format!("{} is not a shared access signature", origin(secret, "AZURE_STORAGE_SAS_TOKEN")))
 }
 
 fn text(secret: &Secret) -> Result<String, String> {
@@ -120,7 +123,8 @@ fn text(secret: &Secret) -> Result<String, String> {
     }
 }
 
-fn place(secret: &Secret, variable: &str) -> String {
+/// Returns the variable or the file that contains the secret, for messages.
+fn origin(secret: &Secret, variable: &str) -> String {
     match secret {
         Secret::Text(_) => variable.to_owned(),
         Secret::File(path) => format!("the file {}", path.display()),

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::config::Place;
+use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
@@ -41,8 +41,8 @@ impl Requested {
 }
 
 /// Returns the meaning of `trouble` for the `requested` operation on the blob `key`.
-pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { requested, key, place };
+pub(super) fn meaning(requested: Requested, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+    let case = Case { requested, key, target };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
@@ -76,12 +76,12 @@ pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: T
 struct Case<'a> {
     requested: Requested,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         write!(f, "cannot {} azblob://{account}/{container}/{}", self.requested.verb(), self.key)
     }
 }
@@ -99,7 +99,7 @@ impl Case<'_> {
 
     fn asked(&self) -> Asked<'_> {
         let changes = self.requested.changes();
-        Asked { what: self, endpoint: &self.place.base, changes, sign_in: SIGN_IN }
+        Asked { what: self, endpoint: &self.target.base, changes, sign_in: SIGN_IN }
     }
 
     fn answered(&self, answer: &Answer) -> Meaning {
@@ -162,7 +162,7 @@ impl Case<'_> {
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         self.fault(ErrorKind::Denied, answer).with_help(format!(
             "allow it: with Entra ID, the role \"Storage Blob Data Contributor\" on the container {container:?} of \
              {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and check that \
@@ -171,11 +171,11 @@ impl Case<'_> {
     }
 
     fn no_container(&self, answer: &Answer) -> Fault {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no container {container:?} at {}: check the store URL, or create it \
              (az storage container create --account-name {account} --name {container})",
-            self.place.base
+            self.target.base
         ))
     }
 
@@ -201,7 +201,7 @@ impl Case<'_> {
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "if the response gives no reason: check that {} is an endpoint of Azure Blob Storage",
-            self.place.base
+            self.target.base
         ))
     }
 }
@@ -226,8 +226,8 @@ mod tests {
         Operation::List,
     ];
 
-    fn place() -> Place {
-        Place { account: "acct1".into(), container: "locks".into(), base: "https://here".into() }
+    fn target() -> Target {
+        Target { account: "acct1".into(), container: "locks".into(), base: "https://here".into() }
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
             (301, "", same("not invalid")),
         ] {
             for (operation, expected) in ALL.into_iter().zip(expected) {
-                let meaning = meaning(operation.into(), "x.lock", &place(), answered(status, code));
+                let meaning = meaning(operation.into(), "x.lock", &target(), answered(status, code));
                 assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
             }
         }
@@ -296,7 +296,7 @@ mod tests {
             (head, 412, "LeaseNotPresentWithBlobOperation", "conflict"),
             (head, 412, "LeaseLost", "conflict"),
         ] {
-            let meaning = meaning(requested, "x", &place(), answered(status, code));
+            let meaning = meaning(requested, "x", &target(), answered(status, code));
             assert_eq!(meaning.short(), expected, "{status} {code} {requested:?}");
         }
     }
@@ -314,7 +314,7 @@ mod tests {
             (204, "", "endpoint"),
         ] {
             let fault =
-                meaning(Operation::Replace.into(), "x.lock", &place(), answered(status, code)).fault();
+                meaning(Operation::Replace.into(), "x.lock", &target(), answered(status, code)).fault();
             assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
             assert!(fault.message.contains("azblob://acct1/locks/x.lock"), "{fault:?}");
         }
@@ -325,7 +325,7 @@ mod tests {
         let of = |code: &str, change: fn(&mut Answer)| {
             let mut answer = Answer { status: 403, code: Some(code.to_owned()), ..Answer::default() };
             change(&mut answer);
-            meaning(Operation::Replace.into(), "x", &place(), Trouble::Answered(answer)).short()
+            meaning(Operation::Replace.into(), "x", &target(), Trouble::Answered(answer)).short()
         };
         assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
         assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");

@@ -19,7 +19,7 @@ impl AzureRegister {
 
     pub(super) async fn container(&self) -> Finding {
         const CHECK: &str = "container";
-        match self.ask(Operation::Head, "", wire::container(&self.place)).await {
+        match self.ask(Operation::Head, "", wire::container(&self.target)).await {
             Ok((headers, _)) => retention(&headers),
             Err(other) => match failed(other) {
                 error if error.fault().kind == ErrorKind::Invalid => {

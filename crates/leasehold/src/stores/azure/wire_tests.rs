@@ -18,9 +18,9 @@ fn register_with(server: &Server, source: Source) -> AzureRegister {
 }
 
 pub(super) fn register_in(server: &Server, source: Source, env: Env) -> AzureRegister {
-    let place =
-        Place { account: "acct1".into(), container: "locks".into(), base: format!("{}/acct1", server.url) };
-    let access = Access { place, transport: Transport::default(), source };
+    let target =
+        Target { account: "acct1".into(), container: "locks".into(), base: format!("{}/acct1", server.url) };
+    let access = Access { target, transport: Transport::default(), source };
     AzureRegister::new(access, Keys::below("pre/fix"), Contents::Records, env).unwrap()
 }
 

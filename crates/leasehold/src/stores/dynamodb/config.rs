@@ -21,14 +21,14 @@ const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES - LINE_S
 
 /// The table to which requests go.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Target {
     pub(super) table: String,
     pub(super) region: String,
     /// `None` for Amazon's own endpoint.
     pub(super) endpoint: Option<String>,
 }
 
-impl Place {
+impl Target {
     /// Returns the ARN of the table, for a policy.
     pub(super) fn arn(&self) -> String {
         let Self { table, region, .. } = self;

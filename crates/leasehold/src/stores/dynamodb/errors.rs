@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::config::Place;
+use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 use crate::stores::over_http::answer::{Answer, Asked, Trouble};
@@ -67,8 +67,8 @@ pub(super) enum Meaning {
 }
 
 /// Returns the meaning of `trouble` for `operation` on the item `key` (empty for the whole table).
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place, endpoint: place.endpoint() };
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, target, endpoint: target.endpoint() };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
@@ -84,13 +84,13 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
     endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.place.table)?;
+        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.target.table)?;
         if self.key.is_empty() { Ok(()) } else { write!(f, "/{}", self.key) }
     }
 }
@@ -159,7 +159,7 @@ impl Case<'_> {
     }
 
     fn no_table(&self, answer: &Answer) -> Fault {
-        let Place { table, .. } = self.place;
+        let Target { table, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no table {table:?} at {}, or it is being created: check the name, the region and the account, \
              or create it (leasehold init, or ?create=true in the store URL)",
@@ -182,13 +182,13 @@ impl Case<'_> {
             None => fault.with_help(format!(
                 "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
                 self.operation.permission(),
-                self.place.arn()
+                self.target.arn()
             )),
         }
     }
 
     fn invalid(&self, answer: &Answer) -> Fault {
-        let Place { table, .. } = self.place;
+        let Target { table, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "the partition key of {table:?} must be a string, and there must be no sort key; a key that is not \
              named `key` needs ?partition_key=NAME if dynamodb:DescribeTable is not allowed: `leasehold doctor` \
@@ -221,12 +221,12 @@ mod tests {
     use super::*;
     use crate::stores::over_http::answer::tests::{answered, short as error_in_short};
 
-    fn place() -> Place {
-        Place { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    fn target() -> Target {
+        Target { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
     }
 
     fn means(operation: Operation, trouble: Trouble) -> Meaning {
-        meaning(operation, "p/x", &place(), trouble)
+        meaning(operation, "p/x", &target(), trouble)
     }
 
     /// Returns the meaning in one or two words. For a failure, these are `not` or `maybe` (applied), and the kind of

@@ -37,8 +37,8 @@ fn opened(url: &str, endpoint: Option<&str>, credentials: SharedCredentialsProvi
     let sdk = location.access.applied(&careful(&machine(credentials), &env)).unwrap();
     let client = Client::from_conf(connect::client_config(&sdk, endpoint).build());
     let endpoint = endpoint.map(str::to_owned);
-    let place = Place { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
-    DynamoDb::new(client, place, &location, env)
+    let target = Target { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
+    DynamoDb::new(client, target, &location, env)
 }
 
 impl Server {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::config::Place;
+use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
@@ -24,8 +24,8 @@ fn permission(operation: Operation) -> &'static str {
 }
 
 /// Returns the meaning of `trouble` for `operation` on object `key`.
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place };
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, target };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
@@ -79,12 +79,12 @@ fn is_page(answer: &Answer) -> bool {
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} gs://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+        write!(f, "cannot {} gs://{}/{}", self.operation.verb(), self.target.bucket, self.key)
     }
 }
 
@@ -100,7 +100,7 @@ impl Case<'_> {
     }
 
     fn asked(&self) -> Asked<'_> {
-        let (endpoint, changes) = (self.place.endpoint.as_str(), self.operation.changes());
+        let (endpoint, changes) = (self.target.endpoint.as_str(), self.operation.changes());
         Asked { what: self, endpoint, changes, sign_in: SIGN_IN }
     }
 
@@ -143,11 +143,11 @@ impl Case<'_> {
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no bucket {bucket:?} at {}: check the store URL, or create it \
              (gcloud storage buckets create gs://{bucket})",
-            self.place.endpoint
+            self.target.endpoint
         ))
     }
 
@@ -164,7 +164,7 @@ impl Case<'_> {
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Denied, answer).with_help(format!(
             "allow {} on the bucket: gcloud storage buckets add-iam-policy-binding gs://{bucket} \
              --role=roles/storage.objectUser --member=...",
@@ -201,7 +201,7 @@ impl Case<'_> {
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "if the response gives no reason: check that {} is an endpoint of Google Cloud Storage",
-            self.place.endpoint
+            self.target.endpoint
         ))
     }
 }

@@ -27,7 +27,7 @@ const GENERATION: &str = "X-Goog-Generation: 1795234395579324\r\n";
 
 fn register_at(endpoint: &str, source: Source) -> GcsRegister {
     let access = Access {
-        place: Place { bucket: "bucket".into(), endpoint: endpoint.to_owned(), ..Place::default() },
+        target: Target { bucket: "bucket".into(), endpoint: endpoint.to_owned(), ..Target::default() },
         transport: Transport::default(),
         source,
         impersonate: None,

@@ -14,7 +14,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The namespace of the requests, and its server.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct Target {
     pub(super) namespace: String,
     /// The URL of the server, without `/` at its end.
     pub(super) server: String,

@@ -3,14 +3,14 @@
 
 use std::fmt;
 
-use super::config::Place;
+use super::config::Target;
 use crate::error::ErrorKind;
 use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// Returns the meaning of `trouble` for `operation` on the Lease `name`.
-pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, name, place };
+pub(super) fn meaning(operation: Operation, name: &str, target: &Target, trouble: Trouble) -> Meaning {
+    let case = Case { operation, name, target };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
@@ -27,12 +27,12 @@ pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: 
 struct Case<'a> {
     operation: Operation,
     name: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { namespace, .. } = self.place;
+        let Target { namespace, .. } = self.target;
         write!(f, "cannot {} the Lease {namespace}/{}", self.operation.verb(), self.name)
     }
 }
@@ -40,7 +40,7 @@ impl fmt::Display for Case<'_> {
 impl Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let changes = self.operation.changes();
-        Asked { what: self, endpoint: &self.place.server, changes, sign_in: SIGN_IN }
+        Asked { what: self, endpoint: &self.target.server, changes, sign_in: SIGN_IN }
     }
 
     fn answered(&self, answer: &Answer) -> Meaning {
@@ -69,17 +69,17 @@ impl Case<'_> {
             (403, _) => fault(ErrorKind::Denied).with_help(format!(
                 "allow it by a Role in the namespace {:?}, on leases of coordination.k8s.io: get, create and patch for locks, \
                  list for `leasehold ls`, delete for `leasehold sweep`, watch for waiters",
-                self.place.namespace
+                self.target.namespace
             )),
             (404, "NotFound namespaces") => fault(ErrorKind::Invalid).with_help(format!(
                 "create it (kubectl create namespace {}), or check the store URL",
-                self.place.namespace
+                self.target.namespace
             )),
             (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: start it again"),
             _ => fault(ErrorKind::Invalid).with_help(format!(
                 "if the response gives no reason: check that {} is a Kubernetes API server of version \
                  1.14 or newer",
-                self.place.server
+                self.target.server
             )),
         };
         Meaning::Failed(fault.not_applied())
@@ -99,8 +99,8 @@ mod tests {
     const ALL: [Operation; 5] =
         [Operation::Read, Operation::Create, Operation::Replace, Operation::Delete, Operation::List];
 
-    fn place() -> Place {
-        Place { namespace: "jobs".into(), server: "https://here".into() }
+    fn target() -> Target {
+        Target { namespace: "jobs".into(), server: "https://here".into() }
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
             (301, "", same("not invalid")),
         ] {
             for (operation, expected) in ALL.into_iter().zip(expected) {
-                let meaning = meaning(operation, "x", &place(), answered(status, code));
+                let meaning = meaning(operation, "x", &target(), answered(status, code));
                 assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
             }
         }
@@ -140,7 +140,7 @@ mod tests {
             (404, "", "API server"),
             (204, "", "endpoint"),
         ] {
-            let fault = meaning(Operation::Replace, "x", &place(), answered(status, code)).fault();
+            let fault = meaning(Operation::Replace, "x", &target(), answered(status, code)).fault();
             assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
             assert!(fault.message.contains("the Lease jobs/x"), "{fault:?}");
         }
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn refused_credentials_are_loaded_again_if_they_were_good() {
         let answer = Answer { status: 401, signed_before: true, ..Answer::default() };
-        let meaning = meaning(Operation::Replace, "x", &place(), Trouble::Answered(answer));
+        let meaning = meaning(Operation::Replace, "x", &target(), Trouble::Answered(answer));
         assert_eq!(meaning.short(), "not unavailable");
     }
 }

@@ -18,7 +18,7 @@ pub(super) const SERVICE: Service = Service {
 
 /// The bucket to which requests go.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct Target {
     pub(super) bucket: String,
     pub(super) region: String,
     /// `None` for Amazon's own endpoint.
@@ -27,7 +27,7 @@ pub(super) struct Place {
     pub(super) address: Option<IpAddr>,
 }
 
-impl Place {
+impl Target {
     /// Whether the bucket is known to honour preconditions. Amazon documents this for general purpose buckets. It is
     /// not assumed for other stores, or for other kinds of names on Amazon's own endpoints: access points by ARN or
     /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
@@ -66,7 +66,7 @@ impl Place {
     }
 
     /// Returns the endpoint and the bucket. The text is the same for each address.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn identity(&self) -> String {
         format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
     }
 
@@ -99,7 +99,7 @@ pub(super) struct Location {
 impl Location {
     /// Parses `url`, and applies its common settings to `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
-        let (access, bucket, path) = place(&mut url)?;
+        let (access, bucket, path) = bucket_and_path(&mut url)?;
         let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
@@ -112,7 +112,7 @@ impl Location {
 
     /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
-        let (access, bucket, path) = place(&mut url)?;
+        let (access, bucket, path) = bucket_and_path(&mut url)?;
         let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
@@ -124,7 +124,7 @@ impl Location {
 }
 
 /// Returns the access settings, the bucket, and the path in the bucket.
-fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
+fn bucket_and_path(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     let mut access = Access::take(url, SERVICE)?;
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
@@ -338,16 +338,16 @@ mod tests {
             ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
             ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
         ] {
-            let place = |endpoint| Place {
+            let target = |endpoint| Target {
                 bucket: bucket.into(),
                 region: "eu-west-1".into(),
                 endpoint,
                 address: None,
             };
-            assert_eq!(place(None).is_trusted(), trusted, "{bucket}");
+            assert_eq!(target(None).is_trusted(), trusted, "{bucket}");
             // An endpoint in the URL is probed, even if it is one of Amazon's.
             for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
-                assert!(!place(Some(endpoint.into())).is_trusted(), "{bucket} {endpoint}");
+                assert!(!target(Some(endpoint.into())).is_trusted(), "{bucket} {endpoint}");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::config::Place;
+use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
 use crate::stores::over_http::answer::{Answer, Asked, Trouble};
@@ -18,8 +18,8 @@ fn permission(operation: Operation) -> &'static str {
 }
 
 /// Returns the meaning of `trouble` for `operation` on object `key`.
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place, endpoint: place.endpoint() };
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+    let case = Case { operation, key, target, endpoint: target.endpoint() };
     let answer = match case.asked().answer(trouble) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
@@ -38,13 +38,13 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
     endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} s3://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+        write!(f, "cannot {} s3://{}/{}", self.operation.verb(), self.target.bucket, self.key)
     }
 }
 
@@ -92,7 +92,7 @@ impl Case<'_> {
             (400, "InvalidArgument" | "InvalidRequest" | "InvalidHeader" | "UnsupportedArgument")
                 if self.operation.changes() =>
             {
-                self.refused(match self.place.is_trusted() {
+                self.refused(match self.target.is_trusted() {
                     true => self.bad_setting(answer),
                     false => self.not_implemented(answer),
                 })
@@ -148,7 +148,7 @@ impl Case<'_> {
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no bucket {bucket:?} at {}: check the store URL, or create it (aws s3 mb s3://{bucket})",
             self.endpoint
@@ -156,7 +156,7 @@ impl Case<'_> {
     }
 
     fn wrong_region(&self, answer: &Answer) -> Fault {
-        let (bucket, asked) = (&self.place.bucket, &self.place.region);
+        let (bucket, asked) = (&self.target.bucket, &self.target.region);
         self.fault(ErrorKind::Invalid, answer).with_help(match &answer.region {
             Some(region) if region != asked => {
                 format!("the bucket {bucket:?} is in {region}, not in {asked}: add ?region={region} to the store URL")
@@ -180,10 +180,10 @@ impl Case<'_> {
         if let Some(help) = credentials_help(answer) {
             return fault.with_help(help);
         }
-        if self.place.is_directory() {
-            return fault.with_help(format!("allow s3express:CreateSession on {}", self.place.arn()));
+        if self.target.is_directory() {
+            return fault.with_help(format!("allow s3express:CreateSession on {}", self.target.arn()));
         }
-        let (bucket, object) = (self.place.arn(), self.place.arn_of(self.key));
+        let (bucket, object) = (self.target.arn(), self.target.arn_of(self.key));
         match self.operation {
             Operation::List => fault.with_help(format!("allow s3:ListBucket on {bucket}")),
             Operation::Read | Operation::Head => fault.with_help(format!(

@@ -40,8 +40,8 @@ fn register(endpoint: &str, credentials: SharedCredentialsProvider) -> S3Registe
     let sdk = careful(&machine(credentials), &env);
     let client = Client::from_conf(location.client_config(&sdk, Some(endpoint)).build());
     let endpoint = Some(endpoint.to_owned());
-    let place = Place { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint, address: None };
-    S3Register::new(client, place, &location, Contents::Records, env)
+    let target = Target { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint, address: None };
+    S3Register::new(client, target, &location, Contents::Records, env)
 }
 
 fn refused(status: &str, headers: &str, code: &str) -> String {

@@ -1,11 +1,11 @@
 use super::*;
 
-fn place(endpoint: &str) -> Place {
-    Place { bucket: "bkt".into(), endpoint: endpoint.into(), ..Place::default() }
+fn target(endpoint: &str) -> Target {
+    Target { bucket: "bkt".into(), endpoint: endpoint.into(), ..Target::default() }
 }
 
 fn means(operation: Operation, trouble: Trouble) -> Meaning {
-    meaning(operation, "p/x.lock", &place("http://here:9"), trouble)
+    meaning(operation, "p/x.lock", &target("http://here:9"), trouble)
 }
 
 fn answered(status: u16, reason: &str, message: &str) -> Trouble {

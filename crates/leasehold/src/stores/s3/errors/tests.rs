@@ -3,12 +3,12 @@ use std::time::Duration;
 use super::*;
 use crate::stores::over_http::answer::tests::answered;
 
-fn place() -> Place {
-    Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
+fn target() -> Target {
+    Target { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
 }
 
-fn amazons(bucket: &str) -> Place {
-    Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
+fn amazons(bucket: &str) -> Target {
+    Target { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
 }
 
 #[test]
@@ -35,14 +35,14 @@ fn the_help_for_a_missing_checksum_is_not_to_use_amazon() {
         let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
         Trouble::Answered(Answer { status: 400, code, message, ..Answer::default() })
     };
-    for (place, trouble, helps) in [
+    for (target, trouble, helps) in [
         (amazons("bkt"), answer("InvalidRequest", text), "checksum=crc32"),
-        (place(), answer("InvalidRequest", text), "checksum=crc32"),
+        (target(), answer("InvalidRequest", text), "checksum=crc32"),
         (amazons("bkt"), answer("InvalidArgument", "something else"), "`sse`"),
-        (place(), answer("InvalidArgument", "something else"), "conditional writes"),
+        (target(), answer("InvalidArgument", "something else"), "conditional writes"),
         (amazons("bkt"), answer("KMS.NotFoundException", "no such key"), "`kms_key`"),
     ] {
-        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &place, trouble) else { panic!() };
+        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &target, trouble) else { panic!() };
         let help = error.fault().help.clone().unwrap();
         assert!(help.contains(helps), "{help}");
         assert_eq!(help.contains("use Amazon S3"), helps == "conditional writes", "{help}");
@@ -50,7 +50,7 @@ fn the_help_for_a_missing_checksum_is_not_to_use_amazon() {
 }
 
 fn means(operation: Operation, trouble: Trouble) -> Meaning {
-    meaning(operation, "p/x.lock", &place(), trouble)
+    meaning(operation, "p/x.lock", &target(), trouble)
 }
 
 #[test]
@@ -114,15 +114,15 @@ fn fault(operation: Operation, trouble: Trouble) -> Fault {
 }
 
 #[test]
-fn an_error_names_the_address_asked_but_the_place_does_not() {
+fn an_error_names_the_address_asked_but_the_identity_does_not() {
     let address = Some([10, 0, 0, 2].into());
-    let place = Place { address, ..place() };
-    let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &place, answered(500, "InternalError"))
+    let target = Target { address, ..target() };
+    let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &target, answered(500, "InternalError"))
     else {
         panic!()
     };
     assert!(error.to_string().contains("http://here:9 at 10.0.0.2"), "{error:?}");
-    assert_eq!(place.shown(), "http://here:9/bkt");
+    assert_eq!(target.identity(), "http://here:9/bkt");
 }
 
 #[test]
