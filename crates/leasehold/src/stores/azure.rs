@@ -34,9 +34,9 @@ use self::errors::{Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
 use super::buckets::{Keys, Page, listing};
-use super::over_http::answer::Trouble;
+use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, trouble};
+use super::over_http::https::{self, date_us, failure};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -239,19 +239,19 @@ impl AzureRegister {
         request: Request,
     ) -> Result<(HeaderMap, Bytes), Meaning> {
         let requested = requested.into();
-        let explain = |trouble| meaning(requested, blob, &self.target, trouble);
+        let explain = |failure| meaning(requested, blob, &self.target, failure);
         let signed =
             self.credentials.proof().await.map_err(|error| {
-                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+                explain(Failure::Credentials { detail: error.detail, before: error.before })
             })?;
         let uploaded = request.content.as_ref().map_or(0, Bytes::len);
         let dated_us = self.now_us();
         let builder = self
             .signed(request, &signed.proof, dated_us)
-            .map_err(|detail| explain(Trouble::NotMade { detail }))?;
+            .map_err(|detail| explain(Failure::NotMade { detail }))?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
             let date = self.tell_time(&response, sent);
             let status = response.status();
             if status.is_success() {
@@ -269,7 +269,7 @@ impl AzureRegister {
             };
             answer.clock_is_off = matches!(signed.proof, Proof::Key(_))
                 && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = match requested {
             Requested::Object(Operation::Read) => Expected::Contents(self.contents, blob),

@@ -327,7 +327,7 @@ impl DynamoDb {
         let output = self
             .requests
             .settle(&watch, result)
-            .map_err(|trouble| failed(meaning(Operation::Read, key, &self.target, trouble)))?;
+            .map_err(|failure| failed(meaning(Operation::Read, key, &self.target, failure)))?;
         Ok(output.item)
     }
 
@@ -346,7 +346,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
-            Err(trouble) => match meaning(Operation::Delete, key, &self.target, trouble) {
+            Err(failure) => match meaning(Operation::Delete, key, &self.target, failure) {
                 Meaning::Conflict => Ok(false),
                 other => Err(failed(other)),
             },
@@ -379,7 +379,7 @@ impl DynamoDb {
         let there = result.as_ref().err().and_then(item_there);
         match self.requests.settle(&watch, result) {
             Ok(output) => Ok(Updated::Done(output.attributes)),
-            Err(trouble) => match meaning(Operation::Write, key, &self.target, trouble) {
+            Err(failure) => match meaning(Operation::Write, key, &self.target, failure) {
                 Meaning::Conflict => Ok(Updated::Refused(there)),
                 other => Err(failed(other)),
             },
@@ -440,7 +440,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         self.requests
             .settle(&watch, result)
-            .map_err(|trouble| failed(meaning(Operation::List, prefix, &self.target, trouble)))
+            .map_err(|failure| failed(meaning(Operation::List, prefix, &self.target, failure)))
     }
 }
 

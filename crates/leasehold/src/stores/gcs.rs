@@ -26,9 +26,9 @@ use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
 use super::buckets::{Keys, Page, listing};
-use super::over_http::answer::Trouble;
+use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, trouble};
+use super::over_http::https::{self, failure};
 use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
@@ -283,10 +283,10 @@ impl GcsRegister {
         object: &str,
         request: Request,
     ) -> Result<(Option<String>, Bytes), Meaning> {
-        let explain = |trouble| meaning(operation, object, &self.target, trouble);
+        let explain = |failure| meaning(operation, object, &self.target, failure);
         let signed =
             self.credentials.headers().await.map_err(|error| {
-                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+                explain(Failure::Credentials { detail: error.detail, before: error.before })
             })?;
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let mut headers = signed.headers;
@@ -303,7 +303,7 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let (response, date) = self.timed(builder).await.map_err(|error| explain(trouble(error)))?;
+            let (response, date) = self.timed(builder).await.map_err(|error| explain(failure(error)))?;
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
                 status if !status.is_server_error() => self.credentials.accepted(signed.start),
@@ -320,7 +320,7 @@ impl GcsRegister {
                 let pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
                 answer.retry_after.get_or_insert(pause);
             }
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = match operation {
             Operation::Read => Expected::Contents(self.contents, object),

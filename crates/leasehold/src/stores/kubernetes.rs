@@ -32,9 +32,9 @@ use self::credentials::Credentials;
 use self::errors::meaning;
 use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
-use super::over_http::answer::Trouble;
+use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::over_http::https::{self, date_us, trouble};
+use super::over_http::https::{self, date_us, failure};
 use super::over_http::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
@@ -357,12 +357,12 @@ impl Kubernetes {
 
     /// Sends one request and returns the body of the response, or the meaning of the failure.
     async fn ask(&self, operation: Operation, object: &str, request: Request) -> Result<Bytes, Meaning> {
-        let explain = |trouble| meaning(operation, object, &self.target, trouble);
+        let explain = |failure| meaning(operation, object, &self.target, failure);
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let (builder, load) = self.signed(request).await.map_err(explain)?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
             self.tell_time(&response, sent);
             if response.status().is_success() {
                 self.credentials.accepted(load);
@@ -375,7 +375,7 @@ impl Kubernetes {
                 400..=499 => self.credentials.accepted(load),
                 _ => true,
             };
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = Expected::Answer(MOST_ANSWER_BYTES);
         let (_, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
@@ -383,16 +383,16 @@ impl Kubernetes {
     }
 
     /// Returns `request` with the credentials, and the number of their load.
-    async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Trouble> {
+    async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Failure> {
         let signed = self
             .credentials
             .proof()
             .await
-            .map_err(|error| Trouble::Credentials { detail: error.detail, before: error.before })?;
+            .map_err(|error| Failure::Credentials { detail: error.detail, before: error.before })?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(request.accept));
         if let Some(bearer) = &signed.proof {
-            let mut value = HeaderValue::from_str(bearer).map_err(|_| Trouble::NotMade {
+            let mut value = HeaderValue::from_str(bearer).map_err(|_| Failure::NotMade {
                 detail: "the token cannot be sent in a header".to_owned(),
             })?;
             value.set_sensitive(true);

@@ -326,7 +326,7 @@ impl S3Register {
     {
         self.requests
             .settle(watch, result)
-            .map_err(|trouble| meaning(operation, object, &self.target, trouble))
+            .map_err(|failure| meaning(operation, object, &self.target, failure))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::config::Target;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// A requested operation.
@@ -40,10 +40,10 @@ impl Requested {
     }
 }
 
-/// Returns the meaning of `trouble` for the `requested` operation on the blob `key`.
-pub(super) fn meaning(requested: Requested, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+/// Returns the meaning of `failure` for the `requested` operation on the blob `key`.
+pub(super) fn meaning(requested: Requested, key: &str, target: &Target, failure: Failure) -> Meaning {
     let case = Case { requested, key, target };
-    let answer = match case.asked().answer(trouble) {
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -325,7 +325,7 @@ mod tests {
         let of = |code: &str, change: fn(&mut Answer)| {
             let mut answer = Answer { status: 403, code: Some(code.to_owned()), ..Answer::default() };
             change(&mut answer);
-            meaning(Operation::Replace.into(), "x", &target(), Trouble::Answered(answer)).short()
+            meaning(Operation::Replace.into(), "x", &target(), Failure::Answered(answer)).short()
         };
         assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
         assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");

@@ -6,7 +6,7 @@ use std::fmt;
 use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
-use crate::stores::over_http::answer::{Answer, Asked, Trouble};
+use crate::stores::over_http::answer::{Answer, Asked, Failure};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,10 @@ pub(super) enum Meaning {
     Failed(StoreError),
 }
 
-/// Returns the meaning of `trouble` for `operation` on the item `key` (empty for the whole table).
-pub(super) fn meaning(operation: Operation, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+/// Returns the meaning of `failure` for `operation` on the item `key` (empty for the whole table).
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
     let case = Case { operation, key, target, endpoint: target.endpoint() };
-    let answer = match case.asked().answer(trouble) {
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -225,8 +225,8 @@ mod tests {
         Target { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
     }
 
-    fn means(operation: Operation, trouble: Trouble) -> Meaning {
-        meaning(operation, "p/x", &target(), trouble)
+    fn means(operation: Operation, failure: Failure) -> Meaning {
+        meaning(operation, "p/x", &target(), failure)
     }
 
     /// Returns the meaning in one or two words. For a failure, these are `not` or `maybe` (applied), and the kind of
@@ -320,8 +320,8 @@ mod tests {
         }
     }
 
-    fn fault(operation: Operation, trouble: Trouble) -> Fault {
-        match means(operation, trouble) {
+    fn fault(operation: Operation, failure: Failure) -> Fault {
+        match means(operation, failure) {
             Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
             other => panic!("{other:?}"),
         }
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn errors_say_what_to_do() {
         use Operation::{CreateTable, List, Read, Write};
-        for (operation, trouble, helps) in [
+        for (operation, failure, helps) in [
             (Read, answered(400, "AccessDeniedException"), vec!["dynamodb:GetItem", "eu-west-1:*:table/tbl"]),
             (Write, answered(400, "AccessDeniedException"), vec!["dynamodb:UpdateItem"]),
             (List, answered(400, "AccessDeniedException"), vec!["dynamodb:Scan"]),
@@ -350,11 +350,11 @@ mod tests {
             (Read, answered(400, "InvalidSignatureException"), vec!["AWS_SECRET_ACCESS_KEY"]),
             (Read, answered(404, ""), vec!["DynamoDB endpoint", "http://here:9"]),
         ] {
-            let fault = fault(operation, trouble.clone());
+            let fault = fault(operation, failure.clone());
             assert!(fault.message.contains("dynamodb://tbl/p/x"), "{}", fault.message);
             let help = fault.help.unwrap();
             for part in helps {
-                assert!(help.contains(part), "{trouble:?}: {help}");
+                assert!(help.contains(part), "{failure:?}: {help}");
             }
         }
     }
@@ -367,7 +367,7 @@ mod tests {
             clock_is_off: true,
             ..Answer::default()
         };
-        let meaning = means(Operation::Write, Trouble::Answered(answer));
+        let meaning = means(Operation::Write, Failure::Answered(answer));
         assert_eq!(short(&meaning), "not unavailable");
     }
 }

@@ -49,7 +49,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(output) => Ok(output.table),
-            Err(trouble) => match meaning(Operation::DescribeTable, "", &self.target, trouble) {
+            Err(failure) => match meaning(Operation::DescribeTable, "", &self.target, failure) {
                 Meaning::NoTable => Ok(None),
                 other => Err(super::failed(other)),
             },
@@ -96,7 +96,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
-            Err(trouble) => match meaning(Operation::EnableRecovery, "", &self.target, trouble) {
+            Err(failure) => match meaning(Operation::EnableRecovery, "", &self.target, failure) {
                 // A new table does not support recovery immediately.
                 Meaning::Failed(error) if error.is_transient() => Ok(false),
                 other => Err(super::failed(other)),
@@ -126,7 +126,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(()),
-            Err(trouble) => match meaning(Operation::CreateTable, "", &self.target, trouble) {
+            Err(failure) => match meaning(Operation::CreateTable, "", &self.target, failure) {
                 // Another process created the table first.
                 Meaning::TableExists => Ok(()),
                 other => Err(super::failed(other)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::config::Target;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
@@ -23,10 +23,10 @@ fn permission(operation: Operation) -> &'static str {
     }
 }
 
-/// Returns the meaning of `trouble` for `operation` on object `key`.
-pub(super) fn meaning(operation: Operation, key: &str, target: &Target, trouble: Trouble) -> Meaning {
+/// Returns the meaning of `failure` for `operation` on object `key`.
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
     let case = Case { operation, key, target };
-    let answer = match case.asked().answer(trouble) {
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };

@@ -5,13 +5,13 @@ use std::fmt;
 
 use super::config::Target;
 use crate::error::ErrorKind;
-use crate::stores::over_http::answer::{Answer, Asked, SignIn, Trouble};
+use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
-/// Returns the meaning of `trouble` for `operation` on the Lease `name`.
-pub(super) fn meaning(operation: Operation, name: &str, target: &Target, trouble: Trouble) -> Meaning {
+/// Returns the meaning of `failure` for `operation` on the Lease `name`.
+pub(super) fn meaning(operation: Operation, name: &str, target: &Target, failure: Failure) -> Meaning {
     let case = Case { operation, name, target };
-    let answer = match case.asked().answer(trouble) {
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn refused_credentials_are_loaded_again_if_they_were_good() {
         let answer = Answer { status: 401, signed_before: true, ..Answer::default() };
-        let meaning = meaning(Operation::Replace, "x", &target(), Trouble::Answered(answer));
+        let meaning = meaning(Operation::Replace, "x", &target(), Failure::Answered(answer));
         assert_eq!(meaning.short(), "not unavailable");
     }
 }

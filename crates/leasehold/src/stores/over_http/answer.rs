@@ -26,7 +26,7 @@ pub(in crate::stores) struct Answer {
 
 /// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::stores) enum Trouble {
+pub(in crate::stores) enum Failure {
     /// The store returned an error.
     Answered(Answer),
     /// The credentials could not be loaded. `before` is true if they worked before or are still being loaded.
@@ -61,32 +61,32 @@ pub(in crate::stores) struct SignIn {
 }
 
 impl Asked<'_> {
-    /// Returns the response in `trouble`, or the error for a request without a response.
-    pub(in crate::stores) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
+    /// Returns the response in `failure`, or the error for a request without a response.
+    pub(in crate::stores) fn answer(&self, failure: Failure) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
-        Err(match trouble {
-            Trouble::Answered(answer) => return Ok(answer),
+        Err(match failure {
+            Failure::Answered(answer) => return Ok(answer),
             // The next attempt to load them often succeeds, and a lease leaves time for it.
-            Trouble::Credentials { detail, before: true } => {
+            Failure::Credentials { detail, before: true } => {
                 Fault::unavailable(format!("{what}: the credentials could not be refreshed: {detail}"))
                     .with_help(self.sign_in.refresh)
                     .not_applied()
             }
-            Trouble::Credentials { detail, before: false } => {
+            Failure::Credentials { detail, before: false } => {
                 Fault::new(ErrorKind::Denied, format!("{what}: no credentials: {detail}"))
                     .with_help(format!("no credentials found: {}", self.sign_in.missing))
                     .not_applied()
             }
-            Trouble::NotMade { detail } => {
+            Failure::NotMade { detail } => {
                 let message = format!("{what}: the request could not be built: {detail}");
                 Fault::new(ErrorKind::Invalid, message).not_applied()
             }
-            Trouble::NotConnected { detail } => {
+            Failure::NotConnected { detail } => {
                 Fault::unavailable(format!("no connection to {endpoint}: {detail}"))
                     .with_help(help_to_connect(endpoint, &detail))
                     .not_applied()
             }
-            Trouble::NoAnswer { detail } => {
+            Failure::NoAnswer { detail } => {
                 // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS response.
                 let is_no_http = detail.contains("invalid HTTP");
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
@@ -159,9 +159,9 @@ pub(in crate::stores) mod tests {
     use super::*;
 
     /// Returns a response with this status and code.
-    pub(in crate::stores) fn answered(status: u16, code: &str) -> Trouble {
+    pub(in crate::stores) fn answered(status: u16, code: &str) -> Failure {
         let code = (!code.is_empty()).then(|| code.to_owned());
-        Trouble::Answered(Answer { status, code, ..Answer::default() })
+        Failure::Answered(Answer { status, code, ..Answer::default() })
     }
 
     /// Returns `not` or `maybe` (applied), and the kind of the fault.
@@ -181,28 +181,28 @@ pub(in crate::stores) mod tests {
     #[test]
     fn without_a_response_a_sent_request_is_in_doubt() {
         let detail = || "x".to_owned();
-        for (trouble, read, write) in [
-            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
-            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
-            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
-            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
-            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        for (failure, read, write) in [
+            (Failure::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Failure::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Failure::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Failure::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Failure::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
         ] {
             for (changes, expected) in [(false, read), (true, write)] {
-                let error = asked("http://here:9", changes).answer(trouble.clone()).unwrap_err();
-                assert_eq!(short(&error), expected, "{trouble:?} {changes}");
+                let error = asked("http://here:9", changes).answer(failure.clone()).unwrap_err();
+                assert_eq!(short(&error), expected, "{failure:?} {changes}");
                 assert!(error.to_string().contains('x'), "{error}");
             }
         }
         let answer = Answer { status: 418, ..Answer::default() };
-        assert_eq!(asked("http://here:9", true).answer(Trouble::Answered(answer.clone())).unwrap(), answer);
+        assert_eq!(asked("http://here:9", true).answer(Failure::Answered(answer.clone())).unwrap(), answer);
     }
 
     #[test]
     fn the_help_matches_the_cause_of_a_missing_response() {
-        let not_connected = |detail: &str| Trouble::NotConnected { detail: detail.to_owned() };
-        let no_answer = |detail: &str| Trouble::NoAnswer { detail: detail.to_owned() };
-        for (endpoint, trouble, help) in [
+        let not_connected = |detail: &str| Failure::NotConnected { detail: detail.to_owned() };
+        let no_answer = |detail: &str| Failure::NoAnswer { detail: detail.to_owned() };
+        for (endpoint, failure, help) in [
             ("https://h:1", not_connected("InvalidContentType"), "write endpoint=http://h:1"),
             ("https://h:1", not_connected("UnknownIssuer"), "?ca=/path/to/ca.pem"),
             (
@@ -213,12 +213,12 @@ pub(in crate::stores) mod tests {
             ("https://h:1", not_connected("refused"), "uses TLS"),
             ("http://h:1", not_connected("refused"), "the name resolution and the network"),
             ("http://h:1", no_answer("invalid HTTP version parsed"), "write endpoint=https://h:1"),
-            ("http://h:1", Trouble::Credentials { detail: String::new(), before: false }, "found: log in"),
-            ("http://h:1", Trouble::Credentials { detail: String::new(), before: true }, "log in again"),
+            ("http://h:1", Failure::Credentials { detail: String::new(), before: false }, "found: log in"),
+            ("http://h:1", Failure::Credentials { detail: String::new(), before: true }, "log in again"),
         ] {
-            let error = asked(endpoint, true).answer(trouble.clone()).unwrap_err();
+            let error = asked(endpoint, true).answer(failure.clone()).unwrap_err();
             let told = error.fault().help.as_deref().unwrap();
-            assert!(told.contains(help), "{trouble:?}: {told}");
+            assert!(told.contains(help), "{failure:?}: {told}");
         }
         let error = asked("https://h:1", true).answer(no_answer("invalid HTTP version parsed")).unwrap_err();
         assert_eq!(error.fault().help, None);

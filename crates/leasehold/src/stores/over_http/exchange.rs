@@ -6,8 +6,8 @@ use bytes::Bytes;
 use reqwest::Response;
 use reqwest::header::HeaderMap;
 
-use super::answer::Trouble;
-use super::https::{body, trouble};
+use super::answer::Failure;
+use super::https::{body, failure};
 use super::{Contents, Meaning, request_limit};
 use crate::clock;
 use crate::env::Env;
@@ -27,9 +27,9 @@ pub(in crate::stores) async fn exchange(
     uploaded: usize,
     answer: impl Future<Output = Result<Response, Meaning>>,
     expected: Expected<'_>,
-    explain: impl Fn(Trouble) -> Meaning,
+    explain: impl Fn(Failure) -> Meaning,
 ) -> Result<(HeaderMap, Bytes), Meaning> {
-    let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
+    let late = |limit| explain(Failure::NoAnswer { detail: format!("within {limit:?}") });
     let limit = request_limit(REQUEST_LIMIT, uploaded);
     let sent = env.now();
     let response = clock::timeout(&*env.clock, limit, answer).await.ok_or_else(|| late(limit))??;
@@ -54,7 +54,7 @@ impl Expected<'_> {
         &self,
         response: Response,
         announced: Option<usize>,
-        explain: impl Fn(Trouble) -> Meaning,
+        explain: impl Fn(Failure) -> Meaning,
     ) -> Result<Bytes, Meaning> {
         let most = match self {
             Self::Contents(contents, _) => contents.most_bytes(),
@@ -65,7 +65,7 @@ impl Expected<'_> {
         {
             return Err(Meaning::Failed(contents.too_large(object, announced)));
         }
-        let read = body(response, most).await.map_err(|error| explain(trouble(error)))?;
+        let read = body(response, most).await.map_err(|error| explain(failure(error)))?;
         read.ok_or_else(|| {
             Meaning::Failed(match self {
                 Self::Contents(contents, object) => contents.too_large(object, None),

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Response, redirect};
 
-use super::answer::Trouble;
+use super::answer::Failure;
 use super::transport::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
@@ -112,16 +112,16 @@ pub(in crate::stores) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Converts the error of a request that has no response.
-pub(in crate::stores) fn trouble(error: reqwest::Error) -> Trouble {
+pub(in crate::stores) fn failure(error: reqwest::Error) -> Failure {
     // Removes the URL, because messages name the object themselves.
     let error = error.without_url();
     let detail = chain(&error);
     if error.is_builder() {
-        Trouble::NotMade { detail }
+        Failure::NotMade { detail }
     } else if error.is_connect() {
-        Trouble::NotConnected { detail }
+        Failure::NotConnected { detail }
     } else {
-        Trouble::NoAnswer { detail }
+        Failure::NoAnswer { detail }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::lease::Id;
 use crate::register::{Deleted, Register, Version};
 use crate::retry::retry;
 use crate::stores::aws::watch::Watch;
-use crate::stores::over_http::answer::Trouble;
+use crate::stores::over_http::answer::Failure;
 
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
@@ -120,11 +120,11 @@ impl S3Register {
     {
         match self.requests.settle(watch, result) {
             Ok(output) => Ok(Some(output)),
-            Err(Trouble::Answered(answer)) if answer.status == 404 => Ok(None),
-            Err(Trouble::Answered(answer)) if matches!(answer.status, 401 | 403) => {
+            Err(Failure::Answered(answer)) if answer.status == 404 => Ok(None),
+            Err(Failure::Answered(answer)) if matches!(answer.status, 401 | 403) => {
                 Err(format!("not checked: this needs {permission}, which locks do not need"))
             }
-            Err(Trouble::Answered(answer)) => Err(unanswered(&answer.status)),
+            Err(Failure::Answered(answer)) => Err(unanswered(&answer.status)),
             Err(_) => Err(unanswered(&"nothing")),
         }
     }

@@ -33,24 +33,24 @@ fn the_help_for_a_missing_checksum_is_not_to_use_amazon() {
     let text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters";
     let answer = |code: &str, text: &str| {
         let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
-        Trouble::Answered(Answer { status: 400, code, message, ..Answer::default() })
+        Failure::Answered(Answer { status: 400, code, message, ..Answer::default() })
     };
-    for (target, trouble, helps) in [
+    for (target, failure, helps) in [
         (amazons("bkt"), answer("InvalidRequest", text), "checksum=crc32"),
         (target(), answer("InvalidRequest", text), "checksum=crc32"),
         (amazons("bkt"), answer("InvalidArgument", "something else"), "`sse`"),
         (target(), answer("InvalidArgument", "something else"), "conditional writes"),
         (amazons("bkt"), answer("KMS.NotFoundException", "no such key"), "`kms_key`"),
     ] {
-        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &target, trouble) else { panic!() };
+        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &target, failure) else { panic!() };
         let help = error.fault().help.clone().unwrap();
         assert!(help.contains(helps), "{help}");
         assert_eq!(help.contains("use Amazon S3"), helps == "conditional writes", "{help}");
     }
 }
 
-fn means(operation: Operation, trouble: Trouble) -> Meaning {
-    meaning(operation, "p/x.lock", &target(), trouble)
+fn means(operation: Operation, failure: Failure) -> Meaning {
+    meaning(operation, "p/x.lock", &target(), failure)
 }
 
 #[test]
@@ -109,8 +109,8 @@ fn every_response_has_a_meaning_for_every_operation() {
     }
 }
 
-fn fault(operation: Operation, trouble: Trouble) -> Fault {
-    means(operation, trouble).fault()
+fn fault(operation: Operation, failure: Failure) -> Fault {
+    means(operation, failure).fault()
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn an_error_names_the_address_asked_but_the_identity_does_not() {
 #[test]
 fn errors_say_what_to_do() {
     use Operation::{Create, Delete, List, Read};
-    for (operation, trouble, helps) in [
+    for (operation, failure, helps) in [
         (Read, answered(403, "AccessDenied"), vec!["s3:GetObject", "s3:ListBucket", "bkt/p/x.lock"]),
         (Create, answered(403, "AccessDenied"), vec!["s3:PutObject", "arn:aws:s3:::bkt/p/x.lock"]),
         (Delete, answered(403, "AccessDenied"), vec!["s3:DeleteObject"]),
@@ -140,16 +140,16 @@ fn errors_say_what_to_do() {
         (Read, answered(400, "ExpiredToken"), vec!["sign in again"]),
         (
             Read,
-            Trouble::Credentials { detail: String::new(), before: false },
+            Failure::Credentials { detail: String::new(), before: false },
             vec!["no credentials found: set AWS_PROFILE"],
         ),
     ] {
-        let help = fault(operation, trouble.clone()).help.unwrap();
+        let help = fault(operation, failure.clone()).help.unwrap();
         for part in helps {
-            assert!(help.contains(part), "{trouble:?}: {help}");
+            assert!(help.contains(part), "{failure:?}: {help}");
         }
     }
-    let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+    let refused = fault(Read, Failure::NotConnected { detail: "refused".into() });
     assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
 }
 
@@ -161,10 +161,10 @@ fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
         region: Some("us-west-2".into()),
         ..Answer::default()
     };
-    let help = fault(Operation::Read, Trouble::Answered(answer)).help.unwrap();
+    let help = fault(Operation::Read, Failure::Answered(answer)).help.unwrap();
     assert!(help.contains("?region=us-west-2") && help.contains("not in eu-west-1"), "{help}");
     let wait = Some(Duration::from_secs(7));
     let answer =
         Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
-    assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
+    assert_eq!(fault(Operation::Create, Failure::Answered(answer)).retry_after, wait);
 }
