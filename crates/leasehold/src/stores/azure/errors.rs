@@ -4,8 +4,8 @@
 use std::fmt;
 
 use super::config::Target;
-use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// A requested operation.
@@ -69,7 +69,7 @@ pub(super) fn meaning(requested: Requested, key: &str, target: &Target, failure:
         (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
             Meaning::Conflict
         }
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -86,23 +86,16 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let changes = self.requested.changes();
         Asked { what: self, endpoint: &self.target.base, changes, sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // The request exceeds a limit of the account or the partition. Azure refuses it before it begins.
@@ -134,14 +127,6 @@ impl Case<'_> {
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
-    }
-
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn clock_is_off(&self, answer: &Answer) -> Fault {

@@ -6,7 +6,7 @@ use std::fmt;
 use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
-use crate::stores::over_http::answer::{Answer, Asked, Failure};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
         (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
         (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -95,22 +95,15 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // DynamoDB throttled the request before it did anything, or the request conflicted with another write of
@@ -143,14 +136,6 @@ impl Case<'_> {
             (400, "ItemCollectionSizeLimitExceededException") => self.refused(self.too_large(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
-    }
-
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn garbled(&self, answer: &Answer) -> Fault {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::config::Target;
-use crate::error::{ErrorKind, Fault};
-use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
@@ -36,7 +36,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Create | Operation::Replace | Operation::Delete, 412) if is_lost_race(&answer) => {
             Meaning::Conflict
         }
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -88,23 +88,16 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let (endpoint, changes) = (self.target.endpoint.as_str(), self.operation.changes());
         Asked { what: self, endpoint, changes, sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             _ if is_throttled(answer) => self.refused(self.busy(answer)),
@@ -126,14 +119,6 @@ impl Case<'_> {
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
-    }
-
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {

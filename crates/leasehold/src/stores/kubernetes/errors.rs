@@ -4,8 +4,8 @@
 use std::fmt;
 
 use super::config::Target;
-use crate::error::ErrorKind;
-use crate::stores::over_http::answer::{Answer, Asked, Failure, SignIn};
+use crate::error::{ErrorKind, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
 use crate::stores::over_http::{Meaning, Operation};
 
 /// Returns the meaning of `failure` for `operation` on the Lease `name`.
@@ -20,7 +20,7 @@ pub(super) fn meaning(operation: Operation, name: &str, target: &Target, failure
         (Operation::Read | Operation::Replace | Operation::Delete, 404, "NotFound leases") => Meaning::Absent,
         (Operation::Create, 409, "AlreadyExists")
         | (Operation::Replace | Operation::Delete, 409, "Conflict") => Meaning::Conflict,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -37,30 +37,32 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Case<'_> {
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let changes = self.operation.changes();
         Asked { what: self, endpoint: &self.target.server, changes, sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
-        let fault = |kind| self.asked().fault(kind, answer);
-        let fault = match (answer.status, code) {
-            // The server's flow control refused the request before it began.
-            (429, _) => fault(ErrorKind::Unavailable),
+        let fault = |kind| self.fault(kind, answer);
+        self.refused(match (answer.status, code) {
             // The change may have reached etcd.
-            (408 | 500 | 502..=599, _) => {
-                return Meaning::Failed(self.asked().unknown(fault(ErrorKind::Unavailable)));
-            }
+            (408 | 500 | 502..=599, _) => return self.unknown(self.busy(answer)),
             (200..=299, _) => {
-                let fault = fault(ErrorKind::Unavailable)
-                    .with_help("the response is not one of a Kubernetes API server: check the endpoint");
-                return Meaning::Failed(self.asked().unknown(fault));
+                return self.unknown(
+                    self.busy(answer)
+                        .with_help("the response is not one of a Kubernetes API server: check the endpoint"),
+                );
             }
-            (401, _) if answer.signed_before => fault(ErrorKind::Unavailable)
-                .with_help("the server accepted these credentials before: they have expired or were replaced, and \
-                    are loaded again"),
+            // The server's flow control refused the request before it began.
+            (429, _) => self.busy(answer),
+            (401, _) if answer.signed_before => self.busy(answer).with_help(
+                "the server accepted these credentials before: they have expired or were replaced, and are loaded again",
+            ),
             (401, _) => fault(ErrorKind::Denied)
                 .with_help(format!("the server does not accept these credentials: {}", SIGN_IN.missing)),
             (403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
@@ -75,14 +77,13 @@ impl Case<'_> {
                 "create it (kubectl create namespace {}), or check the store URL",
                 self.target.namespace
             )),
-            (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: start it again"),
+            (410, _) => self.busy(answer).with_help("the listing took too long: start it again"),
             _ => fault(ErrorKind::Invalid).with_help(format!(
                 "if the response gives no reason: check that {} is a Kubernetes API server of version \
                  1.14 or newer",
                 self.target.server
             )),
-        };
-        Meaning::Failed(fault.not_applied())
+        })
     }
 }
 

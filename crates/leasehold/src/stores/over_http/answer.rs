@@ -101,12 +101,12 @@ impl Asked<'_> {
     }
 
     /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    pub(in crate::stores) fn unknown(&self, fault: Fault) -> StoreError {
+    fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 
     /// Returns a fault of `kind` that quotes `answer`.
-    pub(in crate::stores) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
         let mut message = format!("{}: {} responded with {}", self.what, self.endpoint, answer.status);
         for part in [&answer.code, &answer.message].into_iter().flatten() {
             // The text comes from another machine, so only its first line is quoted, truncated and without control
@@ -122,6 +122,32 @@ impl Asked<'_> {
             Some(wait) => fault.with_retry_after(wait),
             None => fault,
         }
+    }
+}
+
+/// A request that failed. Each store's `errors` module implements this trait, to interpret the response.
+pub(in crate::stores) trait FailedRequest {
+    /// Describes the request.
+    fn asked(&self) -> Asked<'_>;
+
+    /// Returns a fault of `kind` that quotes `answer`.
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        self.asked().fault(kind, answer)
+    }
+
+    /// Returns the fault of a store that could not serve the request at the moment.
+    fn busy(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+    }
+
+    /// Returns the error for a request that had no effect.
+    fn refused(&self, fault: Fault) -> StoreError {
+        fault.not_applied()
+    }
+
+    /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
+    fn unknown(&self, fault: Fault) -> StoreError {
+        self.asked().unknown(fault)
     }
 }
 

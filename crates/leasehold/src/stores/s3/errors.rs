@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::config::Target;
-use crate::error::{ErrorKind, Fault};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
-use crate::stores::over_http::answer::{Answer, Asked, Failure};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
 use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
@@ -31,7 +31,7 @@ pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure:
         (Operation::Head, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -48,22 +48,15 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // Throttled. S3 refused the request before it did anything.
@@ -100,14 +93,6 @@ impl Case<'_> {
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
-    }
-
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
