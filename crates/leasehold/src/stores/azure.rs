@@ -33,7 +33,7 @@ use self::credentials::{Credentials, Proof};
 use self::errors::{Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
-use super::buckets::{Keys, Page, listing};
+use super::buckets::{Keys, Page, deleted, listing};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
 use super::over_http::https::{self, date_us, failure};
@@ -192,11 +192,7 @@ impl Register for AzureRegister {
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let blob = self.keys.object(key);
         let request = wire::delete(&self.target, &blob, version.as_str()).map_err(Fault::not_applied)?;
-        match self.ask(Operation::Delete, &blob, request).await {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        deleted(self.ask(Operation::Delete, &blob, request).await)
     }
 
     async fn examine(&self) -> Examined {

@@ -8,7 +8,9 @@ mod protocol;
 pub(super) use self::keys::Keys;
 pub(super) use self::listing::{Page, listing};
 pub(super) use self::protocol::Protocol;
-use crate::error::Error;
+use super::over_http::{Meaning, failed};
+use crate::error::{Error, StoreError};
+use crate::register::Deleted;
 
 /// The longest prefix, in bytes. An object key has at most 1,024 bytes. Of these, `/`, a percent-encoded name of 256
 /// bytes and `.lock` take 774.
@@ -57,5 +59,14 @@ pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error>
         None => Ok(prefix.to_owned()),
         Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
             .with_help(format!("write the store URL like {example}"))),
+    }
+}
+
+/// Returns the outcome of a conditional delete from the `result` of its request.
+pub(super) fn deleted<T>(result: Result<T, Meaning>) -> Result<Deleted, StoreError> {
+    match result {
+        Ok(_) => Ok(Deleted::Deleted),
+        Err(Meaning::Conflict) => Ok(Deleted::Conflict),
+        Err(other) => Err(failed(other)),
     }
 }

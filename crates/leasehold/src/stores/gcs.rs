@@ -25,7 +25,7 @@ use self::config::{Location, Target};
 use self::credentials::{Credentials, Identity, Impersonated};
 use self::errors::{is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::buckets::{Keys, Page, listing};
+use super::buckets::{Keys, Page, deleted, listing};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
 use super::over_http::https::{self, failure};
@@ -174,11 +174,7 @@ impl Register for GcsRegister {
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
         let request = wire::delete(&self.target, &object, known_generation(version)?);
-        match self.ask(Operation::Delete, &object, request).await {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        deleted(self.ask(Operation::Delete, &object, request).await)
     }
 
     async fn examine(&self) -> Examined {

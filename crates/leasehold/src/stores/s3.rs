@@ -34,7 +34,7 @@ use super::aws::config::REQUEST_LIMIT;
 use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::buckets::{Keys, Page, listing};
+use super::buckets::{Keys, Page, deleted, listing};
 use super::over_http::{Contents, Meaning, Operation, failed, request_limit};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
@@ -220,11 +220,7 @@ impl Register for S3Register {
         let watch = self.requests.watch();
         let request = self.delete_object(&object).if_match(version.as_str());
         let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.settle(Operation::Delete, &object, &watch, result) {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        deleted(self.settle(Operation::Delete, &object, &watch, result))
     }
 
     async fn examine(&self) -> Examined {
