@@ -119,8 +119,8 @@ impl<L: Layer> Register for Layered<L> {
         self.0.store_time()
     }
 
-    fn place(&self) -> String {
-        self.0.inner().place()
+    fn identity(&self) -> String {
+        self.0.inner().identity()
     }
 
     fn env(&self) -> &Env {

@@ -164,7 +164,7 @@ fn is_by_existence(url: &str) -> bool {
 async fn vouch(register: &dyn leasehold::Register, deletes: bool, outdated: &str) {
     let keys = [".leasehold-probe", ".leasehold-probe-delete"];
     for key in &keys[..1 + usize::from(deletes)] {
-        let marker: bytes::Bytes = marker(&register.place(), outdated).into();
+        let marker: bytes::Bytes = marker(&register.identity(), outdated).into();
         // Another client of the same case may have written it already.
         let _ = register.write(key, leasehold::register::Precondition::Absent, marker.into()).await.unwrap();
     }

@@ -147,9 +147,12 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Returns the properties of this register.
     fn capabilities(&self) -> RegisterCapabilities;
 
-    /// Returns the endpoint and the bucket, without secrets. The result of a [probe](probe) is recorded for this place.
-    /// It is empty by default, so that a copy of such a record is valid anywhere.
-    fn place(&self) -> String {
+    /// Returns the text that identifies the store: the endpoint and the bucket, without secrets. Empty by default.
+    ///
+    /// A register that is not [trusted](RegisterCapabilities::trusted) must implement this method. The result of a
+    /// [probe](probe) is recorded in the store together with this text, and is valid only for a store with the same
+    /// text. With an empty text, a copy of the objects at an unsafe store would count as probed.
+    fn identity(&self) -> String {
         String::new()
     }
 }
@@ -186,8 +189,8 @@ impl<R: Register + ?Sized> Register for Arc<R> {
     fn capabilities(&self) -> RegisterCapabilities {
         (**self).capabilities()
     }
-    fn place(&self) -> String {
-        (**self).place()
+    fn identity(&self) -> String {
+        (**self).identity()
     }
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         (**self).through(endpoint)

@@ -1,40 +1,16 @@
 //! The stores. Each storage system has one file or folder, which is the only code that imports its client library.
 
-#[cfg(any(
-    feature = "azure",
-    feature = "s3",
-    feature = "dynamodb",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    fuzzing
-))]
-#[cfg_attr(
-    any(
-        fuzzing,
-        not(any(
-            feature = "azure",
-            feature = "s3",
-            feature = "dynamodb",
-            feature = "gcs",
-            feature = "kubernetes"
-        ))
-    ),
-    allow(dead_code, reason = "the fuzz targets send no requests, and the HTTP store uses only parts of it")
-)]
-mod answer;
-#[cfg(any(feature = "s3", feature = "dynamodb"))]
+#[cfg(any(feature = "dynamodb", feature = "s3"))]
 mod aws;
 #[cfg(feature = "azure")]
 pub mod azure;
-#[cfg(any(feature = "azure", feature = "kubernetes"))]
-mod credential_cache;
+#[cfg(any(feature = "azure", feature = "gcs", feature = "s3", fuzzing))]
+#[cfg_attr(not(feature = "s3"), allow(dead_code, unused_imports, reason = "S3 uses all of it"))]
+mod buckets;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes"))]
-mod exchange;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 #[cfg(feature = "gcs")]
@@ -44,19 +20,22 @@ pub mod gcs;
 mod hosts;
 #[cfg(feature = "http")]
 pub mod http;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
-mod https;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod memory;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "kubernetes", feature = "s3", fuzzing))]
-#[cfg_attr(
-    any(fuzzing, not(any(feature = "azure", feature = "gcs", feature = "s3"))),
-    allow(dead_code, unused_imports, reason = "the fuzz targets and Kubernetes use parts of it")
-)]
-mod objects;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod on_server;
+#[cfg(any(
+    feature = "azure",
+    feature = "dynamodb",
+    feature = "gcs",
+    feature = "http",
+    feature = "kubernetes",
+    feature = "s3",
+    fuzzing
+))]
+#[cfg_attr(not(feature = "azure"), allow(dead_code, reason = "Azure uses all of it"))]
+mod over_http;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
 mod password;
@@ -66,23 +45,10 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
-#[cfg(test)]
-#[cfg(any(
-    feature = "azure",
-    feature = "dynamodb",
-    feature = "gcs",
-    feature = "http",
-    feature = "kubernetes",
-    feature = "s3"
-))]
-mod scripted;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod tls;
-#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes", fuzzing))]
-#[cfg_attr(fuzzing, allow(dead_code, reason = "the fuzz targets open no connections"))]
-mod transport;
 #[cfg(all(
     fuzzing,
     not(any(feature = "azure", feature = "s3", feature = "dynamodb", feature = "gcs", feature = "etcd"))

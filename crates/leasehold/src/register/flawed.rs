@@ -74,7 +74,7 @@ pub(crate) struct Flawed {
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
     /// How long each response takes.
     pub(crate) latency: Duration,
-    pub(crate) place: String,
+    pub(crate) identity: String,
     pub(crate) env: Env,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         accepted: AtomicUsize::new(0),
         doubled: Mutex::default(),
         latency: Duration::ZERO,
-        place: "here".to_owned(),
+        identity: "here".to_owned(),
         env: Env::seeded(Arc::new(TestClock::default()), 1),
     }
 }
@@ -266,8 +266,8 @@ impl Register for Flawed {
         }
     }
 
-    fn place(&self) -> String {
-        self.place.clone()
+    fn identity(&self) -> String {
+        self.identity.clone()
     }
 }
 

@@ -41,7 +41,7 @@ impl Fronts {
         for endpoint in endpoints {
             let other = first.through(endpoint)?;
             // The user may name the store's own endpoint again.
-            if named.iter().all(|known| known.place() != other.place()) {
+            if named.iter().all(|known| known.identity() != other.identity()) {
                 named.push(other);
             }
         }
@@ -125,17 +125,17 @@ struct Front {
 async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error> {
     let (mut by_name, mut silent, mut answering) = (Vec::new(), Vec::new(), 0);
     for (name, register) in names.iter().enumerate() {
-        let place = register.place();
+        let identity = register.identity();
         let ends = register.fronts().await?;
-        silent.extend(ends.silent.iter().map(|(address, why)| format!("{place} at {address} ({why})")));
+        silent.extend(ends.silent.iter().map(|(address, why)| format!("{identity} at {address} ({why})")));
         let at = |(address, register)| Front {
-            shown: format!("{place} at {address}"),
+            shown: format!("{identity} at {address}"),
             name,
             address: Some(register),
         };
         let mut fronts: VecDeque<_> = ends.answering.into_iter().map(at).collect();
         if fronts.is_empty() {
-            fronts.push_back(Front { shown: place, name, address: None });
+            fronts.push_back(Front { shown: identity, name, address: None });
         }
         answering += fronts.len() + ends.more;
         by_name.push(fronts);
@@ -166,10 +166,10 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
     Ok(Choice { chosen, unexamined })
 }
 
-/// Logs the front ends that the examination of `place` left out, because no doctor reports them.
-pub(super) fn log(place: &str, unexamined: &[Finding]) {
+/// Logs the front ends that the examination of `identity` left out, because no doctor reports them.
+pub(super) fn log(identity: &str, unexamined: &[Finding]) {
     for Finding { seen, help, .. } in unexamined {
-        tracing::warn!(store = place, "{seen}; {}", help.join("; "));
+        tracing::warn!(store = identity, "{seen}; {}", help.join("; "));
     }
 }
 
@@ -218,7 +218,7 @@ impl Register for Fronts {
         }
     }
 
-    fn place(&self) -> String {
-        self.first.place()
+    fn identity(&self) -> String {
+        self.first.identity()
     }
 }

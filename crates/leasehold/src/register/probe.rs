@@ -224,7 +224,7 @@ impl Probe<'_> {
     /// accepts it, that very write records the refusal in the marker.
     async fn still_refuses(&self, marker: Marker, outdated: &Version) -> Result<(), StoreError> {
         let what = "it accepted a write that expects an outdated version (If-Match)";
-        let refused = marker.refused(&self.place(), self.register.store_time(), what);
+        let refused = marker.refused(&self.identity(), self.register.store_time(), what);
         refuses_outdated(self.register, self.subject.key(), outdated, body(&refused)).await
     }
 
@@ -235,13 +235,13 @@ impl Probe<'_> {
         })?;
         let register = fronts.as_ref().map_or(self.register, |fronts| fronts);
         let key = self.subject.key();
-        let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.place());
+        let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.identity());
         refuses_second_create(register, key, body(&blank)).await?;
         // The content is unknown, because another process may have created the object just now.
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
-        let claim = Marker::read(&value, self.nonce()).examined_by(self.id, &self.place());
+        let claim = Marker::read(&value, self.nonce()).examined_by(self.id, &self.identity());
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
@@ -265,7 +265,7 @@ impl Probe<'_> {
                 return Err(error);
             }
         }
-        front_ends::log(&self.place(), &unexamined);
+        front_ends::log(&self.identity(), &unexamined);
         self.record(None, false).await
     }
 
@@ -285,8 +285,8 @@ impl Probe<'_> {
             let now = register.store_time();
             let judged = match (unsafe_, self.standing(&marker, &cell.version)) {
                 (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
-                (None, _) => marker.passed(&self.place(), now, cell.version.as_str()),
-                (Some(what), _) => marker.refused(&self.place(), now, what),
+                (None, _) => marker.passed(&self.identity(), now, cell.version.as_str()),
+                (Some(what), _) => marker.refused(&self.identity(), now, what),
             };
             match register.write(key, Precondition::Version(&cell.version), body(&judged)).await {
                 Ok(Write::Committed(_)) => return Ok(()),
@@ -301,11 +301,11 @@ impl Probe<'_> {
     }
 
     fn standing(&self, marker: &Marker, version: &Version) -> Standing {
-        marker.standing(&self.place(), version.as_str(), self.register.store_time())
+        marker.standing(&self.identity(), version.as_str(), self.register.store_time())
     }
 
-    fn place(&self) -> String {
-        self.register.place()
+    fn identity(&self) -> String {
+        self.register.identity()
     }
 
     fn refused_before(&self, what: &str) -> StoreError {

@@ -28,15 +28,16 @@ use futures_util::stream::BoxStream;
 use reqwest::Response;
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue};
 
-use self::config::{Access, Location};
+use self::config::{Access, Location, Target};
 use self::credentials::{Credentials, Proof};
-use self::errors::{Place, Requested, meaning};
+use self::errors::{Requested, meaning};
 use self::leases::AzureLeases;
 use self::wire::Request;
-use super::answer::Trouble;
-use super::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::https::{self, date_us, trouble};
-use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
+use super::buckets::{Keys, Page, deleted, listing};
+use super::over_http::answer::Failure;
+use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::over_http::https::{self, date_us, failure};
+use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{self, Moment, StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -111,7 +112,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 #[derive(Debug)]
 pub struct AzureRegister {
     client: reqwest::Client,
-    place: Place,
+    target: Target,
     keys: Keys,
     credentials: Credentials,
     env: Env,
@@ -136,7 +137,7 @@ impl AzureRegister {
             client: https::client(&access.transport)?,
             keys,
             credentials: Credentials::new(access.source, env.clone(), environment),
-            place: access.place,
+            target: access.target,
             env,
             clock: StoreClock::default(),
             contents,
@@ -148,7 +149,7 @@ impl AzureRegister {
 impl Register for AzureRegister {
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
         let blob = self.keys.object(key);
-        match self.ask(Operation::Read, &blob, wire::read(&self.place, &blob)).await {
+        match self.ask(Operation::Read, &blob, wire::read(&self.target, &blob)).await {
             Ok((headers, value)) => {
                 let version = self.version(&headers).map_err(Fault::not_applied)?;
                 let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
@@ -161,7 +162,7 @@ impl Register for AzureRegister {
 
     async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         let blob = self.keys.object(key);
-        match self.ask(Operation::Head, &blob, wire::head(&self.place, &blob)).await {
+        match self.ask(Operation::Head, &blob, wire::head(&self.target, &blob)).await {
             Ok((headers, _)) => {
                 let version = self.version(&headers).map_err(Fault::not_applied)?;
                 let metadata = wire::metadata(&headers).map_err(Fault::not_applied)?;
@@ -179,7 +180,7 @@ impl Register for AzureRegister {
             Precondition::Absent => Operation::Create,
             Precondition::Version(_) => Operation::Replace,
         };
-        let request = wire::write(&self.place, &blob, expect, body).map_err(Fault::not_applied)?;
+        let request = wire::write(&self.target, &blob, expect, body).map_err(Fault::not_applied)?;
         match self.ask(operation, &blob, request).await {
             // The blob was written, but without a version it could never be replaced.
             Ok((headers, _)) => self.version(&headers).map(Write::Committed).map_err(Fault::maybe_applied),
@@ -190,12 +191,8 @@ impl Register for AzureRegister {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let blob = self.keys.object(key);
-        let request = wire::delete(&self.place, &blob, version.as_str()).map_err(Fault::not_applied)?;
-        match self.ask(Operation::Delete, &blob, request).await {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        let request = wire::delete(&self.target, &blob, version.as_str()).map_err(Fault::not_applied)?;
+        deleted(self.ask(Operation::Delete, &blob, request).await)
     }
 
     async fn examine(&self) -> Examined {
@@ -214,14 +211,14 @@ impl Register for AzureRegister {
         &self.env
     }
 
-    fn place(&self) -> String {
-        format!("{}/{}", self.place.base, self.place.container)
+    fn identity(&self) -> String {
+        format!("{}/{}", self.target.base, self.target.container)
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
             store: "Azure Blob Storage",
-            trusted: self.place.is_trusted(),
+            trusted: self.target.is_trusted(),
             generations: false,
             metadata: Some(METADATA_BYTES),
             poll_interval: POLL_INTERVAL,
@@ -238,19 +235,19 @@ impl AzureRegister {
         request: Request,
     ) -> Result<(HeaderMap, Bytes), Meaning> {
         let requested = requested.into();
-        let explain = |trouble| meaning(requested, blob, &self.place, trouble);
+        let explain = |failure| meaning(requested, blob, &self.target, failure);
         let signed =
             self.credentials.proof().await.map_err(|error| {
-                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+                explain(Failure::Credentials { detail: error.detail, before: error.before })
             })?;
         let uploaded = request.content.as_ref().map_or(0, Bytes::len);
         let dated_us = self.now_us();
         let builder = self
             .signed(request, &signed.proof, dated_us)
-            .map_err(|detail| explain(Trouble::NotMade { detail }))?;
+            .map_err(|detail| explain(Failure::NotMade { detail }))?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
             let date = self.tell_time(&response, sent);
             let status = response.status();
             if status.is_success() {
@@ -268,7 +265,7 @@ impl AzureRegister {
             };
             answer.clock_is_off = matches!(signed.proof, Proof::Key(_))
                 && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = match requested {
             Requested::Object(Operation::Read) => Expected::Contents(self.contents, blob),
@@ -296,13 +293,13 @@ impl AzureRegister {
             }
             Proof::Key(key) => {
                 let path =
-                    self.place.base.splitn(4, '/').nth(3).map_or(String::new(), |path| format!("/{path}"));
+                    self.target.base.splitn(4, '/').nth(3).map_or(String::new(), |path| format!("/{path}"));
                 let path = format!("{path}{}", request.path);
-                let signature = key.sign(&self.place.account, &path, &request, &headers);
+                let signature = key.sign(&self.target.account, &path, &request, &headers);
                 headers.insert(AUTHORIZATION, secret_header(&signature)?);
             }
         }
-        let url = request.url(&self.place.base, query);
+        let url = request.url(&self.target.base, query);
         let builder = self.client.request(request.method, url).headers(headers);
         Ok(match request.content {
             // Azure requires the length even of an empty body, which the HTTP library omits.
@@ -334,12 +331,12 @@ impl AzureRegister {
                 ErrorKind::Unsupported,
                 "the store responded without an entity tag, so the blob has no version to compare",
             )
-            .with_help(format!("check that {} is an endpoint of Azure Blob Storage", self.place.base))
+            .with_help(format!("check that {} is an endpoint of Azure Blob Storage", self.target.base))
         })
     }
 
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
-        let request = wire::list(&self.place, prefix, token.as_deref());
+        let request = wire::list(&self.target, prefix, token.as_deref());
         let (_, body) = self.ask(Operation::List, prefix, request).await.map_err(failed)?;
         let listing = wire::Listing::of(&body).ok_or_else(|| {
             Fault::new(ErrorKind::Corrupt, "the store's listing cannot be read")

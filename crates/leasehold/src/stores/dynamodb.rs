@@ -32,9 +32,9 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use self::config::{Location, NewTable};
+use self::config::{Location, NewTable, Target};
 use self::dialect::Dialect;
-use self::errors::{Meaning, Operation, Place, meaning};
+use self::errors::{Meaning, Operation, meaning};
 use self::expression::Expression;
 use self::item::{Item, LINE_SUFFIX, VERSION};
 use super::aws::requests::Requests;
@@ -84,8 +84,8 @@ const PROBE: &str = ".leasehold-probe";
 /// service was asked for the region and did not respond; with `create=true`, the errors of creating the table.
 pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     let location = Location::from_url(url, &mut options)?;
-    let (client, place) = location.connect(&options.env).await?;
-    let store = DynamoDb::new(client, place, &location, options.env.clone());
+    let (client, target) = location.connect(&options.env).await?;
+    let store = DynamoDb::new(client, target, &location, options.env.clone());
     if location.create {
         store.make_table().await?;
     }
@@ -96,7 +96,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 #[derive(Clone, Debug)]
 struct DynamoDb {
     client: Client,
-    place: Place,
+    target: Target,
     /// Empty, or ends with `/`.
     prefix: String,
     dialect: Dialect,
@@ -111,10 +111,10 @@ struct DynamoDb {
 }
 
 impl DynamoDb {
-    fn new(client: Client, place: Place, location: &Location, env: Env) -> Self {
+    fn new(client: Client, target: Target, location: &Location, env: Env) -> Self {
         Self {
             client,
-            place,
+            target,
             prefix: location.prefix.clone(),
             dialect: location.dialect,
             new_table: location.new_table.clone(),
@@ -136,7 +136,7 @@ impl DynamoDb {
 
     fn found(&self, key: &str, item: &Item) -> Result<Found, Fault> {
         item::read(item, self.dialect).map_err(|mut fault| {
-            fault.message = format!("dynamodb://{}/{key}: {}", self.place.table, fault.message);
+            fault.message = format!("dynamodb://{}/{key}: {}", self.target.table, fault.message);
             fault
         })
     }
@@ -264,7 +264,7 @@ impl Records for DynamoDb {
 
     async fn trust(&self) -> Result<(), StoreError> {
         retry(self.env(), || self.key_name()).await?;
-        if self.place.endpoint.is_none() {
+        if self.target.endpoint.is_none() {
             return Ok(());
         }
         let store = self.clone();
@@ -319,7 +319,7 @@ impl DynamoDb {
         let request = self
             .client
             .get_item()
-            .table_name(&self.place.table)
+            .table_name(&self.target.table)
             .key(key_name, item::s(key))
             // An eventually consistent read may return data from a second ago, and so show a held lock as free.
             .consistent_read(true);
@@ -327,7 +327,7 @@ impl DynamoDb {
         let output = self
             .requests
             .settle(&watch, result)
-            .map_err(|trouble| failed(meaning(Operation::Read, key, &self.place, trouble)))?;
+            .map_err(|failure| failed(meaning(Operation::Read, key, &self.target, failure)))?;
         Ok(output.item)
     }
 
@@ -338,7 +338,7 @@ impl DynamoDb {
         let request = self
             .client
             .delete_item()
-            .table_name(&self.place.table)
+            .table_name(&self.target.table)
             .key(key_name, item::s(key))
             .condition_expression(expression.condition)
             .set_expression_attribute_names(Some(expression.names))
@@ -346,7 +346,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
-            Err(trouble) => match meaning(Operation::Delete, key, &self.place, trouble) {
+            Err(failure) => match meaning(Operation::Delete, key, &self.target, failure) {
                 Meaning::Conflict => Ok(false),
                 other => Err(failed(other)),
             },
@@ -367,7 +367,7 @@ impl DynamoDb {
         let request = self
             .client
             .update_item()
-            .table_name(&self.place.table)
+            .table_name(&self.target.table)
             .key(key_name, item::s(key))
             .set_update_expression(expression.update)
             .condition_expression(expression.condition)
@@ -379,7 +379,7 @@ impl DynamoDb {
         let there = result.as_ref().err().and_then(item_there);
         match self.requests.settle(&watch, result) {
             Ok(output) => Ok(Updated::Done(output.attributes)),
-            Err(trouble) => match meaning(Operation::Write, key, &self.place, trouble) {
+            Err(failure) => match meaning(Operation::Write, key, &self.target, failure) {
                 Meaning::Conflict => Ok(Updated::Refused(there)),
                 other => Err(failed(other)),
             },
@@ -424,7 +424,7 @@ impl DynamoDb {
         let mut request = self
             .client
             .scan()
-            .table_name(&self.place.table)
+            .table_name(&self.target.table)
             .consistent_read(true)
             .projection_expression("#key")
             .expression_attribute_names("#key", key_name)
@@ -440,7 +440,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         self.requests
             .settle(&watch, result)
-            .map_err(|trouble| failed(meaning(Operation::List, prefix, &self.place, trouble)))
+            .map_err(|failure| failed(meaning(Operation::List, prefix, &self.target, failure)))
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn readings(url: &StoreUrl) -> Vec<Result<String>> {
 #[allow(unused_variables, reason = "with the features of stores of objects")]
 pub(crate) fn assert_is_kept_by_objects(name: &LockName) {
     #[cfg(any(fuzzing, feature = "azure", feature = "s3", feature = "gcs"))]
-    for keys in [super::objects::Keys::below("a/b"), super::objects::Keys::verbatim("")] {
+    for keys in [super::buckets::Keys::below("a/b"), super::buckets::Keys::verbatim("")] {
         let object = keys.object(name.as_str());
         assert!(object.len() <= 1_024 - ".lock".len(), "{object}");
         assert_eq!(keys.register(&object).as_deref(), Some(name.as_str()));

@@ -21,14 +21,15 @@ use futures_util::future::join;
 use futures_util::stream::BoxStream;
 use reqwest::{Response, StatusCode};
 
-use self::config::Location;
+use self::config::{Location, Target};
 use self::credentials::{Credentials, Identity, Impersonated};
-use self::errors::{Place, is_throttled, meaning};
+use self::errors::{is_throttled, meaning};
 use self::wire::{Listing, Request, Resource, Written};
-use super::answer::Trouble;
-use super::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::https::{self, trouble};
-use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing};
+use super::buckets::{Keys, Page, deleted, listing};
+use super::over_http::answer::Failure;
+use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::over_http::https::{self, failure};
+use super::over_http::{Contents, Meaning, Operation, failed};
 use crate::clock::{StoreClock, StoreTime};
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -101,7 +102,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 #[derive(Debug)]
 pub struct GcsRegister {
     client: reqwest::Client,
-    place: Place,
+    target: Target,
     keys: Keys,
     credentials: Credentials,
     env: Env,
@@ -128,7 +129,7 @@ impl GcsRegister {
             client: https::client(&access.transport)?,
             keys: location.protocol.keys(&location.prefix),
             credentials: Credentials::new(identity, env.clone()),
-            place: access.place,
+            target: access.target,
             env,
             clock: StoreClock::default(),
             contents,
@@ -157,7 +158,7 @@ impl Register for GcsRegister {
             Precondition::Version(version) => (Operation::Replace, known_generation(version)?),
         };
         let boundary = Id::random(&self.env.random);
-        let request = wire::write(&self.place, &object, generation, body, boundary);
+        let request = wire::write(&self.target, &object, generation, body, boundary);
         match self.ask(operation, &object, request).await {
             Ok((_, body)) => {
                 let written =
@@ -172,12 +173,8 @@ impl Register for GcsRegister {
 
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
         let object = self.keys.object(key);
-        let request = wire::delete(&self.place, &object, known_generation(version)?);
-        match self.ask(Operation::Delete, &object, request).await {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        let request = wire::delete(&self.target, &object, known_generation(version)?);
+        deleted(self.ask(Operation::Delete, &object, request).await)
     }
 
     async fn examine(&self) -> Examined {
@@ -196,14 +193,14 @@ impl Register for GcsRegister {
         &self.env
     }
 
-    fn place(&self) -> String {
-        format!("{}/{}", self.place.endpoint, self.place.bucket)
+    fn identity(&self) -> String {
+        format!("{}/{}", self.target.endpoint, self.target.bucket)
     }
 
     fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
             store: "GCS",
-            trusted: self.place.is_trusted(),
+            trusted: self.target.is_trusted(),
             generations: true,
             // Only the content of a record is read, because its metadata would cost another request.
             metadata: (self.contents == Contents::Objects).then_some(METADATA_BYTES),
@@ -220,7 +217,7 @@ impl GcsRegister {
         generation: Option<&str>,
     ) -> Result<Option<VersionedValue>, StoreError> {
         let as_stored = self.contents == Contents::Objects;
-        let mut request = Request { as_stored, ..wire::read(&self.place, object) };
+        let mut request = Request { as_stored, ..wire::read(&self.target, object) };
         if let Some(generation) = generation {
             request.url.push_str("&generation=");
             request.url.push_str(generation);
@@ -236,7 +233,7 @@ impl GcsRegister {
     }
 
     async fn head_of(&self, object: &str) -> Result<Option<Head>, StoreError> {
-        match self.ask(Operation::Read, object, wire::head(&self.place, object)).await {
+        match self.ask(Operation::Read, object, wire::head(&self.target, object)).await {
             Ok((_, body)) => {
                 let resource: Resource =
                     serde_json::from_slice(&body).map_err(|_| no_resource(object).not_applied())?;
@@ -282,18 +279,18 @@ impl GcsRegister {
         object: &str,
         request: Request,
     ) -> Result<(Option<String>, Bytes), Meaning> {
-        let explain = |trouble| meaning(operation, object, &self.place, trouble);
+        let explain = |failure| meaning(operation, object, &self.target, failure);
         let signed =
             self.credentials.headers().await.map_err(|error| {
-                explain(Trouble::Credentials { detail: error.detail, before: error.before })
+                explain(Failure::Credentials { detail: error.detail, before: error.before })
             })?;
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let mut headers = signed.headers;
-        if self.place.user_project.is_some() {
+        if self.target.user_project.is_some() {
             // With this header, GCS would use the project of the credentials or of GOOGLE_CLOUD_QUOTA_PROJECT instead.
             headers.remove("x-goog-user-project");
         }
-        let request = request.paid(&self.place);
+        let request = request.paid(&self.target);
         let mut builder = self.client.request(request.method, request.url).headers(headers);
         if request.as_stored {
             builder = builder.header(reqwest::header::ACCEPT_ENCODING, "gzip");
@@ -302,7 +299,7 @@ impl GcsRegister {
             builder = builder.header(reqwest::header::CONTENT_TYPE, kind).body(body);
         }
         let answer = async {
-            let (response, date) = self.timed(builder).await.map_err(|error| explain(trouble(error)))?;
+            let (response, date) = self.timed(builder).await.map_err(|error| explain(failure(error)))?;
             let signed_before = match response.status() {
                 StatusCode::UNAUTHORIZED => self.credentials.refused(signed.start),
                 status if !status.is_server_error() => self.credentials.accepted(signed.start),
@@ -319,7 +316,7 @@ impl GcsRegister {
                 let pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
                 answer.retry_after.get_or_insert(pause);
             }
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = match operation {
             Operation::Read => Expected::Contents(self.contents, object),
@@ -342,7 +339,7 @@ impl GcsRegister {
 
     /// Observes the store's clock if the response certainly comes from the store. `reason` is the reason in an error.
     fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
-        let is_emulator = !self.place.is_trusted();
+        let is_emulator = !self.target.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
             self.clock.observe(date.us, DATE_RESOLUTION, date.sent, date.received);
         }
@@ -356,12 +353,15 @@ impl GcsRegister {
                 ErrorKind::Unsupported,
                 "the store responded without a generation, so the object has no version to compare",
             )
-            .with_help(format!("check that {} is an endpoint of Google Cloud Storage", self.place.endpoint))),
+            .with_help(format!(
+                "check that {} is an endpoint of Google Cloud Storage",
+                self.target.endpoint
+            ))),
         }
     }
 
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
-        let request = wire::list(&self.place, prefix, token.as_deref());
+        let request = wire::list(&self.target, prefix, token.as_deref());
         let (_, body) = self.ask(Operation::List, prefix, request).await.map_err(failed)?;
         let listing: Listing = serde_json::from_slice(&body).map_err(|_| no_listing().not_applied())?;
         Ok(Page {

@@ -27,15 +27,15 @@ use reqwest::{Certificate, Identity, Response};
 use serde_json::{Value, json};
 
 use self::access::Access;
-use self::config::Location;
+use self::config::{Location, Target};
 use self::credentials::Credentials;
-use self::errors::{Place, meaning};
+use self::errors::meaning;
 use self::lease::{LINE, Lease, NAME, Revision};
 use self::wire::{Event, Listing, Request};
-use super::answer::Trouble;
-use super::exchange::{DATE_RESOLUTION, Expected, exchange};
-use super::https::{self, date_us, trouble};
-use super::objects::{Meaning, Operation, failed};
+use super::over_http::answer::Failure;
+use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
+use super::over_http::https::{self, date_us, failure};
+use super::over_http::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -87,7 +87,7 @@ pub async fn open(url: StoreUrl, mut options: StoreOptions) -> Result<Arc<dyn Le
 #[derive(Debug)]
 struct Kubernetes {
     client: reqwest::Client,
-    place: Place,
+    target: Target,
     credentials: Credentials,
     env: Env,
     clock: StoreClock,
@@ -99,7 +99,7 @@ impl Kubernetes {
         Ok(Self {
             client: client(&access)?,
             credentials: Credentials::new(access.source, env.clone()),
-            place: Place { namespace, server: access.server },
+            target: Target { namespace, server: access.server },
             env,
             clock: StoreClock::default(),
         })
@@ -257,7 +257,7 @@ enum Put {
 
 impl Kubernetes {
     async fn read_lease(&self, object: &str) -> Result<Option<Lease>, StoreError> {
-        match self.ask(Operation::Read, object, wire::read(&self.place.namespace, object)).await {
+        match self.ask(Operation::Read, object, wire::read(&self.target.namespace, object)).await {
             Ok(body) => Lease::of(&body).map(Some).map_err(Fault::not_applied),
             Err(Meaning::Absent) => Ok(None),
             Err(other) => Err(failed(other)),
@@ -266,7 +266,7 @@ impl Kubernetes {
 
     fn found(&self, object: &str, lease: &Lease) -> Result<Found, Fault> {
         lease.found().map_err(|mut fault| {
-            fault.message = format!("the Lease {}/{object}: {}", self.place.namespace, fault.message);
+            fault.message = format!("the Lease {}/{object}: {}", self.target.namespace, fault.message);
             fault
         })
     }
@@ -297,7 +297,7 @@ impl Kubernetes {
         annotations: Value,
         spec: Option<Value>,
     ) -> Result<Put, StoreError> {
-        let namespace = &self.place.namespace;
+        let namespace = &self.target.namespace;
         let answer = match revision {
             Some(Revision { resource_version, .. }) => {
                 let request = wire::patch(namespace, object, &resource_version, annotations, spec);
@@ -320,7 +320,7 @@ impl Kubernetes {
     /// Returns whether the Lease was deleted.
     async fn delete(&self, object: &str, version: &Version) -> Result<bool, StoreError> {
         let revision: Revision = version.as_str().parse().map_err(Fault::not_applied)?;
-        let request = wire::delete(&self.place.namespace, object, &revision.resource_version);
+        let request = wire::delete(&self.target.namespace, object, &revision.resource_version);
         match self.ask(Operation::Delete, object, request).await {
             Ok(_) => Ok(true),
             Err(Meaning::Conflict | Meaning::Absent) => Ok(false),
@@ -350,19 +350,19 @@ impl Kubernetes {
     }
 
     async fn page(&self, token: Option<&str>) -> Result<Listing, StoreError> {
-        let request = wire::list(&self.place.namespace, token);
+        let request = wire::list(&self.target.namespace, token);
         let body = self.ask(Operation::List, "*", request).await.map_err(failed)?;
         Listing::of(&body).map_err(Fault::not_applied)
     }
 
     /// Sends one request and returns the body of the response, or the meaning of the failure.
     async fn ask(&self, operation: Operation, object: &str, request: Request) -> Result<Bytes, Meaning> {
-        let explain = |trouble| meaning(operation, object, &self.place, trouble);
+        let explain = |failure| meaning(operation, object, &self.target, failure);
         let uploaded = request.content.as_ref().map_or(0, |(_, body)| body.len());
         let (builder, load) = self.signed(request).await.map_err(explain)?;
         let answer = async {
             let sent = self.env.now();
-            let response = builder.send().await.map_err(|error| explain(trouble(error)))?;
+            let response = builder.send().await.map_err(|error| explain(failure(error)))?;
             self.tell_time(&response, sent);
             if response.status().is_success() {
                 self.credentials.accepted(load);
@@ -375,7 +375,7 @@ impl Kubernetes {
                 400..=499 => self.credentials.accepted(load),
                 _ => true,
             };
-            Err(explain(Trouble::Answered(answer)))
+            Err(explain(Failure::Answered(answer)))
         };
         let expected = Expected::Answer(MOST_ANSWER_BYTES);
         let (_, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
@@ -383,22 +383,22 @@ impl Kubernetes {
     }
 
     /// Returns `request` with the credentials, and the number of their load.
-    async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Trouble> {
+    async fn signed(&self, request: Request) -> Result<(reqwest::RequestBuilder, u64), Failure> {
         let signed = self
             .credentials
             .proof()
             .await
-            .map_err(|error| Trouble::Credentials { detail: error.detail, before: error.before })?;
+            .map_err(|error| Failure::Credentials { detail: error.detail, before: error.before })?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(request.accept));
         if let Some(bearer) = &signed.proof {
-            let mut value = HeaderValue::from_str(bearer).map_err(|_| Trouble::NotMade {
+            let mut value = HeaderValue::from_str(bearer).map_err(|_| Failure::NotMade {
                 detail: "the token cannot be sent in a header".to_owned(),
             })?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        let url = format!("{}{}", self.place.server, request.target);
+        let url = format!("{}{}", self.target.server, request.path_and_query);
         let builder = self.client.request(request.method, url).headers(headers);
         let builder = match request.content {
             Some((media_type, body)) => builder.header(CONTENT_TYPE, media_type).body(body),
@@ -410,7 +410,7 @@ impl Kubernetes {
     /// Waits until an event of a watch shows that the lock may be free, or the watch ends. Returns `None` if there is
     /// no watch, for example because this user lacks the permission.
     async fn watched(&self, object: &str) -> Option<()> {
-        let (builder, _) = self.signed(wire::watch(&self.place.namespace, object)).await.ok()?;
+        let (builder, _) = self.signed(wire::watch(&self.target.namespace, object)).await.ok()?;
         let mut response = builder.send().await.ok().filter(|response| response.status().is_success())?;
         let mut line = Vec::new();
         while let Ok(Some(chunk)) = response.chunk().await {

@@ -26,15 +26,16 @@ use aws_smithy_runtime_api::http::Response;
 use futures_util::stream::BoxStream;
 
 use self::addresses::{Addresses, Lookup};
-use self::config::Location;
-use self::errors::{Place, meaning};
+use self::config::{Location, Target};
+use self::errors::meaning;
 use self::settings::Settings;
 use super::aws::access::{Access, checked_endpoint};
 use super::aws::config::REQUEST_LIMIT;
 use super::aws::http;
 use super::aws::requests::Requests;
 use super::aws::watch::Watch;
-use super::objects::{Contents, Keys, Meaning, Operation, Page, failed, listing, request_limit};
+use super::buckets::{Keys, Page, deleted, listing};
+use super::over_http::{Contents, Meaning, Operation, failed, request_limit};
 use crate::clock::StoreTime;
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -106,7 +107,7 @@ pub(super) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Regi
 #[derive(Debug)]
 pub struct S3Register {
     client: Client,
-    place: Place,
+    target: Target,
     settings: Settings,
     access: Access,
     /// Whether request URLs name the bucket in the path and not in the host.
@@ -129,18 +130,18 @@ impl S3Register {
     }
 
     async fn connect(location: Location, contents: Contents, env: Env) -> Result<Self, Error> {
-        let (client, place) = location.connect(&env).await?;
-        Ok(Self::new(client, place, &location, contents, env))
+        let (client, target) = location.connect(&env).await?;
+        Ok(Self::new(client, target, &location, contents, env))
     }
 
-    fn new(client: Client, place: Place, location: &Location, contents: Contents, env: Env) -> Self {
+    fn new(client: Client, target: Target, location: &Location, contents: Contents, env: Env) -> Self {
         Self {
             client,
             settings: location.settings.clone(),
             access: location.access.clone(),
-            path_style: location.has_path_style(place.endpoint.as_deref()),
+            path_style: location.has_path_style(target.endpoint.as_deref()),
             lookup: addresses::system,
-            place,
+            target,
             keys: location.protocol.keys(&location.prefix),
             requests: Requests::new(env, location.access.ca.as_deref()),
             contents,
@@ -148,10 +149,10 @@ impl S3Register {
     }
 
     /// Returns a register of the same objects that uses another client.
-    fn elsewhere(&self, client: Client, place: Place) -> Arc<dyn Register> {
+    fn elsewhere(&self, client: Client, target: Target) -> Arc<dyn Register> {
         Arc::new(Self {
             client,
-            place,
+            target,
             settings: self.settings.clone(),
             access: self.access.clone(),
             path_style: self.path_style,
@@ -219,11 +220,7 @@ impl Register for S3Register {
         let watch = self.requests.watch();
         let request = self.delete_object(&object).if_match(version.as_str());
         let result = request.customize().interceptor(watch.clone()).send().await;
-        match self.settle(Operation::Delete, &object, &watch, result) {
-            Ok(_) => Ok(Deleted::Deleted),
-            Err(Meaning::Conflict) => Ok(Deleted::Conflict),
-            Err(other) => Err(failed(other)),
-        }
+        deleted(self.settle(Operation::Delete, &object, &watch, result))
     }
 
     async fn examine(&self) -> Examined {
@@ -246,27 +243,27 @@ impl Register for S3Register {
         self.requests.env()
     }
 
-    fn place(&self) -> String {
-        self.place.shown()
+    fn identity(&self) -> String {
+        self.target.identity()
     }
 
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         let endpoint =
             checked_endpoint(endpoint.to_owned(), "the option `--endpoint`", self.access.plaintext)?;
         let config = self.client.config().to_builder().endpoint_url(&endpoint).build();
-        let place = Place { endpoint: Some(endpoint), ..self.place.clone() };
-        Ok(self.elsewhere(Client::from_conf(config), place))
+        let target = Target { endpoint: Some(endpoint), ..self.target.clone() };
+        Ok(self.elsewhere(Client::from_conf(config), target))
     }
 
     async fn fronts(&self) -> Result<FrontEnds, Error> {
-        let Some(endpoint) = &self.place.endpoint else { return Ok(FrontEnds::default()) };
+        let Some(endpoint) = &self.target.endpoint else { return Ok(FrontEnds::default()) };
         // A proxy resolves names itself, and a single address needs no choice.
-        if self.access.proxy.is_some() || self.place.address.is_some() {
+        if self.access.proxy.is_some() || self.target.address.is_some() {
             return Ok(FrontEnds::default());
         }
         let url = match self.path_style {
             true => endpoint.clone(),
-            false => endpoint.replacen("://", &format!("://{}.", self.place.bucket), 1),
+            false => endpoint.replacen("://", &format!("://{}.", self.target.bucket), 1),
         };
         let Addresses { mut answering, silent } = addresses::of(&url, self.lookup, self.env()).await;
         let more = answering.len().saturating_sub(RACERS);
@@ -274,8 +271,8 @@ impl Register for S3Register {
         let front = |address| {
             let client = http::pinned(self.access.ca.as_deref(), address)?;
             let config = self.client.config().to_builder().http_client(client).build();
-            let place = Place { address: Some(address), ..self.place.clone() };
-            Ok((address, self.elsewhere(Client::from_conf(config), place)))
+            let target = Target { address: Some(address), ..self.target.clone() };
+            Ok((address, self.elsewhere(Client::from_conf(config), target)))
         };
         let answering = answering.into_iter().map(front).collect::<Result<_, Error>>()?;
         Ok(FrontEnds { answering, more, silent })
@@ -284,7 +281,7 @@ impl Register for S3Register {
     fn capabilities(&self) -> RegisterCapabilities {
         RegisterCapabilities {
             store: "S3",
-            trusted: self.place.is_trusted(),
+            trusted: self.target.is_trusted(),
             generations: false,
             metadata: Some(METADATA_BYTES),
             poll_interval: POLL_INTERVAL,
@@ -296,7 +293,7 @@ impl S3Register {
     async fn page(&self, prefix: &str, token: Option<String>) -> Result<Page, StoreError> {
         let watch = self.requests.watch();
         // A directory bucket lists whole folders only.
-        let asked = match self.place.is_directory() {
+        let asked = match self.target.is_directory() {
             true => prefix.rsplit_once('/').map(|(folder, _)| format!("{folder}/")),
             false => Some(prefix.to_owned()),
         };
@@ -325,7 +322,7 @@ impl S3Register {
     {
         self.requests
             .settle(watch, result)
-            .map_err(|trouble| meaning(operation, object, &self.place, trouble))
+            .map_err(|failure| meaning(operation, object, &self.target, failure))
     }
 }
 

@@ -9,7 +9,6 @@ pub(super) mod aws {
 
 pub(super) mod azure {
     mod config;
-    mod errors;
     pub(in crate::stores) mod fuzzing;
 }
 
@@ -79,7 +78,6 @@ pub(crate) mod etcd {
 
 pub(super) mod gcs {
     mod config;
-    mod errors;
     pub(in crate::stores) mod fuzzing;
 }
 

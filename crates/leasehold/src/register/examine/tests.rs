@@ -259,7 +259,7 @@ impl Register for Front {
     fn capabilities(&self) -> RegisterCapabilities {
         self.store.capabilities()
     }
-    fn place(&self) -> String {
+    fn identity(&self) -> String {
         self.endpoint.clone()
     }
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {

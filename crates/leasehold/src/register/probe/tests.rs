@@ -169,7 +169,7 @@ async fn a_marker_of_another_place_causes_an_examination() {
     let here = store(Flaw::None);
     probe(&here).await.unwrap();
     let copied = here.cells.lock().unwrap().clone();
-    let mirror = Flawed { place: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
+    let mirror = Flawed { identity: "there".to_owned(), ..store(Flaw::ChecksInTwoSteps) };
     *mirror.cells.lock().unwrap() = copied;
     assert!(probe(&mirror).await.unwrap_err().to_string().contains("atomically"));
     // The verdict on the mirror does not apply to the original.

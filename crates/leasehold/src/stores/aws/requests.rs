@@ -14,7 +14,7 @@ use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use super::watch::{Reached, Watch, date_us};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::env::Env;
-use crate::stores::answer::{Answer, Trouble, is_untrusted};
+use crate::stores::over_http::answer::{Answer, Failure, is_untrusted};
 
 /// The clock difference above which the clock counts as the cause of a refused signature. Signatures are valid for 5 to
 /// 15 minutes, depending on the service.
@@ -55,7 +55,7 @@ impl Requests {
         &self,
         watch: &Watch,
         result: Result<T, SdkError<E, Response>>,
-    ) -> Result<T, Trouble>
+    ) -> Result<T, Failure>
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {
@@ -65,8 +65,8 @@ impl Requests {
         };
         let code = result.as_ref().err().and_then(SdkError::as_service_error).and_then(|error| error.code());
         watch.tell(&self.clock, code);
-        result.map_err(|error| match trouble(&error, watch.reached(), signed_before, self.env.now()) {
-            Trouble::NotConnected { detail } => Trouble::NotConnected { detail: self.naming_ca(detail) },
+        result.map_err(|error| match failure(&error, watch.reached(), signed_before, self.env.now()) {
+            Failure::NotConnected { detail } => Failure::NotConnected { detail: self.naming_ca(detail) },
             other => other,
         })
     }
@@ -84,24 +84,24 @@ impl Requests {
 }
 
 /// Converts the SDK's error to a type that does not depend on the SDK.
-fn trouble<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Trouble
+fn failure<E>(error: &SdkError<E, Response>, reached: Reached, signed_before: bool, now: Moment) -> Failure
 where
     E: ProvideErrorMetadata + StdError + 'static,
 {
     if let Some(response) = error.raw_response() {
-        return Trouble::Answered(answer(error, response, now));
+        return Failure::Answered(answer(error, response, now));
     }
     let detail = chain(error);
     match reached {
-        Reached::Sent => Trouble::NoAnswer { detail },
-        Reached::Signed => Trouble::NotConnected { detail },
+        Reached::Sent => Failure::NoAnswer { detail },
+        Reached::Signed => Failure::NotConnected { detail },
         Reached::Nothing if matches!(error, SdkError::TimeoutError(_)) => {
             // The credentials continue to load in the background, so they may be ready for the next request.
-            Trouble::Credentials { detail: "they are still being loaded".to_owned(), before: true }
+            Failure::Credentials { detail: "they are still being loaded".to_owned(), before: true }
         }
         Reached::Nothing => match about_credentials(error) {
-            Some(detail) => Trouble::Credentials { detail, before: signed_before },
-            None => Trouble::NotMade { detail },
+            Some(detail) => Failure::Credentials { detail, before: signed_before },
+            None => Failure::NotMade { detail },
         },
     }
 }

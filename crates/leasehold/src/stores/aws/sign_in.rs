@@ -1,6 +1,6 @@
 //! The help for AWS credentials that are missing or refused.
 
-use crate::stores::answer::{Answer, SignIn};
+use crate::stores::over_http::answer::{Answer, SignIn};
 
 pub(in crate::stores) const SIGN_IN: SignIn = SignIn {
     missing: "set AWS_PROFILE (or ?profile= in the store URL), or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or sign in \

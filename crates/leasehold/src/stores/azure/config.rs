@@ -3,11 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::objects::{Keys, checked_object, checked_prefix};
-use crate::stores::transport::{Transport, checked_file, checked_url};
+use crate::stores::buckets::{Keys, checked_object, checked_prefix};
+use crate::stores::over_http::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
 /// The variables from which Azure's own command reads the key of an account and a shared access signature.
@@ -64,10 +63,33 @@ pub(super) enum Identity {
     Cli,
 }
 
+/// The container to which requests go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Target {
+    pub(super) account: String,
+    pub(super) container: String,
+    /// The base URL of the account's containers, without `/` at the end.
+    pub(super) base: String,
+}
+
+impl Target {
+    /// Whether the endpoint is known to honour preconditions. Azure documents this for its own endpoints.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.base.strip_prefix("https://").unwrap_or("");
+        let zones = [
+            ".blob.core.windows.net",
+            ".blob.core.chinacloudapi.cn",
+            ".blob.core.usgovcloudapi.net",
+            ".blob.storage.azure.net",
+        ];
+        zones.iter().any(|zone| host.ends_with(zone))
+    }
+}
+
 /// Where and how requests are sent, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
-    pub(super) place: Place,
+    pub(super) target: Target,
     pub(super) transport: Transport,
     pub(super) source: Source,
 }
@@ -148,16 +170,16 @@ impl Access {
         };
         let transport = Transport::take(url)?;
         let source = source(url, &account, environment)?;
-        let place = Place { account, container, base };
+        let target = Target { account, container, base };
         let sends_secrets = matches!(source, Source::Sas(_) | Source::Entra(_));
-        if sends_secrets && !transport.keeps_secrets(&place.base) {
+        if sends_secrets && !transport.keeps_secrets(&target.base) {
             return Err(Error::invalid(format!(
                 "the endpoint {:?} would receive credentials unencrypted",
-                place.base
+                target.base
             ))
             .with_help("use https://, or a key of the account, which signs requests and is not sent"));
         }
-        Ok((Self { place, transport, source }, path))
+        Ok((Self { target, transport, source }, path))
     }
 }
 
@@ -295,9 +317,9 @@ mod tests {
     #[test]
     fn a_url_names_the_store_and_its_options() {
         let location = read("azblob://acct1/locks/team/x/?key_file=/k&proxy=env&ca=/ca.pem").unwrap();
-        let Access { place, transport, source } = location.access;
-        assert_eq!((place.account.as_str(), place.container.as_str()), ("acct1", "locks"));
-        assert_eq!(place.base, "https://acct1.blob.core.windows.net");
+        let Access { target, transport, source } = location.access;
+        assert_eq!((target.account.as_str(), target.container.as_str()), ("acct1", "locks"));
+        assert_eq!(target.base, "https://acct1.blob.core.windows.net");
         assert_eq!(location.prefix, "team/x");
         assert_eq!(source, Source::Key(Secret::File("/k".into())));
         assert_eq!(transport.authorities, Some("/ca.pem".into()));
@@ -308,7 +330,7 @@ mod tests {
             ("https://acct1.blob.core.chinacloudapi.cn", "https://acct1.blob.core.chinacloudapi.cn"),
         ] {
             let location = read(&format!("azblob://acct1/locks?endpoint={endpoint}")).unwrap();
-            assert_eq!((location.access.place.base.as_str(), location.prefix.as_str()), (base, ""));
+            assert_eq!((location.access.target.base.as_str(), location.prefix.as_str()), (base, ""));
         }
         let (object, key) =
             Location::of_object(StoreUrl::parse("azblob://acct1/c00/a/b.json").unwrap(), |_| None).unwrap();
@@ -383,6 +405,20 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_azures_own_endpoints_are_trusted() {
+        for (base, trusted) in [
+            ("https://a.blob.core.windows.net", true),
+            ("https://a.z01.blob.storage.azure.net", true),
+            ("https://a.blob.core.usgovcloudapi.net", true),
+            ("http://a.blob.core.windows.net", false),
+            ("https://a.blob.core.windows.net.example.com", false),
+            ("http://127.0.0.1:10000/devstoreaccount1", false),
+        ] {
+            assert_eq!(Target { base: base.into(), ..Target::default() }.is_trusted(), trusted, "{base}");
         }
     }
 }

@@ -15,7 +15,9 @@ use super::config::{Identity, Secret, Source};
 use super::sign::Key;
 use crate::clock;
 use crate::env::Env;
-use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
+use crate::stores::over_http::credential_cache::{
+    LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
+};
 
 /// How long before its expiry an access token is replaced.
 const BEFORE_END: Duration = Duration::from_secs(300);
@@ -97,7 +99,10 @@ impl fmt::Debug for Credentials {
 
 fn key(secret: &Secret) -> Result<Proof, String> {
     Key::parse(&text(secret)?).map(|key| Proof::Key(Arc::new(key))).ok_or_else(|| {
-        format!("{} is not the key of an account: it is not valid base64", place(secret, "AZURE_STORAGE_KEY"))
+        format!(
+            "{} is not the key of an account: it is not valid base64",
+            origin(secret, "AZURE_STORAGE_KEY")
+        )
     })
 }
 
@@ -107,7 +112,7 @@ fn signature(secret: &Secret) -> Result<Proof, String> {
     if query.contains("sig=") && query.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
         return Ok(Proof::Sas(query.into()));
     }
-    Err(format!("{} is not a shared access signature", place(secret, "AZURE_STORAGE_SAS_TOKEN")))
+    Err(format!("{} is not a shared access signature", origin(secret, "AZURE_STORAGE_SAS_TOKEN")))
 }
 
 fn text(secret: &Secret) -> Result<String, String> {
@@ -118,7 +123,8 @@ fn text(secret: &Secret) -> Result<String, String> {
     }
 }
 
-fn place(secret: &Secret, variable: &str) -> String {
+/// Returns the variable or the file that contains the secret, for messages.
+fn origin(secret: &Secret, variable: &str) -> String {
     match secret {
         Secret::Text(_) => variable.to_owned(),
         Secret::File(path) => format!("the file {}", path.display()),

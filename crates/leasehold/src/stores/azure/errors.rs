@@ -3,32 +3,10 @@
 
 use std::fmt;
 
-use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
-
-/// The container to which requests go.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) account: String,
-    pub(super) container: String,
-    /// The base URL of the account's containers, without `/` at the end.
-    pub(super) base: String,
-}
-
-impl Place {
-    /// Whether the endpoint is known to honour preconditions. Azure documents this for its own endpoints.
-    pub(super) fn is_trusted(&self) -> bool {
-        let host = self.base.strip_prefix("https://").unwrap_or("");
-        let zones = [
-            ".blob.core.windows.net",
-            ".blob.core.chinacloudapi.cn",
-            ".blob.core.usgovcloudapi.net",
-            ".blob.storage.azure.net",
-        ];
-        zones.iter().any(|zone| host.ends_with(zone))
-    }
-}
+use super::config::Target;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
+use crate::stores::over_http::{Meaning, Operation};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +40,10 @@ impl Requested {
     }
 }
 
-/// Returns the meaning of `trouble` for the `requested` operation on the blob `key`.
-pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { requested, key, place };
-    let answer = match case.asked().answer(trouble) {
+/// Returns the meaning of `failure` for the `requested` operation on the blob `key`.
+pub(super) fn meaning(requested: Requested, key: &str, target: &Target, failure: Failure) -> Meaning {
+    let case = Case { requested, key, target };
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -91,40 +69,33 @@ pub(super) fn meaning(requested: Requested, key: &str, place: &Place, trouble: T
         (Requested::Lease | Requested::KeepLease, 409 | 412, code) if code.starts_with("Lease") => {
             Meaning::Conflict
         }
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
 struct Case<'a> {
     requested: Requested,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         write!(f, "cannot {} azblob://{account}/{container}/{}", self.requested.verb(), self.key)
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let changes = self.requested.changes();
-        Asked { what: self, endpoint: &self.place.base, changes, sign_in: SIGN_IN }
+        Asked { what: self, endpoint: &self.target.base, changes, sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // The request exceeds a limit of the account or the partition. Azure refuses it before it begins.
@@ -158,14 +129,6 @@ impl Case<'_> {
         }
     }
 
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-    }
-
     fn clock_is_off(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer).with_help(
             "this machine's wall clock is off by more than Azure accepts; the next request is dated by Azure's clock",
@@ -184,7 +147,7 @@ impl Case<'_> {
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         self.fault(ErrorKind::Denied, answer).with_help(format!(
             "allow it: with Entra ID, the role \"Storage Blob Data Contributor\" on the container {container:?} of \
              {account:?}; with a shared access signature, the permissions r, w, d and l (sp=rwdl); and check that \
@@ -193,11 +156,11 @@ impl Case<'_> {
     }
 
     fn no_container(&self, answer: &Answer) -> Fault {
-        let Place { account, container, .. } = self.place;
+        let Target { account, container, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no container {container:?} at {}: check the store URL, or create it \
              (az storage container create --account-name {account} --name {container})",
-            self.place.base
+            self.target.base
         ))
     }
 
@@ -223,7 +186,7 @@ impl Case<'_> {
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "if the response gives no reason: check that {} is an endpoint of Azure Blob Storage",
-            self.place.base
+            self.target.base
         ))
     }
 }
@@ -237,7 +200,7 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::answered;
+    use crate::stores::over_http::answer::tests::answered;
 
     const ALL: [Operation; 6] = [
         Operation::Read,
@@ -248,8 +211,8 @@ mod tests {
         Operation::List,
     ];
 
-    fn place() -> Place {
-        Place { account: "acct1".into(), container: "locks".into(), base: "https://here".into() }
+    fn target() -> Target {
+        Target { account: "acct1".into(), container: "locks".into(), base: "https://here".into() }
     }
 
     #[test]
@@ -289,7 +252,7 @@ mod tests {
             (301, "", same("not invalid")),
         ] {
             for (operation, expected) in ALL.into_iter().zip(expected) {
-                let meaning = meaning(operation.into(), "x.lock", &place(), answered(status, code));
+                let meaning = meaning(operation.into(), "x.lock", &target(), answered(status, code));
                 assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
             }
         }
@@ -318,7 +281,7 @@ mod tests {
             (head, 412, "LeaseNotPresentWithBlobOperation", "conflict"),
             (head, 412, "LeaseLost", "conflict"),
         ] {
-            let meaning = meaning(requested, "x", &place(), answered(status, code));
+            let meaning = meaning(requested, "x", &target(), answered(status, code));
             assert_eq!(meaning.short(), expected, "{status} {code} {requested:?}");
         }
     }
@@ -336,7 +299,7 @@ mod tests {
             (204, "", "endpoint"),
         ] {
             let fault =
-                meaning(Operation::Replace.into(), "x.lock", &place(), answered(status, code)).fault();
+                meaning(Operation::Replace.into(), "x.lock", &target(), answered(status, code)).fault();
             assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
             assert!(fault.message.contains("azblob://acct1/locks/x.lock"), "{fault:?}");
         }
@@ -347,7 +310,7 @@ mod tests {
         let of = |code: &str, change: fn(&mut Answer)| {
             let mut answer = Answer { status: 403, code: Some(code.to_owned()), ..Answer::default() };
             change(&mut answer);
-            meaning(Operation::Replace.into(), "x", &place(), Trouble::Answered(answer)).short()
+            meaning(Operation::Replace.into(), "x", &target(), Failure::Answered(answer)).short()
         };
         assert_eq!(of("AuthenticationFailed", |_| ()), "not denied");
         assert_eq!(of("AuthenticationFailed", |answer| answer.signed_before = true), "not unavailable");
@@ -355,19 +318,5 @@ mod tests {
         // A retry does not restore a missing permission.
         let denied = of("AuthorizationPermissionMismatch", |answer| answer.signed_before = true);
         assert_eq!(denied, "not denied");
-    }
-
-    #[test]
-    fn only_azures_own_endpoints_are_trusted() {
-        for (base, trusted) in [
-            ("https://a.blob.core.windows.net", true),
-            ("https://a.z01.blob.storage.azure.net", true),
-            ("https://a.blob.core.usgovcloudapi.net", true),
-            ("http://a.blob.core.windows.net", false),
-            ("https://a.blob.core.windows.net.example.com", false),
-            ("http://127.0.0.1:10000/devstoreaccount1", false),
-        ] {
-            assert_eq!(Place { base: base.into(), ..place() }.is_trusted(), trusted, "{base}");
-        }
     }
 }

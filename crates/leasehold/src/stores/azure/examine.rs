@@ -5,7 +5,7 @@ use reqwest::header::HeaderMap;
 use super::{AzureRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::{Operation, failed};
+use crate::stores::over_http::{Operation, failed};
 
 impl AzureRegister {
     pub(super) async fn examined(&self) -> Examined {
@@ -19,7 +19,7 @@ impl AzureRegister {
 
     pub(super) async fn container(&self) -> Finding {
         const CHECK: &str = "container";
-        match self.ask(Operation::Head, "", wire::container(&self.place)).await {
+        match self.ask(Operation::Head, "", wire::container(&self.target)).await {
             Ok((headers, _)) => retention(&headers),
             Err(other) => match failed(other) {
                 error if error.fault().kind == ErrorKind::Invalid => {

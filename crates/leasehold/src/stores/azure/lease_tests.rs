@@ -15,7 +15,7 @@ use crate::lease::{
     AcquireOutcome, Claim, Evicted, Grant, Holder, Id, LossReason, Released, Renewal, State, Ttl, Watch,
     deadline,
 };
-use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 use crate::types::LockName;
 
 const ID: &str = "0123456789abcdef0123456789abcdef";

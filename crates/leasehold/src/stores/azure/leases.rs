@@ -31,7 +31,7 @@ use crate::lease::{
 use crate::register::{Body, Deleted, Metadata, Precondition, Register, Write};
 use crate::retry::{RetryBudget, repeated};
 use crate::runtime::pacing::Pacing;
-use crate::stores::objects::{Meaning, Operation, failed};
+use crate::stores::over_http::{Meaning, Operation, failed};
 use crate::types::LockName;
 
 /// The shortest and the longest duration of Azure's leases.
@@ -89,7 +89,7 @@ impl AzureLeases {
             Lease::Acquire { .. } => Requested::Lease,
             Lease::Renew | Lease::Release => Requested::KeepLease,
         };
-        let request = wire::lease(&self.blobs.place, &blob, action, &id);
+        let request = wire::lease(&self.blobs.target, &blob, action, &id);
         match self.blobs.ask(requested, &blob, request).await {
             Ok((headers, _)) if matches!(action, Lease::Release) || wire::is_lease(&headers, &id) => {
                 Ok(Answer::Done)
@@ -99,7 +99,7 @@ impl AzureLeases {
                 Err(Fault::new(ErrorKind::Unsupported, "the store responded without the id of the lease")
                     .with_help(format!(
                         "check that {} is an endpoint of Azure Blob Storage",
-                        self.blobs.place.base
+                        self.blobs.target.base
                     ))
                     .maybe_applied())
             }
@@ -112,10 +112,10 @@ impl AzureLeases {
     /// Reads the properties of the blob of `name`. With an `id`, reads them only if the blob is leased with this id.
     /// Returns `None` if there is no such blob.
     async fn look(&self, name: &LockName, id: Option<Id>) -> Result<Option<Seen>, StoreError> {
-        let (blob, place) = (self.blob(name), &self.blobs.place);
+        let (blob, target) = (self.blob(name), &self.blobs.target);
         let request = match id {
-            Some(id) => wire::head_leased(place, &blob, &lease_id(id)),
-            None => wire::head(place, &blob),
+            Some(id) => wire::head_leased(target, &blob, &lease_id(id)),
+            None => wire::head(target, &blob),
         };
         match self.blobs.ask(Operation::Head, &blob, request).await {
             Ok((headers, _)) => Ok(Some(Seen::of(&headers))),
@@ -159,7 +159,8 @@ impl AzureLeases {
         let mut metadata = seen.metadata;
         Signature::new(claim.id, &claim.holder).write(&mut metadata);
         let (blob, id) = (self.blob(&claim.name), lease_id(claim.id));
-        let request = wire::sign(&self.blobs.place, &blob, &id, metadata.user).map_err(Fault::not_applied)?;
+        let request =
+            wire::sign(&self.blobs.target, &blob, &id, metadata.user).map_err(Fault::not_applied)?;
         match self.blobs.ask(Requested::KeepLease, &blob, request).await {
             Ok(_) => Ok(true),
             Err(Meaning::Absent | Meaning::Conflict) => Ok(false),

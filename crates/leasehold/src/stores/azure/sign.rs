@@ -62,13 +62,13 @@ fn to_sign(account: &str, path: &str, request: &Request, headers: &HeaderMap) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::azure::errors::Place;
+    use crate::stores::azure::config::Target;
     use crate::stores::azure::wire;
 
     #[test]
     fn the_text_to_sign_is_the_documented_one() {
-        let place = Place { account: "acct1".into(), container: "locks".into(), base: "http://h".into() };
-        let mut request = wire::list(&place, "a b", None);
+        let target = Target { account: "acct1".into(), container: "locks".into(), base: "http://h".into() };
+        let mut request = wire::list(&target, "a b", None);
         request.headers.insert("x-ms-version", "2023-11-03".parse().unwrap());
         request.headers.insert("x-ms-date", "Fri, 26 Jun 2015 23:39:12 GMT".parse().unwrap());
         assert_eq!(
@@ -77,7 +77,7 @@ mod tests {
              /acct1/locks\ncomp:list\nprefix:a b\nrestype:container"
         );
         let request = wire::write(
-            &place,
+            &target,
             "x",
             crate::register::Precondition::Absent,
             bytes::Bytes::from_static(b"{}").into(),

@@ -11,11 +11,11 @@ use reqwest::header::{
 use reqwest::{Method, Response};
 use serde::Deserialize;
 
-use super::errors::Place;
+use super::config::Target;
 use crate::error::{ErrorKind, Fault};
 use crate::register::{Body, Metadata, Precondition};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, retry_after};
 
 /// The version of the REST API. Azure supports all versions. Emulators have supported this one since 2023.
 pub(super) const API: &str = "2023-11-03";
@@ -67,32 +67,32 @@ impl Request {
     }
 }
 
-fn container_path(place: &Place) -> String {
-    format!("/{}", place.container)
+fn container_path(target: &Target) -> String {
+    format!("/{}", target.container)
 }
 
-fn blob_path(place: &Place, blob: &str) -> String {
-    format!("/{}/{}", place.container, utf8_percent_encode(blob, PATH))
+fn blob_path(target: &Target, blob: &str) -> String {
+    format!("/{}/{}", target.container, utf8_percent_encode(blob, PATH))
 }
 
 /// Reads the content, the version and the metadata of a blob.
-pub(super) fn read(place: &Place, blob: &str) -> Request {
-    Request::of(Method::GET, blob_path(place, blob))
+pub(super) fn read(target: &Target, blob: &str) -> Request {
+    Request::of(Method::GET, blob_path(target, blob))
 }
 
 /// Reads the version, the size and the metadata of a blob.
-pub(super) fn head(place: &Place, blob: &str) -> Request {
-    Request::of(Method::HEAD, blob_path(place, blob))
+pub(super) fn head(target: &Target, blob: &str) -> Request {
+    Request::of(Method::HEAD, blob_path(target, blob))
 }
 
 /// Writes `body` as a block blob, if the blob meets `expect`.
 pub(super) fn write(
-    place: &Place,
+    target: &Target,
     blob: &str,
     expect: Precondition<'_>,
     body: Body,
 ) -> Result<Request, Fault> {
-    let mut request = Request::of(Method::PUT, blob_path(place, blob));
+    let mut request = Request::of(Method::PUT, blob_path(target, blob));
     let headers = &mut request.headers;
     headers.insert("x-ms-blob-type", HeaderValue::from_static("BlockBlob"));
     match expect {
@@ -105,8 +105,8 @@ pub(super) fn write(
 }
 
 /// Deletes the blob if its version is still `version`.
-pub(super) fn delete(place: &Place, blob: &str, version: &str) -> Result<Request, Fault> {
-    let mut request = Request::of(Method::DELETE, blob_path(place, blob));
+pub(super) fn delete(target: &Target, blob: &str, version: &str) -> Result<Request, Fault> {
+    let mut request = Request::of(Method::DELETE, blob_path(target, blob));
     request.headers.insert(IF_MATCH, etag_value(version)?);
     Ok(request)
 }
@@ -125,8 +125,8 @@ pub(super) enum Lease {
 const LEASE_ID: &str = "x-ms-lease-id";
 
 /// Acquires, renews or ends the lease `id`.
-pub(super) fn lease(place: &Place, blob: &str, action: Lease, id: &HeaderValue) -> Request {
-    let mut request = Request::of(Method::PUT, blob_path(place, blob)).with("comp", "lease");
+pub(super) fn lease(target: &Target, blob: &str, action: Lease, id: &HeaderValue) -> Request {
+    let mut request = Request::of(Method::PUT, blob_path(target, blob)).with("comp", "lease");
     let headers = &mut request.headers;
     let (name, id_header) = match action {
         Lease::Acquire { seconds } => {
@@ -143,20 +143,20 @@ pub(super) fn lease(place: &Place, blob: &str, action: Lease, id: &HeaderValue) 
 }
 
 /// Like [`head`], but only if the blob is leased with `id`.
-pub(super) fn head_leased(place: &Place, blob: &str, id: &HeaderValue) -> Request {
-    let mut request = head(place, blob);
+pub(super) fn head_leased(target: &Target, blob: &str, id: &HeaderValue) -> Request {
+    let mut request = head(target, blob);
     request.headers.insert(LEASE_ID, id.clone());
     request
 }
 
 /// Replaces the metadata of a blob that is leased with `id`.
 pub(super) fn sign(
-    place: &Place,
+    target: &Target,
     blob: &str,
     id: &HeaderValue,
     user: BTreeMap<String, String>,
 ) -> Result<Request, Fault> {
-    let mut request = Request::of(Method::PUT, blob_path(place, blob)).with("comp", "metadata");
+    let mut request = Request::of(Method::PUT, blob_path(target, blob)).with("comp", "metadata");
     request.headers.insert(LEASE_ID, id.clone());
     write_user_metadata(&mut request.headers, user)?;
     request.content = Some(Bytes::new());
@@ -175,8 +175,8 @@ pub(super) fn lease_state(headers: &HeaderMap) -> (Option<&str>, Option<&str>) {
 }
 
 /// Lists a page of the names that start with `prefix`.
-pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
-    let request = Request::of(Method::GET, container_path(place)).with("restype", "container");
+pub(super) fn list(target: &Target, prefix: &str, page: Option<&str>) -> Request {
+    let request = Request::of(Method::GET, container_path(target)).with("restype", "container");
     let request = request.with("comp", "list").with("prefix", prefix);
     match page {
         Some(page) => request.with("marker", page),
@@ -185,8 +185,8 @@ pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
 }
 
 /// Reads the settings of the container that affect its blobs.
-pub(super) fn container(place: &Place) -> Request {
-    Request::of(Method::HEAD, container_path(place)).with("restype", "container")
+pub(super) fn container(target: &Target) -> Request {
+    Request::of(Method::HEAD, container_path(target)).with("restype", "container")
 }
 
 /// Reads the settings of the account that affect its blobs.
@@ -393,15 +393,15 @@ pub(super) async fn refusal(response: Response) -> Answer {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
-        Place { account: "acct1".into(), container: "locks".into(), base: "http://h/acct1".into() }
+    fn target() -> Target {
+        Target { account: "acct1".into(), container: "locks".into(), base: "http://h/acct1".into() }
     }
 
     #[test]
     fn paths_and_queries_are_encoded() {
-        let url = read(&place(), "p/a%20ü?.lock").url("http://h/acct1", "sv=1");
+        let url = read(&target(), "p/a%20ü?.lock").url("http://h/acct1", "sv=1");
         assert_eq!(url, "http://h/acct1/locks/p/a%2520%C3%BC%3F.lock?sv=1");
-        let url = list(&place(), "p/ü", Some("a+b=")).url("http://h", "");
+        let url = list(&target(), "p/ü", Some("a+b=")).url("http://h", "");
         assert_eq!(url, "http://h/locks?restype=container&comp=list&prefix=p%2F%C3%BC&marker=a%2Bb%3D");
     }
 
@@ -412,7 +412,7 @@ mod tests {
         }
         for other in ["", "*", "\"*\"", "0x8DB", "W/\"a\"", "\"a\", \"b\"", "\"\"", "\"a\r\n\""] {
             assert!(!is_etag(other), "{other}");
-            assert!(delete(&place(), "x", other).is_err(), "{other}");
+            assert!(delete(&target(), "x", other).is_err(), "{other}");
         }
     }
 

@@ -6,8 +6,8 @@ use futures_util::TryStreamExt;
 use super::config::{Secret, Source};
 use super::*;
 use crate::clock::micros;
-use crate::stores::scripted::{Reply, Seen, Server, answer};
-use crate::stores::transport::Transport;
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::transport::Transport;
 
 pub(super) const HEADERS: &str =
     "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-request-id: r\r\nETag: \"0x8DB\"\r\n";
@@ -18,9 +18,9 @@ fn register_with(server: &Server, source: Source) -> AzureRegister {
 }
 
 pub(super) fn register_in(server: &Server, source: Source, env: Env) -> AzureRegister {
-    let place =
-        Place { account: "acct1".into(), container: "locks".into(), base: format!("{}/acct1", server.url) };
-    let access = Access { place, transport: Transport::default(), source };
+    let target =
+        Target { account: "acct1".into(), container: "locks".into(), base: format!("{}/acct1", server.url) };
+    let access = Access { target, transport: Transport::default(), source };
     AzureRegister::new(access, Keys::below("pre/fix"), Contents::Records, env).unwrap()
 }
 

@@ -19,6 +19,31 @@ const MAX_KEY_BYTES: usize = 2_048;
 /// The longest prefix, in bytes. A `/`, the longest name and the suffix of its line must fit after it.
 const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 1 - LockName::MAX_BYTES - LINE_SUFFIX.len();
 
+/// The table to which requests go.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) table: String,
+    pub(super) region: String,
+    /// `None` for Amazon's own endpoint.
+    pub(super) endpoint: Option<String>,
+}
+
+impl Target {
+    /// Returns the ARN of the table, for a policy.
+    pub(super) fn arn(&self) -> String {
+        let Self { table, region, .. } = self;
+        if table.starts_with("arn:") {
+            table.clone()
+        } else {
+            format!("arn:aws:dynamodb:{region}:*:table/{table}")
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("Amazon DynamoDB in {}", self.region))
+    }
+}
+
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {

@@ -3,9 +3,10 @@
 
 use std::fmt;
 
+use super::config::Target;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::stores::answer::{Answer, Asked, Trouble};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
 
 /// A requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,31 +54,6 @@ impl Operation {
     }
 }
 
-/// The table to which requests go.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) table: String,
-    pub(super) region: String,
-    /// `None` for Amazon's own endpoint.
-    pub(super) endpoint: Option<String>,
-}
-
-impl Place {
-    /// Returns the ARN of the table, for a policy.
-    pub(super) fn arn(&self) -> String {
-        let Self { table, region, .. } = self;
-        if table.starts_with("arn:") {
-            table.clone()
-        } else {
-            format!("arn:aws:dynamodb:{region}:*:table/{table}")
-        }
-    }
-
-    pub(super) fn endpoint(&self) -> String {
-        self.endpoint.clone().unwrap_or_else(|| format!("Amazon DynamoDB in {}", self.region))
-    }
-}
-
 /// The meaning of a response.
 #[derive(Debug)]
 pub(super) enum Meaning {
@@ -90,10 +66,10 @@ pub(super) enum Meaning {
     Failed(StoreError),
 }
 
-/// Returns the meaning of `trouble` for `operation` on the item `key` (empty for the whole table).
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place, endpoint: place.endpoint() };
-    let answer = match case.asked().answer(trouble) {
+/// Returns the meaning of `failure` for `operation` on the item `key` (empty for the whole table).
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
+    let case = Case { operation, key, target, endpoint: target.endpoint() };
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -101,40 +77,33 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
         (Operation::Write | Operation::Delete, Some("ConditionalCheckFailedException")) => Meaning::Conflict,
         (Operation::DescribeTable, Some("ResourceNotFoundException")) => Meaning::NoTable,
         (Operation::CreateTable, Some("ResourceInUseException")) => Meaning::TableExists,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
     endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.place.table)?;
+        write!(f, "cannot {} dynamodb://{}", self.operation.verb(), self.target.table)?;
         if self.key.is_empty() { Ok(()) } else { write!(f, "/{}", self.key) }
     }
 }
 
-impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // DynamoDB throttled the request before it did anything, or the request conflicted with another write of
@@ -169,21 +138,13 @@ impl Case<'_> {
         }
     }
 
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-    }
-
     fn garbled(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unavailable, answer)
             .with_help("the response is not one of DynamoDB's: check the endpoint")
     }
 
     fn no_table(&self, answer: &Answer) -> Fault {
-        let Place { table, .. } = self.place;
+        let Target { table, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no table {table:?} at {}, or it is being created: check the name, the region and the account, \
              or create it (leasehold init, or ?create=true in the store URL)",
@@ -206,13 +167,13 @@ impl Case<'_> {
             None => fault.with_help(format!(
                 "allow {} on {}; if your own key encrypts the table, also kms:Decrypt on that key",
                 self.operation.permission(),
-                self.place.arn()
+                self.target.arn()
             )),
         }
     }
 
     fn invalid(&self, answer: &Answer) -> Fault {
-        let Place { table, .. } = self.place;
+        let Target { table, .. } = self.target;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "the partition key of {table:?} must be a string, and there must be no sort key; a key that is not \
              named `key` needs ?partition_key=NAME if dynamodb:DescribeTable is not allowed: `leasehold doctor` \
@@ -243,14 +204,14 @@ impl Case<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::{answered, short as error_in_short};
+    use crate::stores::over_http::answer::tests::{answered, short as error_in_short};
 
-    fn place() -> Place {
-        Place { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
+    fn target() -> Target {
+        Target { table: "tbl".into(), region: "eu-west-1".into(), endpoint: Some("http://here:9".into()) }
     }
 
-    fn means(operation: Operation, trouble: Trouble) -> Meaning {
-        meaning(operation, "p/x", &place(), trouble)
+    fn means(operation: Operation, failure: Failure) -> Meaning {
+        meaning(operation, "p/x", &target(), failure)
     }
 
     /// Returns the meaning in one or two words. For a failure, these are `not` or `maybe` (applied), and the kind of
@@ -344,8 +305,8 @@ mod tests {
         }
     }
 
-    fn fault(operation: Operation, trouble: Trouble) -> Fault {
-        match means(operation, trouble) {
+    fn fault(operation: Operation, failure: Failure) -> Fault {
+        match means(operation, failure) {
             Meaning::Failed(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => fault,
             other => panic!("{other:?}"),
         }
@@ -354,7 +315,7 @@ mod tests {
     #[test]
     fn errors_say_what_to_do() {
         use Operation::{CreateTable, List, Read, Write};
-        for (operation, trouble, helps) in [
+        for (operation, failure, helps) in [
             (Read, answered(400, "AccessDeniedException"), vec!["dynamodb:GetItem", "eu-west-1:*:table/tbl"]),
             (Write, answered(400, "AccessDeniedException"), vec!["dynamodb:UpdateItem"]),
             (List, answered(400, "AccessDeniedException"), vec!["dynamodb:Scan"]),
@@ -374,11 +335,11 @@ mod tests {
             (Read, answered(400, "InvalidSignatureException"), vec!["AWS_SECRET_ACCESS_KEY"]),
             (Read, answered(404, ""), vec!["DynamoDB endpoint", "http://here:9"]),
         ] {
-            let fault = fault(operation, trouble.clone());
+            let fault = fault(operation, failure.clone());
             assert!(fault.message.contains("dynamodb://tbl/p/x"), "{}", fault.message);
             let help = fault.help.unwrap();
             for part in helps {
-                assert!(help.contains(part), "{trouble:?}: {help}");
+                assert!(help.contains(part), "{failure:?}: {help}");
             }
         }
     }
@@ -391,7 +352,7 @@ mod tests {
             clock_is_off: true,
             ..Answer::default()
         };
-        let meaning = means(Operation::Write, Trouble::Answered(answer));
+        let meaning = means(Operation::Write, Failure::Answered(answer));
         assert_eq!(short(&meaning), "not unavailable");
     }
 }

@@ -16,14 +16,14 @@ use crate::types::LockName;
 impl DynamoDb {
     pub(super) async fn examined(&self, thorough: bool) -> Examined {
         let mut examined = Examined {
-            listed_prices: self.place.endpoint.is_none(),
+            listed_prices: self.target.endpoint.is_none(),
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
         examined.push(self.may_read().await);
         examined.push(self.may_write().await);
         examined.push(self.may_list().await);
-        if self.place.endpoint.is_some() {
+        if self.target.endpoint.is_some() {
             examined.push(self.races(if thorough { ROUNDS_THOROUGH } else { ROUNDS_DOCTOR }).await);
         }
         examined.push(self.table().await);
@@ -32,7 +32,7 @@ impl DynamoDb {
     }
 
     fn least_permissions(&self) -> Vec<String> {
-        let table = self.place.arn();
+        let table = self.target.arn();
         vec![
             "the minimum that leasehold needs; dynamodb:Scan is only for `leasehold ls`, dynamodb:DescribeTable \
              only to detect a global table and to read the name of the key:"
@@ -101,7 +101,7 @@ impl DynamoDb {
                 }
                 Err(error) => Finding::of_error(CHECK, CheckStatus::Failed, &error),
             },
-            Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.place.table))
+            Ok(None) => Finding::failed(CHECK, format!("there is no table {:?}", self.target.table))
                 .with_help("create it: leasehold init"),
             Err(error) if error.fault().kind == ErrorKind::Denied => Finding::warning(
                 CHECK,
@@ -109,7 +109,7 @@ impl DynamoDb {
             )
             .with_help(format!(
                 "allow dynamodb:DescribeTable on {}, or make sure that the table has no replicas",
-                self.place.arn()
+                self.target.arn()
             )),
             Err(error) => Finding::of_error(CHECK, CheckStatus::Warning, &error),
         }
@@ -119,7 +119,7 @@ impl DynamoDb {
     async fn time_to_live(&self) -> Finding {
         const CHECK: &str = "time-to-live";
         let watch = self.requests.watch();
-        let request = self.client.describe_time_to_live().table_name(&self.place.table);
+        let request = self.client.describe_time_to_live().table_name(&self.target.table);
         let result = request.customize().interceptor(watch.clone()).send().await;
         let Ok(output) = self.requests.settle(&watch, result) else {
             return Finding::not_applicable(

@@ -55,11 +55,11 @@ impl DynamoDb {
         retry(self.env(), || self.refuses()).await?;
         let (marker, nonce) = retry(self.env(), || self.marker()).await?;
         let nonce = nonce.as_deref().unwrap_or("");
-        match marker.standing(&self.standing_place(), nonce, self.requests.store_time()) {
+        match marker.standing(&self.identity(), nonce, self.requests.store_time()) {
             Standing::Passed { .. } => Ok(()),
             Standing::Refused { what } => Err(Fault::new(
                 ErrorKind::Unsupported,
-                format!("{} was found unsafe for locks: {what}", self.place.endpoint()),
+                format!("{} was found unsafe for locks: {what}", self.target.endpoint()),
             )
             .with_help(
                 "after the server has been repaired, run `leasehold doctor`: if it passes, the server can be \
@@ -79,12 +79,12 @@ impl DynamoDb {
                 break;
             }
         }
-        let place = self.standing_place();
+        let identity = self.identity();
         let noted = match &outcome {
-            Ok(()) => self.note(|marker, now, seen| marker.passed(&place, now, seen)).await,
+            Ok(()) => self.note(|marker, now, seen| marker.passed(&identity, now, seen)).await,
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
                 let what = error.fault().message.clone();
-                self.note(|marker, now, _| marker.refused(&place, now, &what)).await
+                self.note(|marker, now, _| marker.refused(&identity, now, &what)).await
             }
             Err(_) => Ok(()),
         };
@@ -195,16 +195,16 @@ impl DynamoDb {
     }
 
     fn unsafe_server(&self, what: &str, danger: &str) -> StoreError {
-        Fault::new(ErrorKind::Unsupported, format!("{} {what}", self.place.endpoint()))
+        Fault::new(ErrorKind::Unsupported, format!("{} {what}", self.target.endpoint()))
             .with_help(format!(
                 "{danger}: use Amazon DynamoDB, or a server that checks conditions and writes in one step (DynamoDB Local does)"
             ))
             .not_applied()
     }
 
-    /// Returns the place that a verdict applies to.
-    fn standing_place(&self) -> String {
-        format!("{}/{}", self.place.endpoint(), self.place.table)
+    /// Returns the endpoint and the table that a verdict applies to.
+    fn identity(&self) -> String {
+        format!("{}/{}", self.target.endpoint(), self.target.table)
     }
 
     /// Returns the recorded examination of this table's server, and the nonce of the item that contains it.

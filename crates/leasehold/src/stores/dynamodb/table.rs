@@ -38,18 +38,18 @@ impl DynamoDb {
                 None => self.create_table().await?,
             }
         }
-        Err(Fault::unavailable(format!("the table {:?} did not become active", self.place.table))
+        Err(Fault::unavailable(format!("the table {:?} did not become active", self.target.table))
             .with_help("check its status: aws dynamodb describe-table")
             .not_applied())
     }
 
     pub(super) async fn described(&self) -> Result<Option<TableDescription>, StoreError> {
         let watch = self.requests.watch();
-        let request = self.client.describe_table().table_name(&self.place.table);
+        let request = self.client.describe_table().table_name(&self.target.table);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(output) => Ok(output.table),
-            Err(trouble) => match meaning(Operation::DescribeTable, "", &self.place, trouble) {
+            Err(failure) => match meaning(Operation::DescribeTable, "", &self.target, failure) {
                 Meaning::NoTable => Ok(None),
                 other => Err(super::failed(other)),
             },
@@ -91,12 +91,12 @@ impl DynamoDb {
         let on = PointInTimeRecoverySpecification::builder().point_in_time_recovery_enabled(true).build();
         let on = on.map_err(|error| undescribed(&error))?;
         let watch = self.requests.watch();
-        let request = self.client.update_continuous_backups().table_name(&self.place.table);
+        let request = self.client.update_continuous_backups().table_name(&self.target.table);
         let request = request.point_in_time_recovery_specification(on);
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(true),
-            Err(trouble) => match meaning(Operation::EnableRecovery, "", &self.place, trouble) {
+            Err(failure) => match meaning(Operation::EnableRecovery, "", &self.target, failure) {
                 // A new table does not support recovery immediately.
                 Meaning::Failed(error) if error.is_transient() => Ok(false),
                 other => Err(super::failed(other)),
@@ -116,7 +116,7 @@ impl DynamoDb {
         let request = self
             .client
             .create_table()
-            .table_name(&self.place.table)
+            .table_name(&self.target.table)
             .billing_mode(BillingMode::PayPerRequest)
             .set_sse_specification(kms.then_some(encryption))
             .set_deletion_protection_enabled(deletion_protection.then_some(true))
@@ -126,7 +126,7 @@ impl DynamoDb {
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.requests.settle(&watch, result) {
             Ok(_) => Ok(()),
-            Err(trouble) => match meaning(Operation::CreateTable, "", &self.place, trouble) {
+            Err(failure) => match meaning(Operation::CreateTable, "", &self.target, failure) {
                 // Another process created the table first.
                 Meaning::TableExists => Ok(()),
                 other => Err(super::failed(other)),
@@ -136,7 +136,7 @@ impl DynamoDb {
 
     /// Checks that locks on `table` exclude each other. Returns the name of the table's key.
     pub(super) fn check(&self, table: &TableDescription) -> Result<String, StoreError> {
-        let name = &self.place.table;
+        let name = &self.target.table;
         let keys = table.key_schema();
         let key = match keys {
             [key] if *key.key_type() == KeyType::Hash => Some(key.attribute_name()),

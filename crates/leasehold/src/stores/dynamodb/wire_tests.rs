@@ -18,7 +18,7 @@ use super::*;
 use crate::lease::{Claim, Holder, Id, Ttl};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
-use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
@@ -37,8 +37,8 @@ fn opened(url: &str, endpoint: Option<&str>, credentials: SharedCredentialsProvi
     let sdk = location.access.applied(&careful(&machine(credentials), &env)).unwrap();
     let client = Client::from_conf(connect::client_config(&sdk, endpoint).build());
     let endpoint = endpoint.map(str::to_owned);
-    let place = Place { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
-    DynamoDb::new(client, place, &location, env)
+    let target = Target { table: location.table.clone(), region: "eu-west-1".into(), endpoint };
+    DynamoDb::new(client, target, &location, env)
 }
 
 impl Server {

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::errors::Place;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::objects::{Protocol, checked_object, checked_prefix};
-use crate::stores::transport::{Transport, checked_url};
+use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
+use crate::stores::over_http::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
 
 const GOOGLE: &str = "https://storage.googleapis.com";
@@ -25,10 +24,30 @@ pub(super) enum Source {
     Anonymous,
 }
 
+/// The bucket to which requests go, and the settings for all requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Target {
+    pub(super) bucket: String,
+    /// The endpoint, without `/` at the end.
+    pub(super) endpoint: String,
+    /// The project that pays for requests, if the bucket is a requester-pays bucket.
+    pub(super) user_project: Option<String>,
+    /// The Cloud KMS key that encrypts objects, instead of the bucket's key.
+    pub(super) kms_key: Option<String>,
+}
+
+impl Target {
+    /// Whether the endpoint is known to honour preconditions. Google documents this for its own endpoints.
+    pub(super) fn is_trusted(&self) -> bool {
+        let host = self.endpoint.strip_prefix("https://").unwrap_or("");
+        host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
+    }
+}
+
 /// Where and how requests are sent, and with which credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
-    pub(super) place: Place,
+    pub(super) target: Target,
     pub(super) transport: Transport,
     pub(super) source: Source,
     /// The service account to impersonate with the credentials of `source`.
@@ -108,13 +127,13 @@ impl Access {
                     "leave out `impersonate`, or credentials=anonymous (STORAGE_EMULATOR_HOST implies it)",
                 ));
         }
-        let place = Place {
+        let target = Target {
             bucket,
             endpoint,
             user_project: url.take("user_project").map(checked_project).transpose()?,
             kms_key: url.take("kms_key").map(checked_kms_key).transpose()?,
         };
-        Ok(Self { place, transport, source, impersonate })
+        Ok(Self { target, transport, source, impersonate })
     }
 }
 
@@ -205,7 +224,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
-    use crate::stores::transport::Proxy;
+    use crate::stores::over_http::transport::Proxy;
 
     fn read_with(url: &str, emulator: Option<&str>) -> Result<Location, Error> {
         let environment = |name: &str| (name == EMULATOR).then(|| emulator.map(str::to_owned)).flatten();
@@ -222,8 +241,8 @@ pub(super) mod tests {
         let url = "gs://my_bucket.example.com/team/locks/?endpoint=https%3A%2F%2F127.0.0.1:4443%2F\
                    &credentials=/etc/key.json&protocol=existence&store_clock=off&margin=9s";
         let location = Location::from_url(StoreUrl::parse(url).unwrap(), &mut options, |_| None).unwrap();
-        assert_eq!(location.access.place.bucket, "my_bucket.example.com");
-        assert_eq!(location.access.place.endpoint, "https://127.0.0.1:4443");
+        assert_eq!(location.access.target.bucket, "my_bucket.example.com");
+        assert_eq!(location.access.target.endpoint, "https://127.0.0.1:4443");
         assert_eq!(location.prefix, "team/locks");
         assert_eq!(location.access.source, Source::File("/etc/key.json".into()));
         assert_eq!(location.protocol, Protocol::Existence);
@@ -231,7 +250,7 @@ pub(super) mod tests {
         for url in ["gs://my-bucket", "gs://my-bucket/"] {
             let location = read(url).unwrap();
             assert_eq!((location.prefix.as_str(), location.access.source), ("", Source::Default), "{url}");
-            assert_eq!(location.access.place.endpoint, GOOGLE);
+            assert_eq!(location.access.target.endpoint, GOOGLE);
             assert_eq!(location.protocol, Protocol::Lease);
         }
     }
@@ -243,9 +262,9 @@ pub(super) mod tests {
             "gs://bucket?user_project=example.com:p-1&kms_key={key}&proxy=http://proxy:3128/&ca=/etc/ca.pem\
              &impersonate=locks@p-1.iam.gserviceaccount.com"
         );
-        let Access { place, transport, source, impersonate } = read(&url).unwrap().access;
-        assert_eq!(place.user_project.as_deref(), Some("example.com:p-1"));
-        assert_eq!(place.kms_key.as_deref(), Some(key));
+        let Access { target, transport, source, impersonate } = read(&url).unwrap().access;
+        assert_eq!(target.user_project.as_deref(), Some("example.com:p-1"));
+        assert_eq!(target.kms_key.as_deref(), Some(key));
         assert_eq!(transport.proxy, Proxy::At("http://proxy:3128".into()));
         assert_eq!(transport.authorities, Some("/etc/ca.pem".into()));
         assert_eq!(impersonate.as_deref(), Some("locks@p-1.iam.gserviceaccount.com"));
@@ -263,18 +282,18 @@ pub(super) mod tests {
         {
             let location = read_with("gs://bucket", Some(variable)).unwrap();
             assert_eq!(
-                (location.access.place.endpoint.as_str(), location.access.source),
+                (location.access.target.endpoint.as_str(), location.access.source),
                 (endpoint, Source::Anonymous)
             );
         }
         let location =
             read_with("gs://bucket?endpoint=http://localhost:1&credentials=anonymous", Some("x:2"));
         assert_eq!(
-            location.unwrap().access.place.endpoint,
+            location.unwrap().access.target.endpoint,
             "http://localhost:1",
             "the URL overrides the environment"
         );
-        assert_eq!(read_with("gs://bucket", Some("")).unwrap().access.place.endpoint, GOOGLE);
+        assert_eq!(read_with("gs://bucket", Some("")).unwrap().access.target.endpoint, GOOGLE);
         assert!(read_with("gs://bucket", Some("u:hunter2@host")).is_err());
     }
 
@@ -361,6 +380,28 @@ pub(super) mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_googles_own_endpoints_are_trusted() {
+        let target = |endpoint: &str| Target { endpoint: endpoint.into(), ..Target::default() };
+        for trusted in [
+            "https://storage.googleapis.com",
+            "https://storage.europe-west3.rep.googleapis.com",
+            "https://www.googleapis.com",
+        ] {
+            assert!(target(trusted).is_trusted(), "{trusted}");
+        }
+        for other in [
+            "http://storage.googleapis.com",
+            "http://127.0.0.1:4443",
+            "https://gcs.example.com",
+            "https://evilgoogleapis.com",
+            "https://example.com/.googleapis.com",
+            "https://storage.googleapis.com.example.com",
+        ] {
+            assert!(!target(other).is_trusted(), "{other}");
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
+use super::config::Target;
+use crate::error::{ErrorKind, Fault, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
+use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
     match operation {
@@ -22,30 +23,10 @@ fn permission(operation: Operation) -> &'static str {
     }
 }
 
-/// The bucket to which requests go, and the settings for all requests.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) bucket: String,
-    /// The endpoint, without `/` at the end.
-    pub(super) endpoint: String,
-    /// The project that pays for requests, if the bucket is a requester-pays bucket.
-    pub(super) user_project: Option<String>,
-    /// The Cloud KMS key that encrypts objects, instead of the bucket's key.
-    pub(super) kms_key: Option<String>,
-}
-
-impl Place {
-    /// Whether the endpoint is known to honour preconditions. Google documents this for its own endpoints.
-    pub(super) fn is_trusted(&self) -> bool {
-        let host = self.endpoint.strip_prefix("https://").unwrap_or("");
-        host == "storage.googleapis.com" || (host.ends_with(".googleapis.com") && !host.contains('/'))
-    }
-}
-
-/// Returns the meaning of `trouble` for `operation` on object `key`.
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place };
-    let answer = match case.asked().answer(trouble) {
+/// Returns the meaning of `failure` for `operation` on object `key`.
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
+    let case = Case { operation, key, target };
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -55,7 +36,7 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
         (Operation::Create | Operation::Replace | Operation::Delete, 412) if is_lost_race(&answer) => {
             Meaning::Conflict
         }
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
@@ -98,32 +79,25 @@ fn is_page(answer: &Answer) -> bool {
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} gs://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+        write!(f, "cannot {} gs://{}/{}", self.operation.verb(), self.target.bucket, self.key)
+    }
+}
+
+impl FailedRequest for Case<'_> {
+    fn asked(&self) -> Asked<'_> {
+        let (endpoint, changes) = (self.target.endpoint.as_str(), self.operation.changes());
+        Asked { what: self, endpoint, changes, sign_in: SIGN_IN }
     }
 }
 
 impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        let (endpoint, changes) = (self.place.endpoint.as_str(), self.operation.changes());
-        Asked { what: self, endpoint, changes, sign_in: SIGN_IN }
-    }
-
-    fn answered(&self, answer: &Answer) -> Meaning {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             _ if is_throttled(answer) => self.refused(self.busy(answer)),
@@ -147,14 +121,6 @@ impl Case<'_> {
         }
     }
 
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
-    }
-
     fn not_implemented(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Unsupported, answer).with_help(
             "this store does not implement a request that leasehold needs: use Google Cloud Storage itself",
@@ -162,11 +128,11 @@ impl Case<'_> {
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no bucket {bucket:?} at {}: check the store URL, or create it \
              (gcloud storage buckets create gs://{bucket})",
-            self.place.endpoint
+            self.target.endpoint
         ))
     }
 
@@ -183,7 +149,7 @@ impl Case<'_> {
     }
 
     fn denied(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Denied, answer).with_help(format!(
             "allow {} on the bucket: gcloud storage buckets add-iam-policy-binding gs://{bucket} \
              --role=roles/storage.objectUser --member=...",
@@ -220,7 +186,7 @@ impl Case<'_> {
     fn unexpected(&self, answer: &Answer) -> Fault {
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "if the response gives no reason: check that {} is an endpoint of Google Cloud Storage",
-            self.place.endpoint
+            self.target.endpoint
         ))
     }
 }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::{GcsRegister, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding};
 use crate::error::ErrorKind;
-use crate::stores::objects::Operation;
-use crate::stores::objects::{Meaning, failed};
+use crate::stores::over_http::Operation;
+use crate::stores::over_http::{Meaning, failed};
 
 /// The shortest ttl. GCS accepts about one write per second for an object, so a lease must be long enough to send a
 /// renewal again.
@@ -71,7 +71,7 @@ struct Condition {
 
 impl GcsRegister {
     pub(super) async fn examined(&self) -> Examined {
-        let googles = self.place.is_trusted();
+        let googles = self.target.is_trusted();
         let least = "the minimum that leasehold needs, on the whole bucket: storage.objects.get, \
             storage.objects.list, storage.objects.create and storage.objects.delete (overwriting needs it); \
             roles/storage.objectUser has them";
@@ -91,7 +91,7 @@ impl GcsRegister {
     async fn bucket(&self) -> Result<Bucket, Finding> {
         const CHECK: &str = "bucket";
         let unchecked = |why: String| Finding::not_applicable(CHECK, format!("not checked: {why}"));
-        match self.ask(Operation::Read, "", wire::bucket(&self.place)).await {
+        match self.ask(Operation::Read, "", wire::bucket(&self.target)).await {
             Ok((_, body)) => serde_json::from_slice(&body)
                 .map_err(|error| unchecked(format!("the bucket's description cannot be read: {error}"))),
             Err(Meaning::Absent) => Err(unchecked("the store does not describe its bucket".to_owned())),

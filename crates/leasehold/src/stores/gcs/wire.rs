@@ -9,12 +9,12 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap};
 use reqwest::{Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::errors::Place;
+use super::config::Target;
 use crate::clock::Moment;
 use crate::lease::Id;
 use crate::register::{Body, Metadata};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, date_us, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, date_us, retry_after};
 
 /// The characters that are percent-encoded in a path or a query. They include the slash, because an object's name is
 /// one segment.
@@ -34,9 +34,9 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Returns the request with the project of `place` that pays for it, if there is one.
-    pub(super) fn paid(mut self, place: &Place) -> Self {
-        if let Some(project) = &place.user_project {
+    /// Returns the request with the project of `target` that pays for it, if there is one.
+    pub(super) fn paid(mut self, target: &Target) -> Self {
+        if let Some(project) = &target.user_project {
             let _ = write!(self.url, "&userProject={}", encoded(project));
         }
         self
@@ -44,31 +44,31 @@ impl Request {
 }
 
 /// Reads the generation, the size and the metadata of an object.
-pub(super) fn head(place: &Place, object: &str) -> Request {
+pub(super) fn head(target: &Target, object: &str) -> Request {
     let fields = "generation%2Csize%2CcontentType%2CcacheControl%2CcontentEncoding%2CcontentDisposition%2C\
                   contentLanguage%2Cmetadata";
     Request {
         method: Method::GET,
-        url: format!("{}?fields={fields}", object_url(place, object)),
+        url: format!("{}?fields={fields}", object_url(target, object)),
         content: None,
         as_stored: false,
     }
 }
 
 /// Reads the bucket's settings that affect its objects.
-pub(super) fn bucket(place: &Place) -> Request {
+pub(super) fn bucket(target: &Target) -> Request {
     let fields = "versioning%2CretentionPolicy%2CsoftDeletePolicy%2Clifecycle";
     Request {
         method: Method::GET,
-        url: format!("{}/storage/v1/b/{}?fields={fields}", place.endpoint, encoded(&place.bucket)),
+        url: format!("{}/storage/v1/b/{}?fields={fields}", target.endpoint, encoded(&target.bucket)),
         content: None,
         as_stored: false,
     }
 }
 
 /// Reads the content and the generation of an object.
-pub(super) fn read(place: &Place, object: &str) -> Request {
-    let url = format!("{}?alt=media", object_url(place, object));
+pub(super) fn read(target: &Target, object: &str) -> Request {
+    let url = format!("{}?alt=media", object_url(target, object));
     Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn read(place: &Place, object: &str) -> Request {
 /// This is a multipart upload, because only such an upload includes metadata. Without `no-store`, Google's caches keep
 /// a publicly readable record for an hour. GCS checks the precondition once, for the content and the metadata, when the
 /// upload is complete.
-pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, boundary: Id) -> Request {
+pub(super) fn write(target: &Target, object: &str, generation: &str, body: Body, boundary: Id) -> Request {
     let resource = Resource { name: Some(object.to_owned()), ..Resource::new(body.metadata) };
     let value_type = resource.content_type.as_deref().unwrap_or("application/octet-stream");
     // A struct of strings always serializes.
@@ -92,11 +92,11 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, b
     content.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
     let mut url = format!(
         "{}/upload/storage/v1/b/{}/o?uploadType=multipart&ifGenerationMatch={}&fields=generation",
-        place.endpoint,
-        encoded(&place.bucket),
+        target.endpoint,
+        encoded(&target.bucket),
         encoded(generation),
     );
-    if let Some(key) = &place.kms_key {
+    if let Some(key) = &target.kms_key {
         let _ = write!(url, "&kmsKeyName={}", encoded(key));
     }
     Request {
@@ -114,23 +114,23 @@ pub(super) fn write(place: &Place, object: &str, generation: &str, body: Body, b
 /// the precondition then refers to the current version. If it did not, the request would delete an old version, and a
 /// lock that is still held would count as released. The emulator fake-gcs-server needs the generation, because it
 /// ignores the precondition.
-pub(super) fn delete(place: &Place, object: &str, generation: &str) -> Request {
+pub(super) fn delete(target: &Target, object: &str, generation: &str) -> Request {
     let generation = encoded(generation);
-    let version = if place.is_trusted() { String::new() } else { format!("generation={generation}&") };
+    let version = if target.is_trusted() { String::new() } else { format!("generation={generation}&") };
     Request {
         method: Method::DELETE,
-        url: format!("{}?{version}ifGenerationMatch={generation}", object_url(place, object)),
+        url: format!("{}?{version}ifGenerationMatch={generation}", object_url(target, object)),
         content: None,
         as_stored: false,
     }
 }
 
 /// Lists a page of the names that start with `prefix`.
-pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
+pub(super) fn list(target: &Target, prefix: &str, page: Option<&str>) -> Request {
     let mut url = format!(
         "{}/storage/v1/b/{}/o?prefix={}&fields=items(name)%2CnextPageToken",
-        place.endpoint,
-        encoded(&place.bucket),
+        target.endpoint,
+        encoded(&target.bucket),
         encoded(prefix)
     );
     if let Some(page) = page {
@@ -140,8 +140,8 @@ pub(super) fn list(place: &Place, prefix: &str, page: Option<&str>) -> Request {
     Request { method: Method::GET, url, content: None, as_stored: false }
 }
 
-fn object_url(place: &Place, object: &str) -> String {
-    format!("{}/storage/v1/b/{}/o/{}", place.endpoint, encoded(&place.bucket), encoded(object))
+fn object_url(target: &Target, object: &str) -> String {
+    format!("{}/storage/v1/b/{}/o/{}", target.endpoint, encoded(&target.bucket), encoded(object))
 }
 
 fn encoded(text: &str) -> impl std::fmt::Display {
@@ -314,31 +314,31 @@ mod tests {
 
     #[test]
     fn names_are_one_segment_each() {
-        let place = Place { bucket: "b".into(), endpoint: "http://h".into(), ..Place::default() };
+        let target = Target { bucket: "b".into(), endpoint: "http://h".into(), ..Target::default() };
         assert_eq!(
-            read(&place, "p/a%20ü?.lock").url,
+            read(&target, "p/a%20ü?.lock").url,
             "http://h/storage/v1/b/b/o/p%2Fa%2520%C3%BC%3F.lock?alt=media"
         );
         assert_eq!(
-            list(&place, "p/ü", Some("a+b=")).url,
+            list(&target, "p/ü", Some("a+b=")).url,
             "http://h/storage/v1/b/b/o?prefix=p%2F%C3%BC&fields=items(name)%2CnextPageToken&pageToken=a%2Bb%3D"
         );
         let request =
-            write(&place, "p/\"x\"", "7", "{}".into(), Id::random(&crate::random::Random::seeded(1)));
+            write(&target, "p/\"x\"", "7", "{}".into(), Id::random(&crate::random::Random::seeded(1)));
         let body = String::from_utf8(request.content.unwrap().1.to_vec()).unwrap();
         assert!(body.contains("{\"name\":\"p/\\\"x\\\"\",\"contentType\""), "{body}");
     }
 
     #[test]
     fn a_delete_at_google_targets_the_live_object() {
-        let place =
-            |endpoint: &str| Place { bucket: "b".into(), endpoint: endpoint.into(), ..Place::default() };
+        let target =
+            |endpoint: &str| Target { bucket: "b".into(), endpoint: endpoint.into(), ..Target::default() };
         assert_eq!(
-            delete(&place("https://storage.googleapis.com"), "x", "7").url,
+            delete(&target("https://storage.googleapis.com"), "x", "7").url,
             "https://storage.googleapis.com/storage/v1/b/b/o/x?ifGenerationMatch=7"
         );
         assert_eq!(
-            delete(&place("http://h"), "x", "7").url,
+            delete(&target("http://h"), "x", "7").url,
             "http://h/storage/v1/b/b/o/x?generation=7&ifGenerationMatch=7"
         );
     }

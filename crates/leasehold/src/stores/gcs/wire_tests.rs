@@ -17,9 +17,9 @@ use super::*;
 use crate::clock::micros;
 use crate::register::probe::probe_deletes;
 use crate::register::{MAX_VALUE_BYTES, probe};
-use crate::stores::objects::Protocol;
-use crate::stores::scripted::{Reply, Seen, Server, answer};
-use crate::stores::transport::Transport;
+use crate::stores::buckets::Protocol;
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::transport::Transport;
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
@@ -27,7 +27,7 @@ const GENERATION: &str = "X-Goog-Generation: 1795234395579324\r\n";
 
 fn register_at(endpoint: &str, source: Source) -> GcsRegister {
     let access = Access {
-        place: Place { bucket: "bucket".into(), endpoint: endpoint.to_owned(), ..Place::default() },
+        target: Target { bucket: "bucket".into(), endpoint: endpoint.to_owned(), ..Target::default() },
         transport: Transport::default(),
         source,
         impersonate: None,

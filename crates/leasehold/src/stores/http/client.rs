@@ -13,8 +13,8 @@ use super::config::Config;
 use crate::env::Env;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Status;
-use crate::stores::answer::{Trouble, is_untrusted};
-use crate::stores::https;
+use crate::stores::over_http::answer::{Failure, is_untrusted};
+use crate::stores::over_http::https;
 use crate::types::{LockName, printable};
 
 /// The characters to encode in a path. `/` separates the segments of a name and is not encoded.
@@ -102,11 +102,11 @@ impl Client {
             builder = builder.header(CONTENT_TYPE, "application/json").body(body.to_string());
         }
         let response =
-            builder.send().await.map_err(|error| self.unanswered(request, https::trouble(error)))?;
+            builder.send().await.map_err(|error| self.unanswered(request, https::failure(error)))?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = https::body(response, MOST_ANSWER)
             .await
-            .map_err(|error| self.unanswered(request, https::trouble(error)))?;
+            .map_err(|error| self.unanswered(request, https::failure(error)))?;
         let Some(body) = body else {
             return Err(self.incomprehensible(request, "the response does not end"));
         };
@@ -185,10 +185,10 @@ impl Client {
     }
 
     /// Returns the error for a request without a response.
-    fn unanswered(&self, request: &Request, trouble: Trouble) -> StoreError {
+    fn unanswered(&self, request: &Request, failure: Failure) -> StoreError {
         let (what, base) = (&request.what, &self.config.base);
-        match trouble {
-            Trouble::NotConnected { detail } => {
+        match failure {
+            Failure::NotConnected { detail } => {
                 let help = if is_untrusted(&detail) {
                     "the server's certificate was signed by an authority that is not trusted: name the file of that \
                      authority with ?ca=/path/to/ca.pem"
@@ -197,7 +197,7 @@ impl Client {
                 };
                 Fault::unavailable(format!("no connection to {base}: {detail}")).with_help(help).not_applied()
             }
-            Trouble::NoAnswer { detail } => {
+            Failure::NoAnswer { detail } => {
                 request.unknown(Fault::unavailable(format!("{what}: no response from {base}: {detail}")))
             }
             _ => {

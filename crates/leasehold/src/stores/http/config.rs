@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 
 use crate::clock::{Clock, timeout};
 use crate::error::Error;
-use crate::stores::transport::{Transport, checked_url};
+use crate::stores::over_http::transport::{Transport, checked_url};
 use crate::url::StoreUrl;
 
 /// The variable with the bearer token.

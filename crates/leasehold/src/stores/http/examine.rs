@@ -8,7 +8,7 @@ use super::client::Request;
 use crate::diagnosis::{Examined, Finding};
 use crate::error::StoreError;
 use crate::retry::retry;
-use crate::stores::https::date_us;
+use crate::stores::over_http::https::date_us;
 
 /// How far the clocks of both machines may differ without a warning.
 const APART: Duration = Duration::from_secs(60);

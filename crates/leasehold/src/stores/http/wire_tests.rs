@@ -9,9 +9,9 @@ use super::answers::Described;
 use super::config::BearerToken;
 use super::*;
 use crate::lease::{Holder, HolderInfo, Id, LossReason, State, Ttl, Watch};
-use crate::stores::answer::tests::short;
-use crate::stores::scripted::{Reply, Seen, Server, answer};
-use crate::stores::transport::Transport;
+use crate::stores::over_http::answer::tests::short;
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::transport::Transport;
 use crate::ticket::Ticket;
 
 const HEADERS: &str = "Content-Type: application/json\r\n";

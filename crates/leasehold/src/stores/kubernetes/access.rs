@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::stores::transport::Transport;
+use crate::stores::over_http::transport::Transport;
 
 /// The source of credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]

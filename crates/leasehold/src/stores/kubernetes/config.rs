@@ -6,11 +6,19 @@ use super::access::{Access, Source};
 use super::kubeconfig;
 use crate::error::Error;
 use crate::lease::StoreOptions;
-use crate::stores::transport::{Transport, checked_file, checked_url};
+use crate::stores::over_http::transport::{Transport, checked_file, checked_url};
 use crate::url::StoreUrl;
 
 /// The folder with the token and the authority of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The namespace of the requests, and its server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Target {
+    pub(super) namespace: String,
+    /// The URL of the server, without `/` at its end.
+    pub(super) server: String,
+}
 
 /// The settings in a store URL and the environment.
 #[derive(Clone, Debug)]

@@ -12,7 +12,9 @@ use super::access::{Plugin, Source};
 use crate::clock;
 use crate::env::Env;
 use crate::lease::printable;
-use crate::stores::credential_cache::{LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned};
+use crate::stores::over_http::credential_cache::{
+    LOAD_LIMIT, Load, Loaded, Loads, NotLoaded, Signed, ended, spawned,
+};
 
 /// A token file is read again after this time. Kubernetes replaces a pod's token when a fifth of its lifetime is left,
 /// which is at least two minutes.

@@ -3,22 +3,15 @@
 
 use std::fmt;
 
-use crate::error::ErrorKind;
-use crate::stores::answer::{Answer, Asked, SignIn, Trouble};
-use crate::stores::objects::{Meaning, Operation};
+use super::config::Target;
+use crate::error::{ErrorKind, StoreError};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure, SignIn};
+use crate::stores::over_http::{Meaning, Operation};
 
-/// The namespace of the requests, and its server.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) namespace: String,
-    /// The URL of the server, without `/` at its end.
-    pub(super) server: String,
-}
-
-/// Returns the meaning of `trouble` for `operation` on the Lease `name`.
-pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, name, place };
-    let answer = match case.asked().answer(trouble) {
+/// Returns the meaning of `failure` for `operation` on the Lease `name`.
+pub(super) fn meaning(operation: Operation, name: &str, target: &Target, failure: Failure) -> Meaning {
+    let case = Case { operation, name, target };
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -27,47 +20,49 @@ pub(super) fn meaning(operation: Operation, name: &str, place: &Place, trouble: 
         (Operation::Read | Operation::Replace | Operation::Delete, 404, "NotFound leases") => Meaning::Absent,
         (Operation::Create, 409, "AlreadyExists")
         | (Operation::Replace | Operation::Delete, 409, "Conflict") => Meaning::Conflict,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
 struct Case<'a> {
     operation: Operation,
     name: &'a str,
-    place: &'a Place,
+    target: &'a Target,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { namespace, .. } = self.place;
+        let Target { namespace, .. } = self.target;
         write!(f, "cannot {} the Lease {namespace}/{}", self.operation.verb(), self.name)
     }
 }
 
-impl Case<'_> {
+impl FailedRequest for Case<'_> {
     fn asked(&self) -> Asked<'_> {
         let changes = self.operation.changes();
-        Asked { what: self, endpoint: &self.place.server, changes, sign_in: SIGN_IN }
+        Asked { what: self, endpoint: &self.target.server, changes, sign_in: SIGN_IN }
     }
+}
 
-    fn answered(&self, answer: &Answer) -> Meaning {
+impl Case<'_> {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
-        let fault = |kind| self.asked().fault(kind, answer);
-        let fault = match (answer.status, code) {
-            // The server's flow control refused the request before it began.
-            (429, _) => fault(ErrorKind::Unavailable),
+        let fault = |kind| self.fault(kind, answer);
+        self.refused(match (answer.status, code) {
             // The change may have reached etcd.
-            (408 | 500 | 502..=599, _) => {
-                return Meaning::Failed(self.asked().unknown(fault(ErrorKind::Unavailable)));
-            }
+            (408 | 500 | 502..=599, _) => return self.unknown(self.busy(answer)),
             (200..=299, _) => {
-                let fault = fault(ErrorKind::Unavailable)
-                    .with_help("the response is not one of a Kubernetes API server: check the endpoint");
-                return Meaning::Failed(self.asked().unknown(fault));
+                return self.unknown(
+                    self.busy(answer)
+                        .with_help("the response is not one of a Kubernetes API server: check the endpoint"),
+                );
             }
-            (401, _) if answer.signed_before => fault(ErrorKind::Unavailable)
-                .with_help("the server accepted these credentials before: they have expired or were replaced, and \
-                    are loaded again"),
+            // The server's flow control refused the request before it began.
+            (429, _) => self.busy(answer),
+            (401, _) if answer.signed_before => self.busy(answer).with_help(
+                "the server accepted these credentials before: they have expired or were replaced, and are loaded again",
+            ),
             (401, _) => fault(ErrorKind::Denied)
                 .with_help(format!("the server does not accept these credentials: {}", SIGN_IN.missing)),
             (403, _) if answer.message.as_ref().is_some_and(|text| text.contains("being terminated")) => {
@@ -76,20 +71,19 @@ impl Case<'_> {
             (403, _) => fault(ErrorKind::Denied).with_help(format!(
                 "allow it by a Role in the namespace {:?}, on leases of coordination.k8s.io: get, create and patch for locks, \
                  list for `leasehold ls`, delete for `leasehold sweep`, watch for waiters",
-                self.place.namespace
+                self.target.namespace
             )),
             (404, "NotFound namespaces") => fault(ErrorKind::Invalid).with_help(format!(
                 "create it (kubectl create namespace {}), or check the store URL",
-                self.place.namespace
+                self.target.namespace
             )),
-            (410, _) => fault(ErrorKind::Unavailable).with_help("the listing took too long: start it again"),
+            (410, _) => self.busy(answer).with_help("the listing took too long: start it again"),
             _ => fault(ErrorKind::Invalid).with_help(format!(
                 "if the response gives no reason: check that {} is a Kubernetes API server of version \
                  1.14 or newer",
-                self.place.server
+                self.target.server
             )),
-        };
-        Meaning::Failed(fault.not_applied())
+        })
     }
 }
 
@@ -101,13 +95,13 @@ const SIGN_IN: SignIn = SignIn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stores::answer::tests::answered;
+    use crate::stores::over_http::answer::tests::answered;
 
     const ALL: [Operation; 5] =
         [Operation::Read, Operation::Create, Operation::Replace, Operation::Delete, Operation::List];
 
-    fn place() -> Place {
-        Place { namespace: "jobs".into(), server: "https://here".into() }
+    fn target() -> Target {
+        Target { namespace: "jobs".into(), server: "https://here".into() }
     }
 
     #[test]
@@ -132,7 +126,7 @@ mod tests {
             (301, "", same("not invalid")),
         ] {
             for (operation, expected) in ALL.into_iter().zip(expected) {
-                let meaning = meaning(operation, "x", &place(), answered(status, code));
+                let meaning = meaning(operation, "x", &target(), answered(status, code));
                 assert_eq!(meaning.short(), expected, "{status} {code} {operation:?}");
             }
         }
@@ -147,7 +141,7 @@ mod tests {
             (404, "", "API server"),
             (204, "", "endpoint"),
         ] {
-            let fault = meaning(Operation::Replace, "x", &place(), answered(status, code)).fault();
+            let fault = meaning(Operation::Replace, "x", &target(), answered(status, code)).fault();
             assert!(fault.help.as_deref().unwrap_or("").contains(help), "{fault:?}");
             assert!(fault.message.contains("the Lease jobs/x"), "{fault:?}");
         }
@@ -156,7 +150,7 @@ mod tests {
     #[test]
     fn refused_credentials_are_loaded_again_if_they_were_good() {
         let answer = Answer { status: 401, signed_before: true, ..Answer::default() };
-        let meaning = meaning(Operation::Replace, "x", &place(), Trouble::Answered(answer));
+        let meaning = meaning(Operation::Replace, "x", &target(), Failure::Answered(answer));
         assert_eq!(meaning.short(), "not unavailable");
     }
 }

@@ -4,7 +4,7 @@ use super::{Kubernetes, Put, wire};
 use crate::diagnosis::{CheckStatus, Examined, Finding, RESERVED};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
-use crate::stores::objects::{Operation, failed};
+use crate::stores::over_http::{Operation, failed};
 
 /// The verbs on Leases that leasehold uses, their purpose, and whether locks need them.
 const VERBS: [(&str, &str, bool); 6] = [
@@ -40,7 +40,7 @@ impl Kubernetes {
         const CHECK: &str = "permissions";
         let mut missing = Vec::new();
         for (verb, _, _) in VERBS {
-            let asked = self.ask(Operation::Read, "", wire::may(&self.place.namespace, verb)).await;
+            let asked = self.ask(Operation::Read, "", wire::may(&self.target.namespace, verb)).await;
             match asked.map_err(failed).map(|body| wire::is_allowed(&body)) {
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => missing.push(verb),
@@ -55,7 +55,7 @@ impl Kubernetes {
                 Err(error) => return (Finding::stopped(CHECK, &error), false),
             }
         }
-        (judge(CHECK, &self.place.namespace, &missing), !missing.contains(&"delete"))
+        (judge(CHECK, &self.target.namespace, &missing), !missing.contains(&"delete"))
     }
 
     /// Checks that creates, changes and deletes are conditional.

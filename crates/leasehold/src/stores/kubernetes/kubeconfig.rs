@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::access::{Access, Plugin, Secret, Source};
 use crate::error::Error;
-use crate::stores::transport::{Proxy, Transport, checked_url};
+use crate::stores::over_http::transport::{Proxy, Transport, checked_url};
 
 #[derive(Deserialize, Default)]
 #[serde(default)]

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::lease::Lease;
 use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::Answer;
-use crate::stores::https::{body, retry_after};
+use crate::stores::over_http::answer::Answer;
+use crate::stores::over_http::https::{body, retry_after};
 
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -29,15 +29,15 @@ const GROUP: &str = "coordination.k8s.io";
 pub(super) struct Request {
     pub(super) method: Method,
     /// The path and the query, encoded.
-    pub(super) target: String,
+    pub(super) path_and_query: String,
     pub(super) accept: &'static str,
     /// The media type of the body, and the body.
     pub(super) content: Option<(&'static str, Bytes)>,
 }
 
 impl Request {
-    fn of(method: Method, target: String) -> Self {
-        Self { method, target, accept: JSON, content: None }
+    fn of(method: Method, path_and_query: String) -> Self {
+        Self { method, path_and_query, accept: JSON, content: None }
     }
 
     fn with(self, media_type: &'static str, content: &Value) -> Self {
@@ -62,13 +62,13 @@ pub(super) fn read(namespace: &str, name: &str) -> Request {
 
 /// Creates the Lease `name`.
 pub(super) fn create(namespace: &str, name: &str, annotations: Value, spec: Value) -> Request {
-    let target = format!("{}?fieldManager=leasehold", leases(namespace));
+    let path_and_query = format!("{}?fieldManager=leasehold", leases(namespace));
     let object = json!({
         "apiVersion": format!("{GROUP}/v1"), "kind": "Lease",
         "metadata": { "name": name, "namespace": namespace, "annotations": annotations },
         "spec": spec,
     });
-    Request::of(Method::POST, target).with(JSON, &object)
+    Request::of(Method::POST, path_and_query).with(JSON, &object)
 }
 
 /// Changes the annotations of the Lease `name`, and its `spec` unless that is `None`, if the Lease is still at
@@ -83,13 +83,13 @@ pub(super) fn patch(
     annotations: Value,
     spec: Option<Value>,
 ) -> Request {
-    let target = format!("{}/{name}?fieldManager=leasehold", leases(namespace));
+    let path_and_query = format!("{}/{name}?fieldManager=leasehold", leases(namespace));
     let metadata = json!({ "resourceVersion": resource_version, "annotations": annotations });
     let mut change = json!({ "metadata": metadata });
     if let (Some(spec), Some(change)) = (spec, change.as_object_mut()) {
         change.insert("spec".to_owned(), spec);
     }
-    Request::of(Method::PATCH, target).with(MERGE_PATCH, &change)
+    Request::of(Method::PATCH, path_and_query).with(MERGE_PATCH, &change)
 }
 
 /// Deletes the Lease `name` if it is still at `resource_version`.
@@ -102,11 +102,11 @@ pub(super) fn delete(namespace: &str, name: &str, resource_version: &str) -> Req
 
 /// Lists a page of the Leases.
 pub(super) fn list(namespace: &str, page: Option<&str>) -> Request {
-    let mut target = format!("{}?limit={PAGE}", leases(namespace));
+    let mut path_and_query = format!("{}?limit={PAGE}", leases(namespace));
     if let Some(page) = page {
-        target.push_str(&format!("&continue={}", utf8_percent_encode(page, QUERY)));
+        path_and_query.push_str(&format!("&continue={}", utf8_percent_encode(page, QUERY)));
     }
-    Request { accept: NAMES, ..Request::of(Method::GET, target) }
+    Request { accept: NAMES, ..Request::of(Method::GET, path_and_query) }
 }
 
 /// Watches the Lease `name`. The first event is its current state.
@@ -149,8 +149,8 @@ pub(super) fn may(namespace: &str, verb: &str) -> Request {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": { "resourceAttributes": resource },
     });
-    let target = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned();
-    Request::of(Method::POST, target).with(JSON, &review)
+    let path_and_query = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews".to_owned();
+    Request::of(Method::POST, path_and_query).with(JSON, &review)
 }
 
 /// Returns the answer in the response to [`may`], or `None` if the response has another form.
@@ -233,7 +233,7 @@ mod tests {
     fn a_write_names_the_version_that_it_expects() {
         let request = patch("jobs", "x", "7", json!({ "a": "b" }), None);
         assert_eq!(
-            request.target,
+            request.path_and_query,
             "/apis/coordination.k8s.io/v1/namespaces/jobs/leases/x?fieldManager=leasehold"
         );
         let (media_type, body) = request.content.unwrap();
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(body, r#"{"metadata":{"annotations":{"a":"b"},"resourceVersion":"7"}}"#);
         let (_, body) = delete("jobs", "x", "7").content.unwrap();
         assert!(String::from_utf8_lossy(&body).contains(r#""preconditions":{"resourceVersion":"7"}"#));
-        assert!(list("jobs", Some("a=&b")).target.ends_with("?limit=500&continue=a%3D%26b"));
+        assert!(list("jobs", Some("a=&b")).path_and_query.ends_with("?limit=500&continue=a%3D%26b"));
     }
 
     #[test]
@@ -256,10 +256,11 @@ mod tests {
             assert_eq!(of(r#type, holder), Event::Look, "{type} {holder:?}");
         }
         assert_eq!(Event::of(b"<html>"), Event::Look);
-        let target = watch("jobs", "x").target;
+        let path_and_query = watch("jobs", "x").path_and_query;
         assert!(
-            target.ends_with("/jobs/leases?watch=1&timeoutSeconds=240&fieldSelector=metadata.name%3Dx"),
-            "{target}"
+            path_and_query
+                .ends_with("/jobs/leases?watch=1&timeoutSeconds=240&fieldSelector=metadata.name%3Dx"),
+            "{path_and_query}"
         );
     }
 

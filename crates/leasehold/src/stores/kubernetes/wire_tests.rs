@@ -5,8 +5,8 @@ use futures_util::TryStreamExt;
 use super::access::Source;
 use super::*;
 use crate::golden::golden_record;
-use crate::stores::scripted::{Reply, Seen, Server, answer};
-use crate::stores::transport::Transport;
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::transport::Transport;
 
 const HEADERS: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nAudit-Id: a\r\n";
 const LEASE: &str = r#"{"metadata":{"name":"x","resourceVersion":"8"},"spec":null}"#;

@@ -11,7 +11,7 @@ use md5::{Digest, Md5};
 
 use super::super::aws::config::REQUEST_LIMIT;
 use super::super::aws::requests::chain;
-use super::super::objects::{Contents, request_limit};
+use super::super::over_http::{Contents, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};

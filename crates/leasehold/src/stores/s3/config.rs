@@ -1,10 +1,12 @@
 //! Parses the settings in a store URL and checks them by S3's rules.
 
+use std::net::IpAddr;
+
 use super::settings::Settings;
 use crate::error::Error;
 use crate::lease::StoreOptions;
 use crate::stores::aws::access::{Access, Service, arn};
-use crate::stores::objects::{Protocol, checked_object, checked_prefix};
+use crate::stores::buckets::{Protocol, checked_object, checked_prefix};
 use crate::url::StoreUrl;
 
 pub(super) const SERVICE: Service = Service {
@@ -13,6 +15,73 @@ pub(super) const SERVICE: Service = Service {
     no_region_help: "add ?region=eu-west-1 to the store URL, or set AWS_REGION; most compatible stores accept \
         us-east-1",
 };
+
+/// The bucket to which requests go.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) bucket: String,
+    pub(super) region: String,
+    /// `None` for Amazon's own endpoint.
+    pub(super) endpoint: Option<String>,
+    /// The address of the endpoint's name to connect to. `None` leaves the choice to the client.
+    pub(super) address: Option<IpAddr>,
+}
+
+impl Target {
+    /// Whether the bucket is known to honour preconditions. Amazon documents this for general purpose buckets. It is
+    /// not assumed for other stores, or for other kinds of names on Amazon's own endpoints: access points by ARN or
+    /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
+    /// (`name--op-s3`), directory buckets (`name--x-s3`) and kinds that do not exist yet.
+    pub(super) fn is_trusted(&self) -> bool {
+        let plain =
+            self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"))
+            || self.bucket.ends_with("-s3alias")
+            || self.bucket.ends_with(".mrap");
+        self.endpoint.is_none() && plain && !special
+    }
+
+    /// Whether the bucket is a directory bucket of S3 Express, or an access point of one.
+    pub(super) fn is_directory(&self) -> bool {
+        self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
+    }
+
+    /// Returns the ARN of the bucket or the access point, for a policy.
+    pub(super) fn arn(&self) -> String {
+        let Self { bucket, region, .. } = self;
+        match bucket.starts_with("arn:") {
+            true => bucket.clone(),
+            false if bucket.ends_with("--xa-s3") => {
+                format!("arn:aws:s3express:{region}:*:accesspoint/{bucket}")
+            }
+            false if self.is_directory() => format!("arn:aws:s3express:{region}:*:bucket/{bucket}"),
+            false => format!("arn:aws:s3:::{bucket}"),
+        }
+    }
+
+    /// Returns the ARN of the object `key`, or of all objects that match the pattern `key`, for a policy.
+    pub(super) fn arn_of(&self, key: &str) -> String {
+        let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
+        format!("{}{objects}/{key}", self.arn())
+    }
+
+    /// Returns the endpoint and the bucket. The text is the same for each address.
+    pub(super) fn identity(&self) -> String {
+        format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
+    }
+
+    fn name(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
+    }
+
+    /// Returns the name of the endpoint, with the address that requests connect to.
+    pub(super) fn endpoint(&self) -> String {
+        match self.address {
+            Some(address) => format!("{} at {address}", self.name()),
+            None => self.name(),
+        }
+    }
+}
 
 /// The settings in a store URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +99,7 @@ pub(super) struct Location {
 impl Location {
     /// Parses `url`, and applies its common settings to `options`.
     pub(super) fn from_url(mut url: StoreUrl, options: &mut StoreOptions) -> Result<Self, Error> {
-        let (access, bucket, path) = place(&mut url)?;
+        let (access, bucket, path) = bucket_and_path(&mut url)?;
         let prefix = checked_prefix(&path, "s3://my-bucket/team/locks")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
@@ -43,7 +112,7 @@ impl Location {
 
     /// Parses `url` as the URL of an object. Returns the location of its folder, and its key there.
     pub(super) fn of_object(mut url: StoreUrl) -> Result<(Self, String), Error> {
-        let (access, bucket, path) = place(&mut url)?;
+        let (access, bucket, path) = bucket_and_path(&mut url)?;
         let (prefix, key) = checked_object(&path, "s3://my-bucket/path/counter.json")?;
         let path_style = path_style(&mut url, &bucket)?;
         let settings = Settings::take(&mut url)?;
@@ -55,7 +124,7 @@ impl Location {
 }
 
 /// Returns the access settings, the bucket, and the path in the bucket.
-fn place(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
+fn bucket_and_path(url: &mut StoreUrl) -> Result<(Access, String, String), Error> {
     let mut access = Access::take(url, SERVICE)?;
     let authority = url.authority().unwrap_or("");
     if !authority.starts_with("arn:") {
@@ -242,6 +311,44 @@ mod tests {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn only_plain_buckets_at_amazons_endpoints_are_trusted() {
+        for (bucket, trusted) in [
+            ("bkt", true),
+            ("my--bucket", true),
+            ("my.bucket", true),
+            ("s3alias", true),
+            ("backup-s3", true),
+            // An access point, and one of a file system (FSx).
+            ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
+            ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
+            // Object Lambda, Outposts, a directory bucket, an access point of one, a table bucket, and a kind that does not
+            // exist yet.
+            ("locks-a1b2c3d4use1a--ol-s3", false),
+            ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
+            ("bkt--euw1-az1--x-s3", false),
+            ("locks--euw1-az1--xa-s3", false),
+            ("bkt--table-s3", false),
+            ("bkt--new-s3", false),
+            ("mfzwi23gnjvgw.mrap", false),
+            ("arn:aws:s3:eu-west-1:123456789012:accesspoint/locks", false),
+            ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
+            ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
+        ] {
+            let target = |endpoint| Target {
+                bucket: bucket.into(),
+                region: "eu-west-1".into(),
+                endpoint,
+                address: None,
+            };
+            assert_eq!(target(None).is_trusted(), trusted, "{bucket}");
+            // An endpoint in the URL is probed, even if it is one of Amazon's.
+            for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
+                assert!(!target(Some(endpoint.into())).is_trusted(), "{bucket} {endpoint}");
+            }
         }
     }
 }

@@ -7,19 +7,18 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{Builder, RequestChecksumCalculation, ResponseChecksumValidation};
 
-use super::config::{Location, SERVICE};
-use super::errors::Place;
+use super::config::{Location, SERVICE, Target};
 use crate::env::Env;
 use crate::error::Error;
 
 impl Location {
     /// Reads the machine's AWS configuration and creates a client. Sends no request, except to the machine's metadata
     /// service if it must be asked for the region.
-    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Place), Error> {
+    pub(super) async fn connect(&self, env: &Env) -> Result<(Client, Target), Error> {
         let found = self.access.find(SERVICE, env).await?;
         let client = Client::from_conf(self.client_config(&found.sdk, found.endpoint.as_deref()).build());
         let bucket = self.bucket.clone();
-        Ok((client, Place { bucket, region: found.region, endpoint: found.endpoint, address: None }))
+        Ok((client, Target { bucket, region: found.region, endpoint: found.endpoint, address: None }))
     }
 
     pub(super) fn has_path_style(&self, endpoint: Option<&str>) -> bool {

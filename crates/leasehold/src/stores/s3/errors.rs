@@ -1,12 +1,12 @@
 //! Interprets the responses of S3, and missing responses. This is a pure function, so that tests can cover every case.
 
 use std::fmt;
-use std::net::IpAddr;
 
-use crate::error::{ErrorKind, Fault};
-use crate::stores::answer::{Answer, Asked, Trouble};
+use super::config::Target;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::stores::aws::sign_in::{SIGN_IN, credentials_help};
-use crate::stores::objects::{Meaning, Operation};
+use crate::stores::over_http::answer::{Answer, Asked, FailedRequest, Failure};
+use crate::stores::over_http::{Meaning, Operation};
 
 fn permission(operation: Operation) -> &'static str {
     match operation {
@@ -17,76 +17,10 @@ fn permission(operation: Operation) -> &'static str {
     }
 }
 
-/// The bucket to which requests go.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) bucket: String,
-    pub(super) region: String,
-    /// `None` for Amazon's own endpoint.
-    pub(super) endpoint: Option<String>,
-    /// The address of the endpoint's name to connect to. `None` leaves the choice to the client.
-    pub(super) address: Option<IpAddr>,
-}
-
-impl Place {
-    /// Whether the bucket is known to honour preconditions. Amazon documents this for general purpose buckets. It is
-    /// not assumed for other stores, or for other kinds of names on Amazon's own endpoints: access points by ARN or
-    /// alias (`name-s3alias`, and `name-ext-s3alias` of a file system), Object Lambda (`name--ol-s3`), Outposts
-    /// (`name--op-s3`), directory buckets (`name--x-s3`) and kinds that do not exist yet.
-    pub(super) fn is_trusted(&self) -> bool {
-        let plain =
-            self.bucket.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-        let special = self.bucket.rsplit_once("--").is_some_and(|(_, kind)| kind.ends_with("-s3"))
-            || self.bucket.ends_with("-s3alias")
-            || self.bucket.ends_with(".mrap");
-        self.endpoint.is_none() && plain && !special
-    }
-
-    /// Whether the bucket is a directory bucket of S3 Express, or an access point of one.
-    pub(super) fn is_directory(&self) -> bool {
-        self.bucket.ends_with("--x-s3") || self.bucket.ends_with("--xa-s3")
-    }
-
-    /// Returns the ARN of the bucket or the access point, for a policy.
-    pub(super) fn arn(&self) -> String {
-        let Self { bucket, region, .. } = self;
-        match bucket.starts_with("arn:") {
-            true => bucket.clone(),
-            false if bucket.ends_with("--xa-s3") => {
-                format!("arn:aws:s3express:{region}:*:accesspoint/{bucket}")
-            }
-            false if self.is_directory() => format!("arn:aws:s3express:{region}:*:bucket/{bucket}"),
-            false => format!("arn:aws:s3:::{bucket}"),
-        }
-    }
-
-    /// Returns the ARN of the object `key`, or of all objects that match the pattern `key`, for a policy.
-    pub(super) fn arn_of(&self, key: &str) -> String {
-        let objects = if self.bucket.starts_with("arn:") { "/object" } else { "" };
-        format!("{}{objects}/{key}", self.arn())
-    }
-
-    /// Returns the endpoint and the bucket. The text is the same for each address.
-    pub(super) fn shown(&self) -> String {
-        format!("{}/{}", self.name().trim_end_matches('/'), self.bucket)
-    }
-
-    fn name(&self) -> String {
-        self.endpoint.clone().unwrap_or_else(|| format!("Amazon S3 in {}", self.region))
-    }
-
-    fn endpoint(&self) -> String {
-        match self.address {
-            Some(address) => format!("{} at {address}", self.name()),
-            None => self.name(),
-        }
-    }
-}
-
-/// Returns the meaning of `trouble` for `operation` on object `key`.
-pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: Trouble) -> Meaning {
-    let case = Case { operation, key, place, endpoint: place.endpoint() };
-    let answer = match case.asked().answer(trouble) {
+/// Returns the meaning of `failure` for `operation` on object `key`.
+pub(super) fn meaning(operation: Operation, key: &str, target: &Target, failure: Failure) -> Meaning {
+    let case = Case { operation, key, target, endpoint: target.endpoint() };
+    let answer = match case.asked().answer(failure) {
         Ok(answer) => answer,
         Err(error) => return Meaning::Failed(error),
     };
@@ -97,39 +31,32 @@ pub(super) fn meaning(operation: Operation, key: &str, place: &Place, trouble: T
         (Operation::Head, 404, _) => Meaning::Absent,
         (Operation::Replace | Operation::Delete, 404, Some("NoSuchKey")) => Meaning::Conflict,
         (Operation::Create | Operation::Replace | Operation::Delete, 412, _) => Meaning::Conflict,
-        _ => case.answered(&answer),
+        _ => Meaning::Failed(case.answered(&answer)),
     }
 }
 
 struct Case<'a> {
     operation: Operation,
     key: &'a str,
-    place: &'a Place,
+    target: &'a Target,
     endpoint: String,
 }
 
 impl fmt::Display for Case<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {} s3://{}/{}", self.operation.verb(), self.place.bucket, self.key)
+        write!(f, "cannot {} s3://{}/{}", self.operation.verb(), self.target.bucket, self.key)
+    }
+}
+
+impl FailedRequest for Case<'_> {
+    fn asked(&self) -> Asked<'_> {
+        Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
     }
 }
 
 impl Case<'_> {
-    /// Returns the failure of a request that had no effect.
-    fn refused(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(fault.not_applied())
-    }
-
-    /// Returns the failure of a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    fn unknown(&self, fault: Fault) -> Meaning {
-        Meaning::Failed(self.asked().unknown(fault))
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        Asked { what: self, endpoint: &self.endpoint, changes: self.operation.changes(), sign_in: SIGN_IN }
-    }
-
-    fn answered(&self, answer: &Answer) -> Meaning {
+    /// Returns the error for an unsuccessful response.
+    fn answered(&self, answer: &Answer) -> StoreError {
         let code = answer.code.as_deref().unwrap_or("");
         match (answer.status, code) {
             // Throttled. S3 refused the request before it did anything.
@@ -158,7 +85,7 @@ impl Case<'_> {
             (400, "InvalidArgument" | "InvalidRequest" | "InvalidHeader" | "UnsupportedArgument")
                 if self.operation.changes() =>
             {
-                self.refused(match self.place.is_trusted() {
+                self.refused(match self.target.is_trusted() {
                     true => self.bad_setting(answer),
                     false => self.not_implemented(answer),
                 })
@@ -166,14 +93,6 @@ impl Case<'_> {
             (200..=299, _) => self.unknown(self.garbled(answer)),
             _ => self.refused(self.unexpected(answer)),
         }
-    }
-
-    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
-        self.asked().fault(kind, answer)
-    }
-
-    fn busy(&self, answer: &Answer) -> Fault {
-        self.fault(ErrorKind::Unavailable, answer)
     }
 
     fn not_implemented(&self, answer: &Answer) -> Fault {
@@ -214,7 +133,7 @@ impl Case<'_> {
     }
 
     fn no_bucket(&self, answer: &Answer) -> Fault {
-        let bucket = &self.place.bucket;
+        let bucket = &self.target.bucket;
         self.fault(ErrorKind::Invalid, answer).with_help(format!(
             "there is no bucket {bucket:?} at {}: check the store URL, or create it (aws s3 mb s3://{bucket})",
             self.endpoint
@@ -222,7 +141,7 @@ impl Case<'_> {
     }
 
     fn wrong_region(&self, answer: &Answer) -> Fault {
-        let (bucket, asked) = (&self.place.bucket, &self.place.region);
+        let (bucket, asked) = (&self.target.bucket, &self.target.region);
         self.fault(ErrorKind::Invalid, answer).with_help(match &answer.region {
             Some(region) if region != asked => {
                 format!("the bucket {bucket:?} is in {region}, not in {asked}: add ?region={region} to the store URL")
@@ -246,10 +165,10 @@ impl Case<'_> {
         if let Some(help) = credentials_help(answer) {
             return fault.with_help(help);
         }
-        if self.place.is_directory() {
-            return fault.with_help(format!("allow s3express:CreateSession on {}", self.place.arn()));
+        if self.target.is_directory() {
+            return fault.with_help(format!("allow s3express:CreateSession on {}", self.target.arn()));
         }
-        let (bucket, object) = (self.place.arn(), self.place.arn_of(self.key));
+        let (bucket, object) = (self.target.arn(), self.target.arn_of(self.key));
         match self.operation {
             Operation::List => fault.with_help(format!("allow s3:ListBucket on {bucket}")),
             Operation::Read | Operation::Head => fault.with_help(format!(

@@ -16,14 +16,14 @@ use crate::error::{ErrorKind, StoreError};
 use crate::lease::Id;
 use crate::register::{Deleted, Register, Version};
 use crate::retry::retry;
-use crate::stores::answer::Trouble;
 use crate::stores::aws::watch::Watch;
+use crate::stores::over_http::answer::Failure;
 
 impl S3Register {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined {
             // Directory buckets have other prices.
-            listed_prices: self.place.endpoint.is_none() && !self.place.is_directory(),
+            listed_prices: self.target.endpoint.is_none() && !self.target.is_directory(),
             least_permissions: self.least_permissions(),
             ..Examined::default()
         };
@@ -35,16 +35,17 @@ impl S3Register {
             Err(unchecked) => Finding::not_applicable("lifecycle", unchecked),
         });
         examined.push(self.object_lock().await);
-        if self.place.is_directory() {
+        if self.target.is_directory() {
             examined.push(self.delete_of_nothing().await);
         }
         examined
     }
 
     fn least_permissions(&self) -> Vec<String> {
-        let (bucket, objects) = (self.place.arn(), self.place.arn_of(&format!("{}*", self.keys.object(""))));
+        let (bucket, objects) =
+            (self.target.arn(), self.target.arn_of(&format!("{}*", self.keys.object(""))));
         let mut lines = vec!["the minimum that leasehold needs:".to_owned()];
-        lines.extend(match self.place.is_directory() {
+        lines.extend(match self.target.is_directory() {
             true => vec![format!(
                 r#"{{"Effect":"Allow","Action":"s3express:CreateSession","Resource":"{bucket}"}}"#
             )],
@@ -68,7 +69,7 @@ impl S3Register {
 
     async fn rules(&self) -> Result<Vec<LifecycleRule>, String> {
         let watch = self.requests.watch();
-        let request = self.client.get_bucket_lifecycle_configuration().bucket(&self.place.bucket);
+        let request = self.client.get_bucket_lifecycle_configuration().bucket(&self.target.bucket);
         let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetLifecycleConfiguration", &watch, result) {
@@ -80,7 +81,7 @@ impl S3Register {
     async fn versioning(&self, rules: &[LifecycleRule], base: &str) -> Finding {
         const CHECK: &str = "versioning";
         let watch = self.requests.watch();
-        let request = self.client.get_bucket_versioning().bucket(&self.place.bucket);
+        let request = self.client.get_bucket_versioning().bucket(&self.target.bucket);
         let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketVersioning", &watch, result) {
@@ -95,7 +96,7 @@ impl S3Register {
     async fn object_lock(&self) -> Finding {
         const CHECK: &str = "object-lock";
         let watch = self.requests.watch();
-        let request = self.client.get_object_lock_configuration().bucket(&self.place.bucket);
+        let request = self.client.get_object_lock_configuration().bucket(&self.target.bucket);
         let request = request.set_expected_bucket_owner(self.settings.owner.clone());
         let result = request.customize().interceptor(watch.clone()).send().await;
         match self.asked("s3:GetBucketObjectLockConfiguration", &watch, result) {
@@ -119,11 +120,11 @@ impl S3Register {
     {
         match self.requests.settle(watch, result) {
             Ok(output) => Ok(Some(output)),
-            Err(Trouble::Answered(answer)) if answer.status == 404 => Ok(None),
-            Err(Trouble::Answered(answer)) if matches!(answer.status, 401 | 403) => {
+            Err(Failure::Answered(answer)) if answer.status == 404 => Ok(None),
+            Err(Failure::Answered(answer)) if matches!(answer.status, 401 | 403) => {
                 Err(format!("not checked: this needs {permission}, which locks do not need"))
             }
-            Err(Trouble::Answered(answer)) => Err(unanswered(&answer.status)),
+            Err(Failure::Answered(answer)) => Err(unanswered(&answer.status)),
             Err(_) => Err(unanswered(&"nothing")),
         }
     }

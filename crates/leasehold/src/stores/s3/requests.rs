@@ -19,19 +19,19 @@ use crate::register::Body;
 
 impl S3Register {
     pub(super) fn get_object(&self, object: &str) -> GetObjectFluentBuilder {
-        let request = self.client.get_object().bucket(&self.place.bucket).key(object);
+        let request = self.client.get_object().bucket(&self.target.bucket).key(object);
         request.set_expected_bucket_owner(self.settings.owner.clone()).set_request_payer(self.payer())
     }
 
     pub(super) fn head_object(&self, object: &str) -> HeadObjectFluentBuilder {
-        let request = self.client.head_object().bucket(&self.place.bucket).key(object);
+        let request = self.client.head_object().bucket(&self.target.bucket).key(object);
         request.set_expected_bucket_owner(self.settings.owner.clone()).set_request_payer(self.payer())
     }
 
     pub(super) fn put_object(&self, object: &str, body: Body) -> PutObjectFluentBuilder {
         let Settings { encryption, kms_key, owner, .. } = &self.settings;
-        let checksum = checksum(&self.settings, self.place.endpoint.as_deref());
-        let request = self.client.put_object().bucket(&self.place.bucket).key(object);
+        let checksum = checksum(&self.settings, self.target.endpoint.as_deref());
+        let request = self.client.put_object().bucket(&self.target.bucket).key(object);
         let request = request
             .set_expected_bucket_owner(owner.clone())
             .set_request_payer(self.payer())
@@ -43,12 +43,12 @@ impl S3Register {
     }
 
     pub(super) fn delete_object(&self, object: &str) -> DeleteObjectFluentBuilder {
-        let request = self.client.delete_object().bucket(&self.place.bucket).key(object);
+        let request = self.client.delete_object().bucket(&self.target.bucket).key(object);
         request.set_expected_bucket_owner(self.settings.owner.clone()).set_request_payer(self.payer())
     }
 
     pub(super) fn list_objects(&self) -> ListObjectsV2FluentBuilder {
-        let request = self.client.list_objects_v2().bucket(&self.place.bucket);
+        let request = self.client.list_objects_v2().bucket(&self.target.bucket);
         request.set_expected_bucket_owner(self.settings.owner.clone()).set_request_payer(self.payer())
     }
 

@@ -22,7 +22,7 @@ use crate::register::probe::probe_deletes;
 use crate::register::{MAX_VALUE_BYTES, Metadata, probe};
 use crate::stores::aws::config::careful;
 use crate::stores::aws::wire::{machine, test_credentials};
-use crate::stores::scripted::{Reply, Seen, Server, answer};
+use crate::stores::over_http::scripted::{Reply, Seen, Server, answer};
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 const DATE_US: u64 = 784_111_777_000_000;
@@ -40,8 +40,8 @@ fn register(endpoint: &str, credentials: SharedCredentialsProvider) -> S3Registe
     let sdk = careful(&machine(credentials), &env);
     let client = Client::from_conf(location.client_config(&sdk, Some(endpoint)).build());
     let endpoint = Some(endpoint.to_owned());
-    let place = Place { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint, address: None };
-    S3Register::new(client, place, &location, Contents::Records, env)
+    let target = Target { bucket: "bucket".into(), region: "eu-west-1".into(), endpoint, address: None };
+    S3Register::new(client, target, &location, Contents::Records, env)
 }
 
 fn refused(status: &str, headers: &str, code: &str) -> String {

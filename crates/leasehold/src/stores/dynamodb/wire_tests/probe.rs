@@ -120,7 +120,7 @@ async fn a_good_server_is_examined_once_for_all_processes() {
     let operations: Vec<_> = requests.iter().map(Seen::operation).collect();
     assert_eq!(operations, ["updateitem", "getitem"], "another process goes by the marker");
 
-    let amazon = DynamoDb { place: Place { endpoint: None, ..store.place.clone() }, ..server.store() };
+    let amazon = DynamoDb { target: Target { endpoint: None, ..store.target.clone() }, ..server.store() };
     amazon.trust().await.unwrap();
     assert_eq!(server.requests().len(), 0, "Amazon's own is documented");
 }

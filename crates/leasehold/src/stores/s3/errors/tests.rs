@@ -1,47 +1,14 @@
 use std::time::Duration;
 
 use super::*;
-use crate::stores::answer::tests::answered;
+use crate::stores::over_http::answer::tests::answered;
 
-fn place() -> Place {
-    Place { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
+fn target() -> Target {
+    Target { endpoint: Some("http://here:9".into()), ..amazons("bkt") }
 }
 
-fn amazons(bucket: &str) -> Place {
-    Place { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
-}
-
-#[test]
-fn only_plain_buckets_at_amazons_endpoints_are_trusted() {
-    for (bucket, trusted) in [
-        ("bkt", true),
-        ("my--bucket", true),
-        ("my.bucket", true),
-        ("s3alias", true),
-        ("backup-s3", true),
-        // An access point, and one of a file system (FSx).
-        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-s3alias", false),
-        ("locks-a1b2c3d4e5f6a1b2c3d4e5f6a1b2c3d4use1a-ext-s3alias", false),
-        // Object Lambda, Outposts, a directory bucket, an access point of one, a table bucket, and a kind that does not
-        // exist yet.
-        ("locks-a1b2c3d4use1a--ol-s3", false),
-        ("locks-o01ac5d28a6a232904e8xz5w8ijx1qzlbp3i3kuse10--op-s3", false),
-        ("bkt--euw1-az1--x-s3", false),
-        ("locks--euw1-az1--xa-s3", false),
-        ("bkt--table-s3", false),
-        ("bkt--new-s3", false),
-        ("mfzwi23gnjvgw.mrap", false),
-        ("arn:aws:s3:eu-west-1:123456789012:accesspoint/locks", false),
-        ("arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", false),
-        ("arn:aws:s3-object-lambda:eu-west-1:123456789012:accesspoint/locks", false),
-    ] {
-        assert_eq!(amazons(bucket).is_trusted(), trusted, "{bucket}");
-        // An endpoint in the URL is probed, even if it is one of Amazon's.
-        for endpoint in ["https://s3.example.com", "https://s3.eu-west-1.amazonaws.com"] {
-            let place = Place { endpoint: Some(endpoint.into()), ..amazons(bucket) };
-            assert!(!place.is_trusted(), "{bucket} {endpoint}");
-        }
-    }
+fn amazons(bucket: &str) -> Target {
+    Target { bucket: bucket.into(), region: "eu-west-1".into(), endpoint: None, address: None }
 }
 
 #[test]
@@ -66,24 +33,24 @@ fn the_help_for_a_missing_checksum_is_not_to_use_amazon() {
     let text = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters";
     let answer = |code: &str, text: &str| {
         let (code, message) = (Some(code.to_owned()), Some(text.to_owned()));
-        Trouble::Answered(Answer { status: 400, code, message, ..Answer::default() })
+        Failure::Answered(Answer { status: 400, code, message, ..Answer::default() })
     };
-    for (place, trouble, helps) in [
+    for (target, failure, helps) in [
         (amazons("bkt"), answer("InvalidRequest", text), "checksum=crc32"),
-        (place(), answer("InvalidRequest", text), "checksum=crc32"),
+        (target(), answer("InvalidRequest", text), "checksum=crc32"),
         (amazons("bkt"), answer("InvalidArgument", "something else"), "`sse`"),
-        (place(), answer("InvalidArgument", "something else"), "conditional writes"),
+        (target(), answer("InvalidArgument", "something else"), "conditional writes"),
         (amazons("bkt"), answer("KMS.NotFoundException", "no such key"), "`kms_key`"),
     ] {
-        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &place, trouble) else { panic!() };
+        let Meaning::Failed(error) = meaning(Operation::Create, "x.lock", &target, failure) else { panic!() };
         let help = error.fault().help.clone().unwrap();
         assert!(help.contains(helps), "{help}");
         assert_eq!(help.contains("use Amazon S3"), helps == "conditional writes", "{help}");
     }
 }
 
-fn means(operation: Operation, trouble: Trouble) -> Meaning {
-    meaning(operation, "p/x.lock", &place(), trouble)
+fn means(operation: Operation, failure: Failure) -> Meaning {
+    meaning(operation, "p/x.lock", &target(), failure)
 }
 
 #[test]
@@ -142,26 +109,26 @@ fn every_response_has_a_meaning_for_every_operation() {
     }
 }
 
-fn fault(operation: Operation, trouble: Trouble) -> Fault {
-    means(operation, trouble).fault()
+fn fault(operation: Operation, failure: Failure) -> Fault {
+    means(operation, failure).fault()
 }
 
 #[test]
-fn an_error_names_the_address_asked_but_the_place_does_not() {
+fn an_error_names_the_address_asked_but_the_identity_does_not() {
     let address = Some([10, 0, 0, 2].into());
-    let place = Place { address, ..place() };
-    let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &place, answered(500, "InternalError"))
+    let target = Target { address, ..target() };
+    let Meaning::Failed(error) = meaning(Operation::Read, "x.lock", &target, answered(500, "InternalError"))
     else {
         panic!()
     };
     assert!(error.to_string().contains("http://here:9 at 10.0.0.2"), "{error:?}");
-    assert_eq!(place.shown(), "http://here:9/bkt");
+    assert_eq!(target.identity(), "http://here:9/bkt");
 }
 
 #[test]
 fn errors_say_what_to_do() {
     use Operation::{Create, Delete, List, Read};
-    for (operation, trouble, helps) in [
+    for (operation, failure, helps) in [
         (Read, answered(403, "AccessDenied"), vec!["s3:GetObject", "s3:ListBucket", "bkt/p/x.lock"]),
         (Create, answered(403, "AccessDenied"), vec!["s3:PutObject", "arn:aws:s3:::bkt/p/x.lock"]),
         (Delete, answered(403, "AccessDenied"), vec!["s3:DeleteObject"]),
@@ -173,16 +140,16 @@ fn errors_say_what_to_do() {
         (Read, answered(400, "ExpiredToken"), vec!["sign in again"]),
         (
             Read,
-            Trouble::Credentials { detail: String::new(), before: false },
+            Failure::Credentials { detail: String::new(), before: false },
             vec!["no credentials found: set AWS_PROFILE"],
         ),
     ] {
-        let help = fault(operation, trouble.clone()).help.unwrap();
+        let help = fault(operation, failure.clone()).help.unwrap();
         for part in helps {
-            assert!(help.contains(part), "{trouble:?}: {help}");
+            assert!(help.contains(part), "{failure:?}: {help}");
         }
     }
-    let refused = fault(Read, Trouble::NotConnected { detail: "refused".into() });
+    let refused = fault(Read, Failure::NotConnected { detail: "refused".into() });
     assert!(refused.message.contains("http://here:9") && refused.message.contains("refused"));
 }
 
@@ -194,10 +161,10 @@ fn a_wrong_region_names_the_right_one_and_throttling_its_pause() {
         region: Some("us-west-2".into()),
         ..Answer::default()
     };
-    let help = fault(Operation::Read, Trouble::Answered(answer)).help.unwrap();
+    let help = fault(Operation::Read, Failure::Answered(answer)).help.unwrap();
     assert!(help.contains("?region=us-west-2") && help.contains("not in eu-west-1"), "{help}");
     let wait = Some(Duration::from_secs(7));
     let answer =
         Answer { status: 503, code: Some("SlowDown".into()), retry_after: wait, ..Answer::default() };
-    assert_eq!(fault(Operation::Create, Trouble::Answered(answer)).retry_after, wait);
+    assert_eq!(fault(Operation::Create, Failure::Answered(answer)).retry_after, wait);
 }

@@ -82,15 +82,15 @@ async fn each_address_of_the_name_sees_its_share_of_every_race() {
     for (creates, replaces) in races(&servers) {
         assert!(creates > 120 && replaces > 120, "{creates}, {replaces}");
     }
-    let place = register.place();
+    let identity = register.identity();
     for (address, front) in register.fronts().await.unwrap().answering {
-        assert_eq!(front.place(), place, "the verdict is the name's");
+        assert_eq!(front.identity(), identity, "the verdict is the name's");
         front.read("x.lock").await.unwrap();
         let [first, second] = servers.each_ref().map(Server::requests);
         let (seen, other) = if address == Ipv4Addr::LOCALHOST { (first, second) } else { (second, first) };
         assert!(other.is_empty());
         let [read] = &seen[..] else { panic!() };
-        assert!(read.has(&format!("host: {}", place.split('/').nth(2).unwrap())), "{read:?}");
+        assert!(read.has(&format!("host: {}", identity.split('/').nth(2).unwrap())), "{read:?}");
         assert!(read.head.contains("authorization: aws4-hmac-sha256"), "{read:?}");
         assert!(front.fronts().await.unwrap().answering.is_empty(), "an address is not a name");
     }

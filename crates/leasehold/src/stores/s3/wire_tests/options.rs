@@ -17,9 +17,9 @@ fn opened(url: &str, endpoint: Option<&str>, amazons: bool) -> S3Register {
         config = config.endpoint_url(endpoint).force_path_style(true);
     }
     let endpoint = endpoint.filter(|_| !amazons).map(str::to_owned);
-    let place =
-        Place { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint, address: None };
-    S3Register::new(Client::from_conf(config.build()), place, &location, Contents::Records, env)
+    let target =
+        Target { bucket: location.bucket.clone(), region: "eu-west-1".into(), endpoint, address: None };
+    S3Register::new(Client::from_conf(config.build()), target, &location, Contents::Records, env)
 }
 
 async fn good() -> Server {

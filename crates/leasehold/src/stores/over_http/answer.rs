@@ -8,25 +8,25 @@ use crate::error::{ErrorKind, Fault, StoreError};
 
 /// An unsuccessful response. Fields that a store does not provide keep their default values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub(in crate::stores) struct Answer {
+    pub(in crate::stores) status: u16,
     /// The store's error code, like `SlowDown` (S3) or `rateLimitExceeded` (GCS). `None` if the body is not an error
     /// document of the store.
-    pub(super) code: Option<String>,
+    pub(in crate::stores) code: Option<String>,
     /// The store's message, or the text of the body.
-    pub(super) message: Option<String>,
-    pub(super) retry_after: Option<Duration>,
+    pub(in crate::stores) message: Option<String>,
+    pub(in crate::stores) retry_after: Option<Duration>,
     /// The region that the bucket is actually in (S3 only).
-    pub(super) region: Option<String>,
+    pub(in crate::stores) region: Option<String>,
     /// Whether this machine's wall clock differs from the response's `Date` so much that the store refuses signatures.
-    pub(super) clock_is_off: bool,
+    pub(in crate::stores) clock_is_off: bool,
     /// Whether the store accepted the same credentials earlier.
-    pub(super) signed_before: bool,
+    pub(in crate::stores) signed_before: bool,
 }
 
 /// Why a request did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(in crate::stores) enum Failure {
     /// The store returned an error.
     Answered(Answer),
     /// The credentials could not be loaded. `before` is true if they worked before or are still being loaded.
@@ -41,52 +41,52 @@ pub(super) enum Trouble {
 
 /// A description of a request, for messages and to interpret a missing response.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(in crate::stores) struct Asked<'a> {
     /// What failed, like `cannot read s3://bucket/key`.
-    pub(super) what: &'a dyn Display,
-    pub(super) endpoint: &'a str,
+    pub(in crate::stores) what: &'a dyn Display,
+    pub(in crate::stores) endpoint: &'a str,
     /// Whether the request can have an effect.
-    pub(super) changes: bool,
+    pub(in crate::stores) changes: bool,
     /// The help for missing credentials.
-    pub(super) sign_in: SignIn,
+    pub(in crate::stores) sign_in: SignIn,
 }
 
 /// Help for credentials that cannot be loaded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SignIn {
+pub(in crate::stores) struct SignIn {
     /// Shown if there are no credentials.
-    pub(super) missing: &'static str,
+    pub(in crate::stores) missing: &'static str,
     /// Shown if there were credentials, but they cannot be refreshed.
-    pub(super) refresh: &'static str,
+    pub(in crate::stores) refresh: &'static str,
 }
 
 impl Asked<'_> {
-    /// Returns the response in `trouble`, or the error for a request without a response.
-    pub(super) fn answer(&self, trouble: Trouble) -> Result<Answer, StoreError> {
+    /// Returns the response in `failure`, or the error for a request without a response.
+    pub(in crate::stores) fn answer(&self, failure: Failure) -> Result<Answer, StoreError> {
         let Self { what, endpoint, .. } = self;
-        Err(match trouble {
-            Trouble::Answered(answer) => return Ok(answer),
+        Err(match failure {
+            Failure::Answered(answer) => return Ok(answer),
             // The next attempt to load them often succeeds, and a lease leaves time for it.
-            Trouble::Credentials { detail, before: true } => {
+            Failure::Credentials { detail, before: true } => {
                 Fault::unavailable(format!("{what}: the credentials could not be refreshed: {detail}"))
                     .with_help(self.sign_in.refresh)
                     .not_applied()
             }
-            Trouble::Credentials { detail, before: false } => {
+            Failure::Credentials { detail, before: false } => {
                 Fault::new(ErrorKind::Denied, format!("{what}: no credentials: {detail}"))
                     .with_help(format!("no credentials found: {}", self.sign_in.missing))
                     .not_applied()
             }
-            Trouble::NotMade { detail } => {
+            Failure::NotMade { detail } => {
                 let message = format!("{what}: the request could not be built: {detail}");
                 Fault::new(ErrorKind::Invalid, message).not_applied()
             }
-            Trouble::NotConnected { detail } => {
+            Failure::NotConnected { detail } => {
                 Fault::unavailable(format!("no connection to {endpoint}: {detail}"))
                     .with_help(help_to_connect(endpoint, &detail))
                     .not_applied()
             }
-            Trouble::NoAnswer { detail } => {
+            Failure::NoAnswer { detail } => {
                 // hyper's error for a response that does not begin with HTTP/1.1, such as a TLS response.
                 let is_no_http = detail.contains("invalid HTTP");
                 let fault = Fault::unavailable(format!("{what}: no response from {endpoint}: {detail}"));
@@ -101,12 +101,12 @@ impl Asked<'_> {
     }
 
     /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
-    pub(super) fn unknown(&self, fault: Fault) -> StoreError {
+    fn unknown(&self, fault: Fault) -> StoreError {
         if self.changes { fault.maybe_applied() } else { fault.not_applied() }
     }
 
     /// Returns a fault of `kind` that quotes `answer`.
-    pub(super) fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
         let mut message = format!("{}: {} responded with {}", self.what, self.endpoint, answer.status);
         for part in [&answer.code, &answer.message].into_iter().flatten() {
             // The text comes from another machine, so only its first line is quoted, truncated and without control
@@ -122,6 +122,32 @@ impl Asked<'_> {
             Some(wait) => fault.with_retry_after(wait),
             None => fault,
         }
+    }
+}
+
+/// A request that failed. Each store's `errors` module implements this trait, to interpret the response.
+pub(in crate::stores) trait FailedRequest {
+    /// Describes the request.
+    fn asked(&self) -> Asked<'_>;
+
+    /// Returns a fault of `kind` that quotes `answer`.
+    fn fault(&self, kind: ErrorKind, answer: &Answer) -> Fault {
+        self.asked().fault(kind, answer)
+    }
+
+    /// Returns the fault of a store that could not serve the request at the moment.
+    fn busy(&self, answer: &Answer) -> Fault {
+        self.fault(ErrorKind::Unavailable, answer)
+    }
+
+    /// Returns the error for a request that had no effect.
+    fn refused(&self, fault: Fault) -> StoreError {
+        fault.not_applied()
+    }
+
+    /// Returns the error for a request whose outcome is unknown. A request that changes nothing counts as not applied.
+    fn unknown(&self, fault: Fault) -> StoreError {
+        self.asked().unknown(fault)
     }
 }
 
@@ -150,18 +176,18 @@ fn help_to_connect(endpoint: &str, detail: &str) -> String {
 
 /// Whether a connection failed because an unknown authority signed the server's certificate. The words are from
 /// rustls's messages. rustls reports `BadSignature` for an unknown authority with the name of a trusted one.
-pub(super) fn is_untrusted(detail: &str) -> bool {
+pub(in crate::stores) fn is_untrusted(detail: &str) -> bool {
     ["UnknownIssuer", "BadSignature"].iter().any(|word| detail.contains(word))
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::stores) mod tests {
     use super::*;
 
     /// Returns a response with this status and code.
-    pub(in crate::stores) fn answered(status: u16, code: &str) -> Trouble {
+    pub(in crate::stores) fn answered(status: u16, code: &str) -> Failure {
         let code = (!code.is_empty()).then(|| code.to_owned());
-        Trouble::Answered(Answer { status, code, ..Answer::default() })
+        Failure::Answered(Answer { status, code, ..Answer::default() })
     }
 
     /// Returns `not` or `maybe` (applied), and the kind of the fault.
@@ -181,28 +207,28 @@ pub(super) mod tests {
     #[test]
     fn without_a_response_a_sent_request_is_in_doubt() {
         let detail = || "x".to_owned();
-        for (trouble, read, write) in [
-            (Trouble::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
-            (Trouble::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
-            (Trouble::NotMade { detail: detail() }, "not invalid", "not invalid"),
-            (Trouble::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
-            (Trouble::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
+        for (failure, read, write) in [
+            (Failure::NotConnected { detail: detail() }, "not unavailable", "not unavailable"),
+            (Failure::NoAnswer { detail: detail() }, "not unavailable", "maybe unavailable"),
+            (Failure::NotMade { detail: detail() }, "not invalid", "not invalid"),
+            (Failure::Credentials { detail: detail(), before: false }, "not denied", "not denied"),
+            (Failure::Credentials { detail: detail(), before: true }, "not unavailable", "not unavailable"),
         ] {
             for (changes, expected) in [(false, read), (true, write)] {
-                let error = asked("http://here:9", changes).answer(trouble.clone()).unwrap_err();
-                assert_eq!(short(&error), expected, "{trouble:?} {changes}");
+                let error = asked("http://here:9", changes).answer(failure.clone()).unwrap_err();
+                assert_eq!(short(&error), expected, "{failure:?} {changes}");
                 assert!(error.to_string().contains('x'), "{error}");
             }
         }
         let answer = Answer { status: 418, ..Answer::default() };
-        assert_eq!(asked("http://here:9", true).answer(Trouble::Answered(answer.clone())).unwrap(), answer);
+        assert_eq!(asked("http://here:9", true).answer(Failure::Answered(answer.clone())).unwrap(), answer);
     }
 
     #[test]
     fn the_help_matches_the_cause_of_a_missing_response() {
-        let not_connected = |detail: &str| Trouble::NotConnected { detail: detail.to_owned() };
-        let no_answer = |detail: &str| Trouble::NoAnswer { detail: detail.to_owned() };
-        for (endpoint, trouble, help) in [
+        let not_connected = |detail: &str| Failure::NotConnected { detail: detail.to_owned() };
+        let no_answer = |detail: &str| Failure::NoAnswer { detail: detail.to_owned() };
+        for (endpoint, failure, help) in [
             ("https://h:1", not_connected("InvalidContentType"), "write endpoint=http://h:1"),
             ("https://h:1", not_connected("UnknownIssuer"), "?ca=/path/to/ca.pem"),
             (
@@ -213,12 +239,12 @@ pub(super) mod tests {
             ("https://h:1", not_connected("refused"), "uses TLS"),
             ("http://h:1", not_connected("refused"), "the name resolution and the network"),
             ("http://h:1", no_answer("invalid HTTP version parsed"), "write endpoint=https://h:1"),
-            ("http://h:1", Trouble::Credentials { detail: String::new(), before: false }, "found: log in"),
-            ("http://h:1", Trouble::Credentials { detail: String::new(), before: true }, "log in again"),
+            ("http://h:1", Failure::Credentials { detail: String::new(), before: false }, "found: log in"),
+            ("http://h:1", Failure::Credentials { detail: String::new(), before: true }, "log in again"),
         ] {
-            let error = asked(endpoint, true).answer(trouble.clone()).unwrap_err();
+            let error = asked(endpoint, true).answer(failure.clone()).unwrap_err();
             let told = error.fault().help.as_deref().unwrap();
-            assert!(told.contains(help), "{trouble:?}: {told}");
+            assert!(told.contains(help), "{failure:?}: {told}");
         }
         let error = asked("https://h:1", true).answer(no_answer("invalid HTTP version parsed")).unwrap_err();
         assert_eq!(error.fault().help, None);

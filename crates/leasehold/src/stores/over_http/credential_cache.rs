@@ -12,45 +12,47 @@ use futures_util::future::{self, BoxFuture, FutureExt, Shared};
 use crate::env::Env;
 
 /// The time limit of one load. It is below the time limit of a claim (15 s), so that its error is reported in time.
-pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(12);
+pub(in crate::stores) const LOAD_LIMIT: Duration = Duration::from_secs(12);
 
 /// A proof of the sender's identity for one request, and the number of the load that it comes from.
-pub(super) struct Signed<P> {
-    pub(super) proof: P,
-    pub(super) load: u64,
+pub(in crate::stores) struct Signed<P> {
+    pub(in crate::stores) proof: P,
+    pub(in crate::stores) load: u64,
 }
 
 /// Why there are no credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NotLoaded {
-    pub(super) detail: String,
+pub(in crate::stores) struct NotLoaded {
+    pub(in crate::stores) detail: String,
     /// Whether the store has accepted credentials before.
-    pub(super) before: bool,
+    pub(in crate::stores) before: bool,
 }
 
 /// A load, in progress or ended, that any number of requests can await.
-pub(super) type Load<P> = Shared<BoxFuture<'static, Result<Loaded<P>, String>>>;
+pub(in crate::stores) type Load<P> = Shared<BoxFuture<'static, Result<Loaded<P>, String>>>;
 
 /// The result of a load. Times are in microseconds since the Unix epoch on the wall clock, because access tokens expire
 /// by it.
 #[derive(Clone)]
-pub(super) struct Loaded<P> {
-    pub(super) proof: P,
+pub(in crate::stores) struct Loaded<P> {
+    pub(in crate::stores) proof: P,
     /// The time from which a request starts the next load. This proof is still used during that load.
-    pub(super) renew_us: u64,
+    pub(in crate::stores) renew_us: u64,
     /// The time from which this proof is no longer used.
-    pub(super) until_us: u64,
+    pub(in crate::stores) until_us: u64,
 }
 
 impl<P> Loaded<P> {
     /// Returns a proof that does not expire.
-    pub(super) fn forever(proof: P) -> Self {
+    pub(in crate::stores) fn forever(proof: P) -> Self {
         Self { proof, renew_us: u64::MAX, until_us: u64::MAX }
     }
 }
 
 /// Returns a load that has ended with `loaded`.
-pub(super) fn ended<P: Clone + Send + Sync + 'static>(loaded: Result<Loaded<P>, String>) -> Load<P> {
+pub(in crate::stores) fn ended<P: Clone + Send + Sync + 'static>(
+    loaded: Result<Loaded<P>, String>,
+) -> Load<P> {
     let load = future::ready(loaded).boxed().shared();
     // Polls the load once, because `collect` only sees the result of a load that was polled.
     let _ = load.clone().now_or_never();
@@ -58,7 +60,7 @@ pub(super) fn ended<P: Clone + Send + Sync + 'static>(loaded: Result<Loaded<P>, 
 }
 
 /// Runs `load` in a separate task.
-pub(super) fn spawned<P: Clone + Send + Sync + 'static>(
+pub(in crate::stores) fn spawned<P: Clone + Send + Sync + 'static>(
     load: impl Future<Output = Result<Loaded<P>, String>> + Send + 'static,
 ) -> Load<P> {
     let task = tokio::spawn(load);
@@ -66,7 +68,7 @@ pub(super) fn spawned<P: Clone + Send + Sync + 'static>(
 }
 
 /// The credentials of one store, and their loads.
-pub(super) struct Loads<P> {
+pub(in crate::stores) struct Loads<P> {
     env: Env,
     state: Mutex<State<P>>,
 }
@@ -102,7 +104,7 @@ impl<P: Clone + Send + Sync + 'static> State<P> {
 }
 
 impl<P: Clone + Send + Sync + 'static> Loads<P> {
-    pub(super) fn new(env: Env) -> Self {
+    pub(in crate::stores) fn new(env: Env) -> Self {
         let state = State { loaded: None, loading: None, loads: 0, accepted: None };
         Self { env, state: Mutex::new(state) }
     }
@@ -111,7 +113,7 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
     /// they do not wait for it while the earlier proof is valid.
     ///
     /// Cancel safe: a load that has started continues.
-    pub(super) async fn proof(&self, load: impl Fn() -> Load<P>) -> Result<Signed<P>, NotLoaded> {
+    pub(in crate::stores) async fn proof(&self, load: impl Fn() -> Load<P>) -> Result<Signed<P>, NotLoaded> {
         let now_us = self.env.now().wall_us();
         let (signed, load) = self.change(|state| {
             state.collect();
@@ -139,14 +141,14 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
 
     /// Records that the store has accepted the proof from `load`. Always returns `true`: the store has accepted the
     /// credentials.
-    pub(super) fn accepted(&self, load: u64) -> bool {
+    pub(in crate::stores) fn accepted(&self, load: u64) -> bool {
         self.change(|state| state.accepted = state.accepted.max(Some(load)));
         true
     }
 
     /// Records that the store has refused the proof from `load`, so that the next request starts a new load. Returns
     /// whether the store has accepted a proof from this or a later load before.
-    pub(super) fn refused(&self, load: u64) -> bool {
+    pub(in crate::stores) fn refused(&self, load: u64) -> bool {
         self.change(|state| {
             if state.loads == load {
                 state.loaded = None;

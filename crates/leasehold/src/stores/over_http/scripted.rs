@@ -14,22 +14,22 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// A request that the server received.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(in crate::stores) struct Seen {
     /// Method and target.
-    pub(super) line: String,
+    pub(in crate::stores) line: String,
     /// The headers in lower case, one per line.
-    pub(super) head: String,
-    pub(super) body: Vec<u8>,
+    pub(in crate::stores) head: String,
+    pub(in crate::stores) body: Vec<u8>,
 }
 
 impl Seen {
-    pub(super) fn has(&self, header: &str) -> bool {
+    pub(in crate::stores) fn has(&self, header: &str) -> bool {
         self.head.lines().any(|line| line == header)
     }
 }
 
 /// The reaction of the script to a request.
-pub(super) enum Reply {
+pub(in crate::stores) enum Reply {
     Answer(String),
     /// Close the connection without a response.
     Hang,
@@ -38,18 +38,18 @@ pub(super) enum Reply {
 }
 
 /// A server that responds according to its script.
-pub(super) struct Server {
-    pub(super) url: String,
+pub(in crate::stores) struct Server {
+    pub(in crate::stores) url: String,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Server {
-    pub(super) async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+    pub(in crate::stores) async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at("127.0.0.1:0", script).await
     }
 
     /// Starts a server that listens at `address`.
-    pub(super) async fn start_at(
+    pub(in crate::stores) async fn start_at(
         address: &str,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -67,7 +67,7 @@ impl Server {
 
     /// Starts a server with TLS. Its certificate, for 127.0.0.1 and localhost, is signed by a new authority. The
     /// certificate of the authority is `ca.pem` in `folder`.
-    pub(super) async fn start_tls(
+    pub(in crate::stores) async fn start_tls(
         folder: &Path,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -104,7 +104,7 @@ impl Server {
     }
 
     /// Starts a server that refuses every request with `refusal` the first time, and accepts it when it is sent again.
-    pub(super) async fn unsteady(
+    pub(in crate::stores) async fn unsteady(
         refusal: String,
         script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -117,12 +117,12 @@ impl Server {
     }
 
     /// Starts a server that gives every request the same response.
-    pub(super) async fn always(answer: impl Into<String>) -> Self {
+    pub(in crate::stores) async fn always(answer: impl Into<String>) -> Self {
         let answer = answer.into();
         Self::start(move |_| Reply::Answer(answer.clone())).await
     }
 
-    pub(super) fn requests(&self) -> Vec<Seen> {
+    pub(in crate::stores) fn requests(&self) -> Vec<Seen> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 }
@@ -178,6 +178,6 @@ async fn request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Seen> {
     Some(Seen { line, head, body: bytes[head_end..].to_vec() })
 }
 
-pub(super) fn answer(status: &str, headers: &str, body: &str) -> String {
+pub(in crate::stores) fn answer(status: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
 }

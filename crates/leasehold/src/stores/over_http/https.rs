@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Response, redirect};
 
-use super::answer::Trouble;
+use super::answer::Failure;
 use super::transport::{Proxy, Transport};
 use crate::error::{Error, ErrorKind};
 
@@ -20,13 +20,12 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(3_100);
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates a client that sends each request once.
-#[cfg(any(feature = "azure", feature = "gcs", feature = "http"))]
-pub(super) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
+pub(in crate::stores) fn client(transport: &Transport) -> Result<reqwest::Client, Error> {
     built(builder(transport)?)
 }
 
 /// Returns the builder of a client that sends each request once. [`built`] builds the client.
-pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
+pub(in crate::stores) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
         // If the response to an applied write is lost, a retry by the client would report a conflict.
         .retry(reqwest::retry::never())
@@ -56,7 +55,7 @@ pub(super) fn builder(transport: &Transport) -> Result<reqwest::ClientBuilder, E
 }
 
 /// Builds the client.
-pub(super) fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client, Error> {
+pub(in crate::stores) fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client, Error> {
     builder.build().map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("no HTTPS client could be created: {error}"))
             .with_help("check that the machine has root certificates (Debian: the package ca-certificates)")
@@ -81,7 +80,7 @@ fn authorities(path: &Path) -> Result<Vec<Certificate>, Error> {
 
 /// Returns the `Date` of a response in microseconds since the Unix epoch. Returns `None` if there is no `Date` that
 /// shows the store's current time.
-pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
+pub(in crate::stores) fn date_us(headers: &HeaderMap) -> Option<u64> {
     // A response with `Age` comes from a cache, so its date is in the past.
     if headers.contains_key("age") {
         return None;
@@ -92,7 +91,10 @@ pub(super) fn date_us(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// Reads the body of a response, up to `most` bytes. Returns `None` if it is longer.
-pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<Bytes>, reqwest::Error> {
+pub(in crate::stores) async fn body(
+    mut response: Response,
+    most: usize,
+) -> Result<Option<Bytes>, reqwest::Error> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await? {
         if body.len() + chunk.len() > most {
@@ -104,22 +106,22 @@ pub(super) async fn body(mut response: Response, most: usize) -> Result<Option<B
 }
 
 /// Returns how long the store asks to wait.
-pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(in crate::stores) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     // Ignores a date, because no store throttles with one. That form is for pages under maintenance.
     headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// Converts the error of a request that has no response.
-pub(super) fn trouble(error: reqwest::Error) -> Trouble {
+pub(in crate::stores) fn failure(error: reqwest::Error) -> Failure {
     // Removes the URL, because messages name the object themselves.
     let error = error.without_url();
     let detail = chain(&error);
     if error.is_builder() {
-        Trouble::NotMade { detail }
+        Failure::NotMade { detail }
     } else if error.is_connect() {
-        Trouble::NotConnected { detail }
+        Failure::NotConnected { detail }
     } else {
-        Trouble::NoAnswer { detail }
+        Failure::NoAnswer { detail }
     }
 }
 

@@ -1,45 +1,28 @@
-//! Code that the object stores (S3, GCS, Azure) share: the location of a register in a bucket, the keys of its objects,
-//! and listings.
+//! Code that the stores over HTTP share: S3, DynamoDB, GCS, Azure, Kubernetes and `leasehold serve`.
+//!
+//! `answer` interprets responses for all of them but `leasehold serve`. The other modules send requests for those that
+//! do not use Amazon's SDK (`aws`).
 
-mod keys;
-mod listing;
-#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
-mod protocol;
+pub(super) mod answer;
+pub(super) mod credential_cache;
+#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
+pub(super) mod exchange;
+#[cfg(any(feature = "azure", feature = "gcs", feature = "http", feature = "kubernetes"))]
+pub(super) mod https;
+#[cfg(test)]
+pub(super) mod scripted;
+pub(super) mod transport;
 
 use std::time::Duration;
 
-pub(super) use self::keys::Keys;
-pub(super) use self::listing::{Page, listing};
-#[cfg(any(feature = "gcs", feature = "s3", fuzzing))]
-pub(super) use self::protocol::Protocol;
-use crate::error::{Error, ErrorKind, Fault, StoreError};
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::register::{MAX_OBJECT_BYTES, MAX_VALUE_BYTES};
 
-/// The longest prefix, in bytes. An object key has at most 1,024 bytes. Of these, `/`, a percent-encoded name of 256
-/// bytes and `.lock` take 774.
-const MAX_PREFIX_BYTES: usize = 250;
-
-/// The lowest transfer rate for which the time limit of a request is extended, in bytes of body per second.
-const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
-
-/// Returns the time limit of a request with a body of this many `bytes`. `least` is the limit of a request with a
-/// record.
-pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
-    if bytes <= MAX_VALUE_BYTES {
-        return least;
-    }
-    least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
-}
-
-/// An operation of an object store.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
     /// Reads the metadata only. S3's errors then have no code.
-    #[cfg_attr(
-        not(any(feature = "azure", feature = "s3")),
-        allow(dead_code, reason = "GCS answers it as a read")
-    )]
     Head,
     /// A write that expects no object.
     Create,
@@ -65,7 +48,7 @@ impl Operation {
     }
 }
 
-/// The meaning of an unsuccessful response of an object store.
+/// The meaning of an unsuccessful response.
 #[derive(Debug)]
 pub(super) enum Meaning {
     /// There is no object at that key.
@@ -93,7 +76,7 @@ impl Meaning {
         match self {
             Self::Absent => "absent".into(),
             Self::Conflict => "conflict".into(),
-            Self::Failed(error) => super::answer::tests::short(error),
+            Self::Failed(error) => self::answer::tests::short(error),
         }
     }
 
@@ -148,48 +131,14 @@ impl Contents {
     }
 }
 
-/// Splits the path of an object's URL into the folder and the last part of the object key: `/a/b/c.json` into `a/b` and
-/// `c.json`. `example` is an object's URL that errors show.
-pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, String), Error> {
-    let key = path.strip_prefix('/').unwrap_or(path);
-    let flaw = if key.is_empty() {
-        Some("names no object")
-    } else if key.len() > 1_024 {
-        Some("is longer than 1,024 bytes")
-    } else if key.chars().any(crate::types::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if key.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
-    };
-    if let Some(flaw) = flaw {
-        return Err(Error::invalid(format!("the object key {key:?} {flaw}"))
-            .with_help(format!("write the object's URL like {example}")));
-    }
-    let (folder, name) = key.rsplit_once('/').unwrap_or(("", key));
-    Ok((folder.to_owned(), name.to_owned()))
-}
+/// The lowest transfer rate for which the time limit of a request is extended, in bytes of body per second.
+const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
-/// Returns the prefix in the path of a store URL, without `/` at either end. `example` is a store URL that errors show.
-pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error> {
-    let prefix = path.strip_prefix('/').unwrap_or(path);
-    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-    let flaw = if prefix.is_empty() {
-        None
-    } else if prefix.len() > MAX_PREFIX_BYTES {
-        Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::types::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on the meaning of such segments.
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
-    };
-    match flaw {
-        None => Ok(prefix.to_owned()),
-        Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
-            .with_help(format!("write the store URL like {example}"))),
+/// Returns the time limit of a request with a body of this many `bytes`. `least` is the limit of a request with a
+/// record.
+pub(super) fn request_limit(least: Duration, bytes: usize) -> Duration {
+    if bytes <= MAX_VALUE_BYTES {
+        return least;
     }
+    least + Duration::from_secs((bytes / SLOWEST_BYTES_PER_SECOND) as u64)
 }

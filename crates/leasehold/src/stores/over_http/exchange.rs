@@ -6,15 +6,15 @@ use bytes::Bytes;
 use reqwest::Response;
 use reqwest::header::HeaderMap;
 
-use super::answer::Trouble;
-use super::https::{body, trouble};
-use super::objects::{Contents, Meaning, request_limit};
+use super::answer::Failure;
+use super::https::{body, failure};
+use super::{Contents, Meaning, request_limit};
 use crate::clock;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault};
 
 /// The resolution of a `Date` header, which is rounded down to whole seconds.
-pub(super) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
+pub(in crate::stores) const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// The time limit of one request with a small body. Several requests fit into the shortest usual lease. The layers
 /// above reduce the limit further.
@@ -22,14 +22,14 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Awaits `answer`, the response to a request with a body of `uploaded` bytes, and reads its body. The time limits
 /// depend on the sizes of the two bodies. `explain` returns the meaning of a failure.
-pub(super) async fn exchange(
+pub(in crate::stores) async fn exchange(
     env: &Env,
     uploaded: usize,
     answer: impl Future<Output = Result<Response, Meaning>>,
     expected: Expected<'_>,
-    explain: impl Fn(Trouble) -> Meaning,
+    explain: impl Fn(Failure) -> Meaning,
 ) -> Result<(HeaderMap, Bytes), Meaning> {
-    let late = |limit| explain(Trouble::NoAnswer { detail: format!("within {limit:?}") });
+    let late = |limit| explain(Failure::NoAnswer { detail: format!("within {limit:?}") });
     let limit = request_limit(REQUEST_LIMIT, uploaded);
     let sent = env.now();
     let response = clock::timeout(&*env.clock, limit, answer).await.ok_or_else(|| late(limit))??;
@@ -42,12 +42,8 @@ pub(super) async fn exchange(
 }
 
 /// The expected body of a response.
-pub(super) enum Expected<'a> {
+pub(in crate::stores) enum Expected<'a> {
     /// The contents of this object.
-    #[cfg_attr(
-        not(any(feature = "azure", feature = "gcs")),
-        allow(dead_code, reason = "Kubernetes keeps no objects")
-    )]
     Contents(Contents, &'a str),
     /// Another document of the store, of at most this many bytes.
     Answer(usize),
@@ -58,7 +54,7 @@ impl Expected<'_> {
         &self,
         response: Response,
         announced: Option<usize>,
-        explain: impl Fn(Trouble) -> Meaning,
+        explain: impl Fn(Failure) -> Meaning,
     ) -> Result<Bytes, Meaning> {
         let most = match self {
             Self::Contents(contents, _) => contents.most_bytes(),
@@ -69,7 +65,7 @@ impl Expected<'_> {
         {
             return Err(Meaning::Failed(contents.too_large(object, announced)));
         }
-        let read = body(response, most).await.map_err(|error| explain(trouble(error)))?;
+        let read = body(response, most).await.map_err(|error| explain(failure(error)))?;
         read.ok_or_else(|| {
             Meaning::Failed(match self {
                 Self::Contents(contents, object) => contents.too_large(object, None),

@@ -7,7 +7,7 @@ use crate::url::StoreUrl;
 
 /// The proxy for requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Proxy {
+pub(in crate::stores) enum Proxy {
     #[default]
     None,
     /// The proxy in the environment: `HTTPS_PROXY` and similar variables.
@@ -18,15 +18,15 @@ pub(super) enum Proxy {
 
 /// How to reach the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Transport {
-    pub(super) proxy: Proxy,
+pub(in crate::stores) struct Transport {
+    pub(in crate::stores) proxy: Proxy,
     /// A PEM file of certificate authorities that are trusted in addition to the authorities of the system.
-    pub(super) authorities: Option<PathBuf>,
+    pub(in crate::stores) authorities: Option<PathBuf>,
 }
 
 impl Transport {
     /// Takes the options `proxy` and `ca` out of `url`.
-    pub(super) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
+    pub(in crate::stores) fn take(url: &mut StoreUrl) -> Result<Self, Error> {
         Ok(Self {
             proxy: url.take("proxy").map(checked_proxy).transpose()?.unwrap_or_default(),
             authorities: url.take("ca").map(|path| checked_file("ca", path)).transpose()?,
@@ -35,7 +35,7 @@ impl Transport {
 
     /// Returns whether a request to `endpoint` keeps its contents secret. The connection must be encrypted, or must
     /// stay on this machine and use no proxy.
-    pub(super) fn keeps_secrets(&self, endpoint: &str) -> bool {
+    pub(in crate::stores) fn keeps_secrets(&self, endpoint: &str) -> bool {
         let Some(host) = endpoint.strip_prefix("http://") else { return true };
         let host = host.split('/').next().unwrap_or(host);
         let host = host.rsplit_once(':').map_or(host, |(host, _port)| host);
@@ -43,7 +43,7 @@ impl Transport {
     }
 }
 
-pub(super) fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
+pub(in crate::stores) fn checked_file(option: &str, path: String) -> Result<PathBuf, Error> {
     if path.starts_with('/') && !path.chars().any(crate::types::is_unprintable) {
         return Ok(PathBuf::from(path));
     }
@@ -66,7 +66,7 @@ fn checked_proxy(proxy: String) -> Result<Proxy, Error> {
 }
 
 /// Checks the URL of a host, and returns it without trailing slashes.
-pub(super) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
+pub(in crate::stores) fn checked_url(url: &str, source: &str) -> Result<String, Error> {
     let url = url.trim_end_matches('/');
     let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let Some(host) = host else {
