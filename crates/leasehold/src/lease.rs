@@ -5,6 +5,8 @@
 //! [`Guard`](crate::Guard) provide them.
 
 mod claim;
+mod pauses;
+mod permit_queue;
 mod place;
 mod trouble;
 mod watch;
@@ -17,9 +19,9 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
-pub(crate) use self::place::{
-    Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
-};
+pub(crate) use self::pauses::{LONGEST_PAUSE, MOST_WAITERS, grace, pause};
+pub(crate) use self::permit_queue::PermitQueue;
+pub(crate) use self::place::{Before, Place, Standing};
 pub use self::trouble::StoreTrouble;
 pub use self::watch::Watch;
 use crate::clock::{Deadline, Moment};
