@@ -10,12 +10,13 @@
 //! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
 //!    in `protocol/driver/hold.rs`.
 //! 2. `Renewer::renew` in this file gets the result, and sets when the next renewal is due.
-//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which store the deadline or
+//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/hold_state.rs`), which store the deadline or
 //!    the loss.
 //! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
 
 mod cohort;
-mod lease;
+mod hold_state;
+mod release;
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,20 +27,17 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, Span};
 
 pub(crate) use self::cohort::CohortGrant;
-pub(crate) use self::lease::{Identity, Lease, bind};
-use self::lease::{State, Watchdog};
-use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
+pub(crate) use self::hold_state::{Identity, Lease, bind};
+use self::hold_state::{State, Watchdog};
+use crate::clock::{Deadline, Moment, timeout};
 use crate::env::Env;
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, Result};
 use crate::lease::{self as leases, Capabilities, Grant, LossReason, Released, Renewal, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
 use crate::runtime::open_store::Opened;
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
-
-/// The first pause after a release that failed. Further pauses are longer.
-const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request of a guard to its renewer.
 #[derive(Debug)]
@@ -386,96 +384,6 @@ impl Renewer {
         Over::Command(commands.await.ok())
     }
 
-    /// Releases the lock. Reports the first error to the caller, and then retries in the background until the lease has
-    /// lapsed.
-    async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
-        let mut pause = FIRST_RELEASE_PAUSE;
-        loop {
-            let outcome = self.try_release(None).await;
-            let done = outcome.is_ok();
-            if let Ok(released) = outcome {
-                self.report_released(released.into());
-                self.leave();
-            }
-            if let Some(reply) = reply.take() {
-                let _ =
-                    reply.send(outcome.map_err(|error| error.with_help("the lease ends without a release")));
-            }
-            if done {
-                return;
-            }
-            if !self.pause_release(&mut pause).await {
-                return self.report_released(ReleaseResult::Unconfirmed);
-            }
-        }
-    }
-
-    /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
-    /// caller, because no other process knows of the cooldown until the store has recorded it.
-    async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
-        let mut pause = FIRST_RELEASE_PAUSE;
-        let outcome = loop {
-            // Subtract a lower bound of the time since the grant, so that the cooldown is not too short if this clock
-            // runs fast.
-            let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
-            let cooldown = Some(period.saturating_sub(passed)).filter(|cooldown| !cooldown.is_zero());
-            match self.try_release(cooldown).await {
-                Ok(released) => break Ok(released),
-                Err(error) if !self.pause_release(&mut pause).await => {
-                    break Err(error.with_help("the lock may be granted again before its cooldown ends"));
-                }
-                Err(_) => {}
-            }
-        };
-        self.report_released(
-            outcome.as_ref().map_or(ReleaseResult::Unconfirmed, |&released| released.into()),
-        );
-        self.leave();
-        let _ = reply.send(outcome);
-    }
-
-    /// Reports the end of the hold, unless its loss was reported.
-    fn report_released(&self, result: ReleaseResult) {
-        if let Some(held) = self.held() {
-            let (lock, token) = (&self.identity.name, self.identity.token);
-            self.opened.observers.report(&Event::Released { lock, token, held, result });
-        }
-    }
-
-    /// Returns how long the lock was held until its guard ended, or `None` if it was lost before.
-    fn held(&self) -> Option<Duration> {
-        self.lease.ended().map(|ended| elapsed(self.granted, ended))
-    }
-
-    async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
-        // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
-        // request.
-        let env = self.lease.env.clone();
-        let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
-        let release = self.opened.store.release(&mut self.grant, cooldown);
-        let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
-            Err(Fault::unavailable(format!("no response to the release within {limit:.1?}")).maybe_applied())
-        });
-        match &outcome {
-            Ok(released) => {
-                tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");
-            }
-            Err(error) => tracing::debug!(lock = %self.grant.name, %error, "the lock was not released"),
-        }
-        outcome.map_err(Error::from)
-    }
-
-    /// Waits before the next attempt. Returns `false` if the lease has lapsed.
-    async fn pause_release(&self, pause: &mut Duration) -> bool {
-        let env = &self.lease.env;
-        if self.grant.deadline.passed(env.now()) {
-            return false;
-        }
-        env.sleep(env.random.jittered(*pause, 0.5)).await;
-        *pause = next_release_pause(*pause, self.grant.ttl);
-        true
-    }
-
     async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
@@ -503,11 +411,6 @@ impl Renewer {
 /// the deadline, but never so short that the retries overload the store.
 fn pause_after_failure(left: Duration, ttl: Ttl) -> Duration {
     (left / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
-}
-
-/// Returns the pause between attempts to release that follows `pause`.
-fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
-    (pause * 2).min(ttl.get() / 10)
 }
 
 #[cfg(test)]

@@ -16,13 +16,6 @@ fn failed_renewals_are_retried_more_often_near_the_deadline() {
     assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
 }
 
-#[test]
-fn release_retries_double_their_pause_up_to_a_tenth_of_the_ttl() {
-    let ttl = Ttl::from_millis(30_000).unwrap();
-    let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
-    assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let clock = Arc::new(TestClock::default());
