@@ -1,8 +1,8 @@
 //! Leases: the interface between the stores and the layers above them.
 //!
 //! [`LeaseStore`] is implemented once for all registers ([`RegisterLeases`](crate::RegisterLeases)), and once for each
-//! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
-//! [`Guard`](crate::Guard) provide them.
+//! store that has its own leases. The renewals, the detection of losses and the queues of tasks are not part of it:
+//! [`Lock`](crate::Lock) and [`Guard`](crate::Guard) provide them.
 
 mod claim;
 mod pauses;
@@ -77,21 +77,21 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Ends `grant`. With `cooldown`, the lock is not granted for that long. May be called again after an error.
     ///
     /// If the grant has no memo and has the id of a claim, this withdraws the claim: it ends a grant that the claim may
-    /// have received unnoticed, and gives up the claim's place in the queue.
+    /// have received unnoticed, and gives up the claim's place in the line.
     ///
     /// # Errors
     /// The store did not respond. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
-    /// Returns whether the waiting `claim` may have a place in the store's queue that a [`release`](Self::release) must
-    /// give up if the claim is withdrawn. By default, returns `true` if the store [has a queue](Capabilities::fifo) and
-    /// the claim waits.
+    /// Returns whether the waiting `claim` may have a place in the line that a [`release`](Self::release) must give up
+    /// if the claim is withdrawn. By default, returns `true` if the store [keeps a line](Capabilities::fifo) and the
+    /// claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
         self.capabilities().fifo() && claim.waits
     }
 
-    /// Gives up the place of `claim` in the store's queue. Unlike [`release`](Self::release), this does not end a
-    /// grant, because a repetition of the claim elsewhere may hold it.
+    /// Gives up the place of `claim` in the line. Unlike [`release`](Self::release), this does not end a grant, because
+    /// a repetition of the claim elsewhere may hold it.
     ///
     /// # Errors
     /// The store did not respond. The place is then passed over after a while.
@@ -197,7 +197,7 @@ pub struct Grant {
     pub token: Token,
     /// The highest token that an earlier grant can have. All tokens above it, up to [`token`](Self::token), belong to
     /// this grant only, now and later. `None` if this is not known, or if the process should not pass the lock on among
-    /// its tasks, because each of them has a place in the store's queue.
+    /// its tasks, because each of them has a place in the line.
     pub after: Option<Token>,
     /// The id of the claim that was granted.
     pub id: Id,

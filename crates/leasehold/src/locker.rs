@@ -42,7 +42,7 @@ struct Shared {
     opened: Arc<Opened>,
     queues: Queues<Hold>,
     /// The queues of semaphores and readers-writer locks, each of which consists of several locks.
-    places: Queues<Hold>,
+    permit_queues: Queues<Hold>,
     /// How records describe this process.
     holder: Holder,
 }
@@ -108,7 +108,7 @@ impl Locker {
         Self(Arc::new(Shared {
             opened: Arc::new(opened),
             queues: Queues::default(),
-            places: Queues::default(),
+            permit_queues: Queues::default(),
             holder: Holder::this_process(),
         }))
     }
@@ -359,8 +359,8 @@ impl Locker {
         &self.0.queues
     }
 
-    pub(crate) fn places(&self) -> &Queues<Hold> {
-        &self.0.places
+    pub(crate) fn permit_queues(&self) -> &Queues<Hold> {
+        &self.0.permit_queues
     }
 }
 

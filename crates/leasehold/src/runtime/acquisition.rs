@@ -1,8 +1,8 @@
-//! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or
-//! the caller gives up.
+//! One acquisition: from when the caller enters the queue of this process until the store grants or refuses the lock,
+//! or the caller gives up.
 //!
 //! It runs in its own task, because a caller may stop polling its future for any length of time while other tasks wait
-//! behind it in the queue of this process, and other processes wait behind it in the store's queue.
+//! behind it in the queue of this process, and other processes wait behind it in the line.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// Takes the turn or a place in `queue`.
+    /// Takes the turn, or waits for it in `queue`.
     pub(crate) fn enter(request: Request, queue: Arc<Queue<Hold>>) -> Self {
         let entry = queue.enter(request.wish());
         Self { request, queue, entry }
@@ -241,11 +241,10 @@ impl Contender {
         self.turn.policy(|policy, _| policy.requested(now, &capabilities, self.claim.ttl));
         let reads_line = || self.turn.policy(|policy, _| policy.reads_line(now, capabilities.poll_interval));
         self.claim.reads_line = capabilities.fifo() && reads_line().unwrap_or_default();
-        // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
-        // queue.
+        // A claim in the line does not learn that the lock is in a cooldown, so only a plain wait joins the line.
         self.claim.waits = self.wait == Wait::Yes;
         // Whether the store may still grant this claim after this contender has stopped, because the claim has a place
-        // in the queue or a request got no response.
+        // in the line or a request got no response.
         let mut pending = false;
         let error = match self.try_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
@@ -449,24 +448,24 @@ impl Contender {
     }
 }
 
-/// Gives up the place of `claim` in the store's queue in the background, and then the turn. A grant that the store made
-/// unnoticed stays, because a repetition of the claim may have it.
+/// Gives up the place of `claim` in the line in the background, and then the turn. A grant that the store made unnoticed
+/// stays, because a repetition of the claim may have it.
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {
-            tracing::debug!(lock = %claim.name, %error, "the place in the queue could not be given up; other waiters will pass it over");
+            tracing::debug!(lock = %claim.name, %error, "the place in the line could not be given up; other waiters will pass it over");
         }
         drop(turn);
     };
     tokio::spawn(gone.in_current_span());
 }
 
-/// Withdraws `claim` in the background: gives up its place in the store's queue, and releases a grant that the store
-/// may still make.
+/// Withdraws `claim` in the background: gives up its place in the line, and releases a grant that the store may still
+/// make.
 ///
-/// If the store has no queue, the turn is given up at once, because a late grant is recognised by its id. If the store
-/// has a queue, the turn is given up afterwards, because the next task must not find the place of this claim in the
-/// store's queue.
+/// If the store keeps no line, the turn is given up at once, because a late grant is recognised by its id. If the store
+/// keeps a line, the turn is given up afterwards, because the next task must not find the place of this claim in the
+/// line.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo());
     let gone = async move {

@@ -321,11 +321,11 @@ impl Renewer {
         let ttl = self.grant.ttl;
         let (opened, env) = (self.opened.clone(), self.lease.env.clone());
         // Nothing has been sent yet, so there is nothing to settle.
-        let place = tokio::select! {
+        let permit = tokio::select! {
             biased;
             command = &mut *commands => return Some(Over::Command(command.ok())),
             () = self.lease.over.cancelled() => return Some(self.cancelled(commands).await),
-            place = opened.renewals.place_for_renewal(&env, self.grant.deadline) => place,
+            permit = opened.renewals.permit_for_renewal(&env, self.grant.deadline) => permit,
         };
         let (renewal, command) = {
             let (lock, token) = (&self.identity.name, self.identity.token);
@@ -333,7 +333,7 @@ impl Renewer {
             let hold = self.lease.span();
             let parent = hold.as_ref().and_then(|hold| hold.id());
             let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
-            let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
+            let renewal = permit.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {
                 biased;

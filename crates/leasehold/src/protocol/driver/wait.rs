@@ -20,7 +20,7 @@ use crate::types::LockName;
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let joins = self.joins(claim);
-        let leads = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
+        let leads = claim.permit_queue.as_ref().is_some_and(PermitQueue::is_first);
         if !joins && !leads && !seen.reserved {
             return self.changed(&claim.name, seen).await;
         }
@@ -130,11 +130,11 @@ impl RegisterLeases {
 
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
     /// store failed, and whether the claim has just joined. Runs in a task, because a caller that stops polling the
-    /// future must not keep its place in the limiter.
+    /// future must not keep its permit.
     async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
-            let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
+            let permit = leases.polls.permit(Deadline::new(leases.now(), Duration::ZERO)).await;
             let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
             let look = async {
                 let sight = leases.look(&name, &mut budget).await?;
@@ -144,7 +144,7 @@ impl RegisterLeases {
                 };
                 Ok((sight, budget.had_trouble(), has_joined))
             };
-            place.lent_to(leases.records.env(), look).await
+            permit.lent_to(leases.records.env(), look).await
         });
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }

@@ -37,7 +37,7 @@ async fn a_probe_that_may_not_delete_leaves_one_object_per_race() {
     let store = store(Flaw::DeniesDeletes);
     probe(&store).await.unwrap();
     let cells = store.cells.lock().unwrap();
-    assert_eq!(cells.keys().filter(|key| key.starts_with(races::PLACE)).count(), RACES_FIRST_USE);
+    assert_eq!(cells.keys().filter(|key| key.starts_with(races::PREFIX)).count(), RACES_FIRST_USE);
     assert_eq!(cells.len(), RACES_FIRST_USE + 1);
 }
 
