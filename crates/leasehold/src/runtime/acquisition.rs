@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
 use crate::runtime::renewer::{CohortGrant, Hold, keep};
@@ -80,7 +80,7 @@ impl Reply {
 
 /// Which lock to acquire, and how.
 pub(crate) struct Request {
-    pub(crate) opened: Arc<Opened>,
+    pub(crate) opened: Arc<OpenStore>,
     pub(crate) claim: Claim,
     /// The settings with which another task of this process may pass the lock on to this one. `None` if only the store
     /// may grant the lock.
@@ -125,10 +125,10 @@ impl Acquisition {
     pub(crate) async fn outcome(self) -> Result<Hold> {
         self.answer(Reply::Hold, |hold, span| {
             // The hold's span is not a child of this span, because it may last much longer.
-            if let Some(hold) = hold.lease.span() {
+            if let Some(hold) = hold.state.span() {
                 hold.follows_from(span);
             }
-            hold.identity.token
+            hold.lock.token
         })
         .await
     }
@@ -209,7 +209,7 @@ impl Acquisition {
 
 /// An acquisition that has the turn of its process.
 struct Contender {
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     store: Arc<dyn LeaseStore>,
     claim: Claim,
     terms: Option<Terms>,
@@ -448,8 +448,8 @@ impl Contender {
     }
 }
 
-/// Gives up the place of `claim` in the line in the background, and then the turn. A grant that the store made unnoticed
-/// stays, because a repetition of the claim may have it.
+/// Gives up the place of `claim` in the line in the background, and then the turn. A grant that the store made
+/// unnoticed stays, because a repetition of the claim may have it.
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {

@@ -45,7 +45,7 @@ impl Renewer {
         let outcome = loop {
             // Subtract a lower bound of the time since the grant, so that the cooldown is not too short if this clock
             // runs fast.
-            let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
+            let passed = self.state.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
             let cooldown = Some(period.saturating_sub(passed)).filter(|cooldown| !cooldown.is_zero());
             match self.try_release(cooldown).await {
                 Ok(released) => break Ok(released),
@@ -65,21 +65,21 @@ impl Renewer {
     /// Reports the end of the hold, unless its loss was reported.
     pub(super) fn report_released(&self, result: ReleaseResult) {
         if let Some(held) = self.held() {
-            let (lock, token) = (&self.identity.name, self.identity.token);
+            let (lock, token) = (&self.lock.name, self.lock.token);
             self.opened.observers.report(&Event::Released { lock, token, held, result });
         }
     }
 
     /// Returns how long the lock was held until its guard ended, or `None` if it was lost before.
     pub(super) fn held(&self) -> Option<Duration> {
-        self.lease.ended().map(|ended| elapsed(self.granted, ended))
+        self.state.ended().map(|ended| elapsed(self.granted, ended))
     }
 
     /// Releases the lock once, with `cooldown` if it is set.
     pub(super) async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
         // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
         // request.
-        let env = self.lease.env.clone();
+        let env = self.state.env.clone();
         let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
         let release = self.opened.store.release(&mut self.grant, cooldown);
         let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
@@ -96,7 +96,7 @@ impl Renewer {
 
     /// Waits before the next attempt. Returns `false` if the lease has lapsed.
     async fn pause_release(&self, pause: &mut Duration) -> bool {
-        let env = &self.lease.env;
+        let env = &self.state.env;
         if self.grant.deadline.passed(env.now()) {
             return false;
         }
