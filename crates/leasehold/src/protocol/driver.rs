@@ -54,7 +54,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
-    known: Arc<RecordCache>,
+    cache: Arc<RecordCache>,
     /// Limits the reads of waiters, so that they do not delay renewals.
     polls: Arc<Limiter>,
 }
@@ -66,13 +66,13 @@ struct Sight {
     at: Moment,
 }
 
-/// How a record is to be written.
+/// What a conditional write replaces.
 #[derive(Clone, Copy)]
-enum Send<'a> {
-    /// Over this record, which has this version. `None` creates the record.
-    Over(Option<(&'a Version, &'a Record)>),
-    /// Over any free record: see [`Records::claim`].
-    Unseen,
+enum Overwrite<'a> {
+    /// This record, which has this version. `None` creates the record.
+    Record(Option<(&'a Version, &'a Record)>),
+    /// Any free record: see [`Records::claim`].
+    AnyFree,
 }
 
 /// The result of a conditional write.
@@ -104,7 +104,7 @@ impl RegisterLeases {
     /// Creates leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { records, rules, known: Arc::default(), polls: Limiter::new(POLLS) }
+        Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS) }
     }
 
     fn now(&self) -> Moment {
@@ -295,7 +295,7 @@ impl RegisterLeases {
             }
             let sent = self.now();
             let freed = rules::evicted(&record, why, self.store_time(), self.nonce());
-            let over = Send::Over(Some((&version, &record)));
+            let over = Overwrite::Record(Some((&version, &record)));
             if let Sent::Committed(..) =
                 self.send(name, over, &freed, sent, &mut attempts, &mut budget).await?
             {

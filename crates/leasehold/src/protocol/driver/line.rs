@@ -75,7 +75,7 @@ impl RegisterLeases {
         match &claim.permit_queue {
             None => self.front_of_line(claim, &claim.name, record, unchanged_for).await,
             Some(PermitQueue { name, first_since: Some(_) }) => {
-                let others_wait = self.known.recall(name).is_some_and(|queue| queue.record.awaited);
+                let others_wait = self.cache.recall(name).is_some_and(|queue| queue.record.awaited);
                 Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
             }
             Some(PermitQueue { name, .. }) => {
@@ -233,7 +233,7 @@ impl RegisterLeases {
         let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mark = self.records.mark_awaited(name, version, record);
         if let Written::Committed { record, version } = budget.request(mark).await? {
-            self.known.see(name, *record, version, self.now());
+            self.cache.see(name, *record, version, self.now());
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl RegisterLeases {
         budget: &RetryBudget<'_>,
     ) -> Result<bool, StoreError> {
         let Some((line, version)) = self.line(name).await? else { return Ok(true) };
-        let served = self.known.recall(name).map_or(0, |observation| observation.record.served);
+        let served = self.cache.recall(name).map_or(0, |observation| observation.record.served);
         let Some(line) = line.left(claim, served) else { return Ok(true) };
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;
         budget.request(self.records.write_line(name, Precondition::Version(&version), bytes)).await

@@ -42,7 +42,7 @@ impl RegisterLeases {
             self.examined(self.records.trust_deletes(), &mut budget).await?;
             match budget.request(self.records.discard(name, &version)).await {
                 Ok(true) => {
-                    self.known.forget(name);
+                    self.cache.forget(name);
                     if let Err(error) = self.discard_line(name).await {
                         tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
                     }

@@ -26,7 +26,7 @@ impl Watch for RegisterLeases {
         }
         let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
         let mut pacing = Pacing::new(poll_interval, self.now());
-        let mut observation = self.known.recall(&claim.name);
+        let mut observation = self.cache.recall(&claim.name);
         let mut held = seen.clone();
         let mut is_first = true;
         let mut freed = Some(self.records.freed(&claim.name));
@@ -85,7 +85,7 @@ impl Watch for RegisterLeases {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
-        let mut age = self.held_for(self.known.recall(name).as_ref());
+        let mut age = self.held_for(self.cache.recall(name).as_ref());
         let mut held = seen.clone();
         let mut freed = Some(self.records.freed(name));
         loop {
