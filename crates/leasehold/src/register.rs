@@ -88,8 +88,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by examinations.
-    /// Some stores ignore the version, so the caller must first make sure that this store compares it
+    /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by probes and
+    /// examinations. Some stores ignore the version, so the caller must first make sure that this store compares it
     /// ([`probe_deletes`]), unless no other client knows of the object.
     ///
     /// # Errors
@@ -133,8 +133,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
-    /// Returns a register of the same objects for each address of the endpoint's name, if there are several. An
-    /// examination uses them in turn. By default there are none.
+    /// Returns a register of the same objects for each address of the endpoint's name, if there are several.
+    /// Probes and examinations use them in turn. By default there are none.
     ///
     /// Cancel safe.
     ///

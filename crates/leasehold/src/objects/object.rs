@@ -203,8 +203,8 @@ impl Object {
             return Ok(());
         }
         let register = self.register.clone();
-        let examine = || async move { trust(&*register).await }.boxed();
-        Ok(self.trusted.settle(self.register.env(), LIMIT, examine).await?)
+        let probe = || async move { trust(&*register).await }.boxed();
+        Ok(self.trusted.settle(self.register.env(), LIMIT, probe).await?)
     }
 }
 

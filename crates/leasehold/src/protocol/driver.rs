@@ -121,14 +121,14 @@ impl RegisterLeases {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
-    /// Awaits an examination of the store. It has its own time limit, and does not count against `budget`.
-    async fn examined(
+    /// Awaits a probe of the store. It has its own time limit, and does not count against `budget`.
+    async fn probed(
         &self,
-        examination: impl Future<Output = Result<(), StoreError>>,
+        probe: impl Future<Output = Result<(), StoreError>>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let began = self.now();
-        examination.await?;
+        probe.await?;
         budget.extend(self.now().longest_since(began));
         Ok(())
     }
@@ -277,7 +277,7 @@ impl RegisterLeases {
     ) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
-        self.examined(self.records.trust(), &mut budget).await?;
+        self.probed(self.records.trust(), &mut budget).await?;
         loop {
             let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
                 Sight { observation: Some(observation), .. } => observation,

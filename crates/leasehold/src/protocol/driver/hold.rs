@@ -86,7 +86,7 @@ impl RegisterLeases {
                 }
             }
         }
-        self.examined(self.records.trust(), budget).await?;
+        self.probed(self.records.trust(), budget).await?;
         let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),

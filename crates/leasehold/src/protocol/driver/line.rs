@@ -192,7 +192,7 @@ impl RegisterLeases {
             return Ok(());
         }
         let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
-        self.examined(self.records.trust(), &mut budget).await?;
+        self.probed(self.records.trust(), &mut budget).await?;
         let (line, version) = match budget.request(self.records.read_line(&claim.name)).await? {
             // A line that cannot be parsed is replaced by a new one.
             Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),

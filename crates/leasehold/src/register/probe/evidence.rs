@@ -1,9 +1,9 @@
-//! Defines how strong the evidence of an examination is, and how the result is recorded in the store. This module does
-//! no I/O and is shared by all examined stores.
+//! Defines how strong the evidence of races is, and how the verdict on a store is recorded in it. This module does no
+//! I/O. All stores that are probed share it.
 //!
 //! A store that checks preconditions in two steps breaks mutual exclusion only in races, and not in every race. So the
-//! number of races determines which flaws an examination rules out. In a race, [`RACERS`] requests are sent at once. A
-//! good store accepts at most one of them.
+//! number of races determines which flaws a probe or an examination rules out. In a race, [`RACERS`] requests are sent
+//! at once. A good store accepts at most one of them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,15 +14,16 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{StoreTime, micros};
 use crate::lease::Id;
 
-/// The version of the examination. It is raised when checks are added, so that stores that passed an older examination
-/// are examined again.
-pub(crate) const EXAMINATION: u32 = 2;
+/// The version of the probe. It is raised when checks are added, so that stores that passed an older probe are probed
+/// again.
+pub(crate) const PROBE_VERSION: u32 = 2;
 
 /// The number of requests in a race. The number of pairs that can collide grows with its square.
 pub(crate) const RACERS: usize = 8;
 
-/// The number of races of each kind before a process first uses a store. A store that lets two requests win in one race
-/// of ten passes once in a hundred times. A store that does so in every third race passes once in fifty million times.
+/// The number of races of each kind in a probe, before a process first uses a store. A store that lets two requests win
+/// in one race of ten passes once in a hundred times. A store that does so in every third race passes once in fifty
+/// million times.
 pub(crate) const RACES_FIRST_USE: usize = 44;
 
 /// The number of races of each kind that the doctor runs. A store that lets two requests win in one race of ten passes
@@ -32,10 +33,10 @@ pub(crate) const RACES_DOCTOR: usize = 66;
 /// The number of races of each kind that the thorough doctor runs. It also doubles the number of racers.
 pub(crate) const RACES_THOROUGH: usize = 200;
 
-/// How long a passed examination is valid. A server may be replaced or reconfigured behind the same name.
+/// How long a verdict is valid. A server may be replaced or reconfigured behind the same name.
 pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// How far the clocks of a store's front ends may disagree before an examination seems to be in the future.
+/// How far the clocks of a store's front ends may disagree before a verdict seems to be in the future.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 
 /// The maximum number of recorded places. Each name of an endpoint is a place.
@@ -73,33 +74,33 @@ fn rounded_down(number: f64) -> String {
     text
 }
 
-/// The marker object in the store: which places were examined, and the results.
+/// The marker object in the store: the verdicts of probes, and of the doctor's examinations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
     /// A description for people who find the object.
     about: String,
-    /// The version of the examination that gave the verdicts.
-    #[serde(default)]
-    examination: u32,
+    /// The version of the probe that gave the verdicts.
+    #[serde(default, rename = "examination")]
+    probe_version: u32,
     /// A version that the marker has had and will never have again. A write that expects it must be refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outdated: Option<String>,
     /// At most one verdict for each place.
     #[serde(default)]
     verdicts: Vec<Verdict>,
-    /// The process that is examining the store. Other processes wait for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    examiner: Option<Id>,
+    /// The process that is probing the store. Other processes wait for it.
+    #[serde(default, rename = "examiner", skip_serializing_if = "Option::is_none")]
+    prober: Option<Id>,
     /// Makes every write, and so every version, different.
     nonce: Id,
 }
 
-/// The result of examining one place.
+/// The verdict on one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
     /// The endpoint and the bucket or table. A copy of the marker in another place proves nothing about that place.
     place: String,
-    /// The time of the examination on the store's clock: microseconds since 1970, lower bound.
+    /// The time of the verdict on the store's clock: microseconds since 1970, lower bound.
     at_us: u64,
     /// What the store did wrong. `None` if it passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -109,10 +110,10 @@ struct Verdict {
 /// What a marker records about a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// No valid verdict: the place must be examined.
+    /// No valid verdict: the place must be probed.
     Unknown {
-        /// The process that is examining it.
-        examiner: Option<Id>,
+        /// The process that is probing it.
+        prober: Option<Id>,
     },
     /// The place passed. A write that expects the outdated version must be refused.
     Passed {
@@ -131,32 +132,32 @@ impl Marker {
     pub(crate) fn blank(nonce: Id) -> Self {
         Self {
             about: "leasehold records here whether the store honours preconditions".to_owned(),
-            examination: EXAMINATION,
+            probe_version: PROBE_VERSION,
             outdated: None,
             verdicts: Vec::new(),
-            examiner: None,
+            prober: None,
             nonce,
         }
     }
 
-    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older examination.
+    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older probe.
     pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
         match serde_json::from_slice(bytes) {
-            Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
+            Ok(marker @ Self { probe_version: PROBE_VERSION, .. }) => Self { nonce, ..marker },
             _ => Self::blank(nonce),
         }
     }
 
     /// Returns the bytes to write.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        // Strings and numbers always serialize. If they did not, an empty marker would only cause another examination.
+        // Strings and numbers always serialize. If they did not, an empty marker would only cause another probe.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
     /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
-    /// `now`. Without a clock, the age of the examination is unknown.
+    /// `now`. Without a clock, the age of the verdict is unknown.
     pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
-        let unknown = Standing::Unknown { examiner: self.examiner };
+        let unknown = Standing::Unknown { prober: self.prober };
         match self.verdicts.iter().find(|verdict| verdict.place == place) {
             Some(Verdict { refused: Some(what), .. }) => Standing::Refused { what: what.clone() },
             Some(Verdict { at_us, refused: None, .. }) if is_recent(*at_us, now) => match &self.outdated {
@@ -168,11 +169,11 @@ impl Marker {
         }
     }
 
-    /// Records that `examiner` is examining `place`. The place has not passed until the examination ends.
+    /// Records that `prober` is probing `place`. The place has not passed until the probe ends.
     #[must_use]
-    pub(crate) fn examined_by(mut self, examiner: Id, place: &str) -> Self {
+    pub(crate) fn probed_by(mut self, prober: Id, place: &str) -> Self {
         self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
-        self.examiner = Some(examiner);
+        self.prober = Some(prober);
         self
     }
 
@@ -197,7 +198,7 @@ impl Marker {
         }
         let at_us = now.map_or(0, |now| now.lo_us);
         self.verdicts.push(Verdict { place: place.to_owned(), at_us, refused });
-        self.examiner = None;
+        self.prober = None;
         self
     }
 }
@@ -226,7 +227,7 @@ mod tests {
     }
 
     fn unknown() -> Standing {
-        Standing::Unknown { examiner: None }
+        Standing::Unknown { prober: None }
     }
 
     #[test]
@@ -264,16 +265,16 @@ mod tests {
         }
         assert_eq!(marker.standing(HERE, "v2", None), refused);
         assert_eq!(marker.standing(elsewhere, "v2", at(100)), Standing::Passed { outdated: "v1".to_owned() });
-        let examined = marker.examined_by(id(7), HERE);
-        assert_eq!(examined.standing(HERE, "v2", at(100)), refused);
-        let passed = examined.passed(HERE, at(101), "v3");
+        let probed = marker.probed_by(id(7), HERE);
+        assert_eq!(probed.standing(HERE, "v2", at(100)), refused);
+        let passed = probed.passed(HERE, at(101), "v3");
         assert_eq!(passed.standing(HERE, "v4", at(101)), Standing::Passed { outdated: "v3".to_owned() });
     }
 
     #[test]
-    fn a_place_that_is_being_examined_has_not_passed() {
-        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").examined_by(id(7), HERE);
-        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { examiner: Some(id(7)) });
+    fn a_place_that_is_being_probed_has_not_passed() {
+        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").probed_by(id(7), HERE);
+        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { prober: Some(id(7)) });
     }
 
     #[test]
@@ -291,12 +292,12 @@ mod tests {
     #[test]
     fn the_golden_markers_are_read() {
         let first = Marker::read(golden("1-probe-marker.json").as_bytes(), id(1));
-        assert_eq!(first, Marker::blank(id(1)), "of an older examination");
+        assert_eq!(first, Marker::blank(id(1)), "of an older probe");
         let nonce = "00112233445566778899aabbccddeeff".parse().unwrap();
         let marker = Marker::blank(nonce)
             .refused("https://mirror.example.com/bucket", at(20_400), "two won")
-            .examined_by(id(7), HERE);
-        let marker = Marker { examiner: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
+            .probed_by(id(7), HERE);
+        let marker = Marker { prober: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
         assert_written("2-probe-marker.json", std::str::from_utf8(&marker.to_bytes()).unwrap());
         assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
         assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));

@@ -1,7 +1,7 @@
 //! Races: requests that are sent at once with the same precondition. A good store accepts at most one of them.
 //!
 //! Each round uses a separate key that no other client knows. First, creates race on this key, then writes over the
-//! winner's version. If deletes are examined, writes and deletes of the next version race as well. A race proves a flaw
+//! winner's version. If deletes are tested, writes and deletes of the next version race as well. A race proves a flaw
 //! only if the store accepted two requests. It counts as good only if the store accepted one request and gave a
 //! definite response to at least half of all requests.
 
@@ -162,7 +162,7 @@ impl Lane<'_> {
                 (Kind::Creates, _) => self.creates(key).await,
                 (Kind::Replaces, Some(version)) => self.replaces(key, &version).await,
                 (Kind::Deletes, Some(version)) => self.deletes(key, &version).await,
-                // If creates are not examined, one create is enough.
+                // If creates are not tested, one create is enough.
                 (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
                     Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
                     Ok(version) => self.deletes(key, &version).await,
