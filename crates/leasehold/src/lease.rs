@@ -62,8 +62,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Otherwise it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
-    /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the
-    /// request.
+    /// Returns an error if the store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or
+    /// if it refused the request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
     /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
@@ -71,7 +71,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Gives up at the grant's deadline. May be called again after an error, and after a call was dropped.
     ///
     /// # Errors
-    /// The store did not respond. The grant's deadline is then unchanged.
+    /// Returns an error if the store did not respond. The grant's deadline is then unchanged.
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError>;
 
     /// Ends `grant`. With `cooldown`, the lock is not granted for that long. May be called again after an error.
@@ -80,7 +80,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// have received unnoticed, and gives up the claim's place in the line.
     ///
     /// # Errors
-    /// The store did not respond. The lease then lapses.
+    /// Returns an error if the store did not respond. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
     /// Returns whether the waiting `claim` may have a place in the line that a [`release`](Self::release) must give up
@@ -94,7 +94,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// a repetition of the claim elsewhere may hold it.
     ///
     /// # Errors
-    /// The store did not respond. The place is then passed over after a while.
+    /// Returns an error if the store did not respond. The place is then passed over after a while.
     async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
         let _ = claim;
         Ok(())
@@ -104,7 +104,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// of the lease ends the grant. Called before a grant is handed to another process.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let _ = grant;
         Ok(())
@@ -116,7 +116,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// when all of them have ended. Does nothing by default, because only the lease counts on other stores.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let _ = (name, pids);
         Ok(())
@@ -126,7 +126,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// the token. `why` says who decided it and for what reason. Stores whose history has a field for it record it.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn evict(
         &self,
         name: &LockName,
@@ -137,7 +137,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Returns the current state of one lock.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
     /// Lists the names of all locks that have a record and whose names start with `prefix`, page by page. Retries a
@@ -148,7 +148,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// exists.
     ///
     /// # Errors
-    /// Something could not be created.
+    /// Returns an error if something could not be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -184,8 +184,8 @@ impl Lock {
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
-    /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to be in a
-    /// cooldown.
+    /// Acquires the lock like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is
+    /// known to be in a cooldown.
     pub(crate) async fn acquire_unless_in_cooldown(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);

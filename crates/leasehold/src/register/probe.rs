@@ -104,8 +104,8 @@ impl Subject {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was found to do
-/// so earlier. The store's error if it cannot be read or written. The last error if it stays busy.
+/// Returns [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was
+/// found to do so earlier. Returns the store's error if it cannot be read or written, and the last error if it stays busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
     probed(register, Subject::Writes).await
 }
@@ -132,7 +132,7 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 /// ```
 ///
 /// # Errors
-/// Same as [`probe`].
+/// Returns the same errors as [`probe`].
 pub async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
     probed(register, Subject::Deletes).await
 }

@@ -63,7 +63,7 @@ impl Outage {
     /// Waits before the next request, after one that failed with `error`.
     ///
     /// # Errors
-    /// `error` itself if it is not transient. If the time is over, `error` with the time and the store.
+    /// Returns `error` itself if it is not transient. If the time is over, returns `error` with the time and the store.
     pub(crate) async fn pause_after(&mut self, error: Error) -> Result<()> {
         if error.kind() != ErrorKind::Unavailable {
             return Err(error);
