@@ -105,7 +105,8 @@ impl Subject {
 ///
 /// # Errors
 /// Returns [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was
-/// found to do so earlier. Returns the store's error if it cannot be read or written, and the last error if it stays busy.
+/// found to do so earlier. Returns the store's error if it cannot be read or written, and the last error if it stays
+/// busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
     probed(register, Subject::Writes).await
 }
