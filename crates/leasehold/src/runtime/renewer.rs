@@ -8,7 +8,7 @@
 //! The response to a renewal is processed in these steps:
 //!
 //! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
-//!    in `protocol/driver/hold.rs`.
+//!    in `protocol/driver/hold.rs`. On PostgreSQL and Redis, it is `prolong` in `stores/on_server/hold.rs`.
 //! 2. `Renewer::renew` in this file gets the result, and sets when the next renewal is due.
 //! 3. It calls [`HoldState::prolong`], [`HoldState::lose`] or [`HoldState::note`] (`renewer/hold_state.rs`). They store
 //!    the deadline, the loss or the error.
