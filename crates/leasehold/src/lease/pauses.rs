@@ -11,7 +11,7 @@ pub(crate) const MOST_WAITERS: usize = 64;
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// The longest pause of a waiter that is not in the line.
-const OUTSIDE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE_OUTSIDE: Duration = Duration::from_secs(30);
 
 /// Returns the longest pause between two polls of a waiter that asks for a lease of `ttl`. The waiter polls at least
 /// about as often as it would renew that lease, so that a dead waiter delays the others for no longer than a dead
@@ -25,7 +25,7 @@ fn longest_pause(ttl: Ttl) -> Duration {
 /// that does not fit into the line pauses for longer than any waiter in the line.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { OUTSIDE };
+    let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { LONGEST_PAUSE_OUTSIDE };
     pause.saturating_mul(factor).min(longest)
 }
 
@@ -51,7 +51,7 @@ mod tests {
         let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
         let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
         assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!([pause(MOST_WAITERS - 1), pause(MOST_WAITERS)], [LONGEST_PAUSE, OUTSIDE]);
+        assert_eq!([pause(MOST_WAITERS - 1), pause(MOST_WAITERS)], [LONGEST_PAUSE, LONGEST_PAUSE_OUTSIDE]);
     }
 
     #[test]

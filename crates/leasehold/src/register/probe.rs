@@ -6,9 +6,9 @@
 //! races before it is used for locks. The verdict is recorded in the store: the [marker](evidence::Marker) contains the
 //! endpoint and bucket, the time, and an outdated version of the marker itself.
 //!
-//! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
+//! If a marker records that this store passed, a process reads it and checks that a write with the outdated version is
 //! refused. This takes two requests. If there is no such marker, the process runs the full probe, with races, while
-//! other processes wait. If the marker records that this place is unsafe, the store is refused without races. Only an
+//! other processes wait. If the marker records that it is unsafe, the store is refused without races. Only an
 //! examination by the doctor can lift a refusal, because a store without atomic checks would eventually pass a probe
 //! that is repeated often enough.
 //!
@@ -271,7 +271,7 @@ impl Probe<'_> {
         self.record(None, false).await
     }
 
-    /// Records in the marker that this place is `unsafe_`, or that it passed. A refused place can pass only with
+    /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
         let (register, key) = (self.register, self.subject.key());

@@ -39,8 +39,8 @@ pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 /// How far the clocks of a store's front ends may disagree before a verdict seems to be in the future.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 
-/// The maximum number of recorded places. Each name of an endpoint is a place.
-const MOST_PLACES: usize = 16;
+/// The maximum number of recorded verdicts. Each name of an endpoint has its own.
+const MOST_VERDICTS: usize = 16;
 
 /// Returns the probability that a store passes `races` if it lets two requests win in a race with probability
 /// `doubles`.
@@ -85,7 +85,7 @@ pub(crate) struct Marker {
     /// A version that the marker has had and will never have again. A write that expects it must be refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outdated: Option<String>,
-    /// At most one verdict for each place.
+    /// At most one verdict for each identity.
     #[serde(default)]
     verdicts: Vec<Verdict>,
     /// The process that is probing the store. Other processes wait for it.
@@ -95,11 +95,13 @@ pub(crate) struct Marker {
     nonce: Id,
 }
 
-/// The verdict on one place.
+/// The verdict on one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
-    /// The endpoint and the bucket or table. A copy of the marker in another place proves nothing about that place.
-    place: String,
+    /// The identity of the store: the endpoint and the bucket or table. A copy of the marker elsewhere proves nothing
+    /// about the store there.
+    #[serde(rename = "place")]
+    identity: String,
     /// The time of the verdict on the store's clock: microseconds since 1970, lower bound.
     at_us: u64,
     /// What the store did wrong. `None` if it passed.
@@ -107,20 +109,20 @@ struct Verdict {
     refused: Option<String>,
 }
 
-/// What a marker records about a place.
+/// What a marker records about a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// No valid verdict: the place must be probed.
+    /// No valid verdict: the store must be probed.
     Unknown {
         /// The process that is probing it.
         prober: Option<Id>,
     },
-    /// The place passed. A write that expects the outdated version must be refused.
+    /// The store passed. A write that expects the outdated version must be refused.
     Passed {
         /// The outdated version.
         outdated: String,
     },
-    /// The place was found unsafe and has not passed the doctor's examination since.
+    /// The store was found unsafe and has not passed the doctor's examination since.
     Refused {
         /// What it did wrong.
         what: String,
@@ -154,11 +156,11 @@ impl Marker {
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
-    /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
-    /// `now`. Without a clock, the age of the verdict is unknown.
-    pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
+    /// Returns what the marker records about the store `identity`. The marker has the version `current`, and the store's
+    /// clock reads `now`. Without a clock, the age of the verdict is unknown.
+    pub(crate) fn standing(&self, identity: &str, current: &str, now: Option<StoreTime>) -> Standing {
         let unknown = Standing::Unknown { prober: self.prober };
-        match self.verdicts.iter().find(|verdict| verdict.place == place) {
+        match self.verdicts.iter().find(|verdict| verdict.identity == identity) {
             Some(Verdict { refused: Some(what), .. }) => Standing::Refused { what: what.clone() },
             Some(Verdict { at_us, refused: None, .. }) if is_recent(*at_us, now) => match &self.outdated {
                 // If the current version is the outdated one, the marker was copied or edited.
@@ -169,35 +171,35 @@ impl Marker {
         }
     }
 
-    /// Records that `prober` is probing `place`. The place has not passed until the probe ends.
+    /// Records that `prober` is probing the store `identity`. The store has not passed until the probe ends.
     #[must_use]
-    pub(crate) fn probed_by(mut self, prober: Id, place: &str) -> Self {
-        self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
+    pub(crate) fn probed_by(mut self, prober: Id, identity: &str) -> Self {
+        self.verdicts.retain(|verdict| verdict.identity != identity || verdict.refused.is_some());
         self.prober = Some(prober);
         self
     }
 
-    /// Records that `place` passed. `replaced` is the version of the marker that this one will replace.
+    /// Records that the store `identity` passed. `replaced` is the version of the marker that this one will replace.
     #[must_use]
-    pub(crate) fn passed(self, place: &str, now: Option<StoreTime>, replaced: &str) -> Self {
-        Self { outdated: Some(replaced.to_owned()), ..self.judged(place, now, None) }
+    pub(crate) fn passed(self, identity: &str, now: Option<StoreTime>, replaced: &str) -> Self {
+        Self { outdated: Some(replaced.to_owned()), ..self.judged(identity, now, None) }
     }
 
-    /// Records that `place` is unsafe, and why.
+    /// Records that the store `identity` is unsafe, and why.
     #[must_use]
-    pub(crate) fn refused(self, place: &str, now: Option<StoreTime>, what: &str) -> Self {
-        self.judged(place, now, Some(what.to_owned()))
+    pub(crate) fn refused(self, identity: &str, now: Option<StoreTime>, what: &str) -> Self {
+        self.judged(identity, now, Some(what.to_owned()))
     }
 
-    fn judged(mut self, place: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
-        self.verdicts.retain(|verdict| verdict.place != place);
-        if self.verdicts.len() >= MOST_PLACES {
-            // Drops the oldest place that passed, rather than a refused one. The oldest come first.
+    fn judged(mut self, identity: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
+        self.verdicts.retain(|verdict| verdict.identity != identity);
+        if self.verdicts.len() >= MOST_VERDICTS {
+            // Drops the oldest pass, rather than a refusal. The oldest come first.
             let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
             self.verdicts.remove(oldest.unwrap_or(0));
         }
         let at_us = now.map_or(0, |now| now.lo_us);
-        self.verdicts.push(Verdict { place: place.to_owned(), at_us, refused });
+        self.verdicts.push(Verdict { identity: identity.to_owned(), at_us, refused });
         self.prober = None;
         self
     }
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_counts_for_its_place_and_for_thirty_days() {
+    fn a_pass_counts_for_its_store_and_for_thirty_days() {
         let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1");
         let passed = Standing::Passed { outdated: "v1".to_owned() };
         assert_eq!(marker.standing(HERE, "v2", at(100)), passed);
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_stays_until_the_place_passes() {
+    fn a_refusal_stays_until_the_store_passes() {
         let elsewhere = "https://mirror.example.com/bucket";
         let marker = Marker::blank(id(1)).passed(elsewhere, at(100), "v1").refused(HERE, at(100), "two won");
         let refused = Standing::Refused { what: "two won".to_owned() };
@@ -272,18 +274,18 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_being_probed_has_not_passed() {
+    fn a_store_that_is_being_probed_has_not_passed() {
         let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").probed_by(id(7), HERE);
         assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { prober: Some(id(7)) });
     }
 
     #[test]
-    fn a_marker_keeps_a_bounded_number_of_places_and_all_refusals() {
+    fn a_marker_keeps_a_bounded_number_of_verdicts_and_all_refusals() {
         let mut marker = Marker::blank(id(1)).refused(HERE, at(1), "two won");
         for n in 0..100 {
             marker = marker.passed(&format!("place-{n}"), at(100), "v1");
         }
-        assert_eq!(marker.verdicts.len(), MOST_PLACES);
+        assert_eq!(marker.verdicts.len(), MOST_VERDICTS);
         assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Refused { what: "two won".to_owned() });
         assert_ne!(marker.standing("place-99", "v2", at(100)), unknown());
         assert_eq!(marker.standing("place-0", "v2", at(100)), unknown());

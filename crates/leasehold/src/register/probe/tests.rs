@@ -165,7 +165,7 @@ async fn a_refusal_stays_until_the_doctor_lifts_it() {
 
 /// Buckets are mirrored together with their markers.
 #[tokio::test(start_paused = true)]
-async fn a_marker_of_another_place_causes_a_full_probe() {
+async fn a_marker_of_another_store_causes_a_full_probe() {
     let here = store(Flaw::None);
     probe(&here).await.unwrap();
     let copied = here.cells.lock().unwrap().clone();
