@@ -12,7 +12,8 @@ pub(crate) const USAGE: u8 = 2;
 /// successful. Three places return it:
 ///
 /// - `Job::conclude` (`job/completion.rs`): the lock was lost while CMD ran, or before it started. `Running::supervise`
-///   (`child.rs`) has stopped CMD in time, and the guard or the release has reported the loss.
+///   (`child.rs`) has stopped CMD in time, and the guard or the release has reported the loss. Or CMD was stopped
+///   because only `--grace` was left of the lease, even if the lock was not lost afterwards.
 /// - `Job::resume` (`job.rs`): with `--ticket`, the lock of the ticket was lost already.
 /// - `update` (`commands/update.rs`): a higher token has written the object.
 pub(crate) const LOST: u8 = 122;

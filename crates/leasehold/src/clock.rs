@@ -310,7 +310,7 @@ impl TestClock {
     ///
     /// # Panics
     /// Panics only where [`tokio::time::Instant::now`] does.
-    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    #[allow(clippy::disallowed_methods, reason = "only `clock` reads time and sleeps")]
     pub fn with_rate(rate: f64) -> Self {
         let origin = tokio::time::Instant::now();
         Self(Arc::new(TestTime {
@@ -374,7 +374,7 @@ impl Clock for TestClock {
 }
 
 impl TestTime {
-    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    #[allow(clippy::disallowed_methods, reason = "only `clock` reads time and sleeps")]
     fn elapsed(&self) -> Duration {
         tokio::time::Instant::now().duration_since(self.origin).mul_f64(self.rate)
     }

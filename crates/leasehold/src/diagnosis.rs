@@ -47,7 +47,7 @@ pub trait Diagnose: Send + Sync {
     /// The delete is not conditional on every store, so never call this for a lock that others use.
     ///
     /// # Errors
-    /// The store did not respond, or a permission is missing that possibly only this call needs.
+    /// Returns an error if the store did not respond, or if a permission is missing that possibly only this call needs.
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
         let _ = name;
         Ok(false)

@@ -86,8 +86,8 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         smallest_ttl_ms: None,
         cost: cost::estimate(kind, false, examination),
     };
-    let place = format!("{RESERVED}{}", &Id::random(&store.env().random).to_string()[..12]);
-    let (mut reachable, answers) = reach(store, &place).await;
+    let prefix = format!("{RESERVED}{}", &Id::random(&store.env().random).to_string()[..12]);
+    let (mut reachable, answers) = reach(store, &prefix).await;
     reachable.add_default_help();
     report.findings.push(reachable);
     if !answers {
@@ -103,7 +103,7 @@ pub(crate) async fn examine(store: &dyn LeaseStore, examination: &Examination) -
         let seen = "not examined, because a check above failed";
         report.findings.push(Finding::not_applicable("leases", seen));
     } else {
-        let mut leases = leases::examine(store, &place, examination).await;
+        let mut leases = leases::examine(store, &prefix, examination).await;
         // The finding on the permission to list already covers this.
         if report.finding("permission-list").is_some_and(|finding| finding.verdict == CheckStatus::Warning) {
             leases.findings.retain(|finding| finding.check != "listing");
@@ -159,8 +159,8 @@ fn left_behind(left: &[String], versioned: bool) -> Finding {
 
 /// Checks whether the store responds at all. A refusal counts as a response, because the checks of permissions report
 /// what is missing.
-async fn reach(store: &dyn LeaseStore, place: &str) -> (Finding, bool) {
-    let Ok(name) = LockName::new(format!("{place}/reach")) else {
+async fn reach(store: &dyn LeaseStore, prefix: &str) -> (Finding, bool) {
+    let Ok(name) = LockName::new(format!("{prefix}/reach")) else {
         return (Finding::failed(REACHABLE, "no lock name could be generated"), false);
     };
     let sent = store.env().now();

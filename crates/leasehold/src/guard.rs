@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Grant, Loss, LossReason, Released, Token};
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 use crate::runtime::renewer::{Command, Hold, RenewerHandle, bind, keep};
 use crate::runtime::task;
 use crate::ticket::Ticket;
@@ -53,7 +53,7 @@ pub struct Guard {
 
 impl Guard {
     /// Creates a guard that keeps `grant`, the grant of a ticket. Must be called within a tokio runtime.
-    pub(crate) fn new(opened: Arc<Opened>, grant: Grant) -> Self {
+    pub(crate) fn new(opened: Arc<OpenStore>, grant: Grant) -> Self {
         Self::of(keep(opened, grant, None, None))
     }
 
@@ -64,7 +64,7 @@ impl Guard {
     /// Takes ownership of `parts`. From then on, this guard is held only while all of them are held.
     pub(crate) fn bound_to(mut self, parts: Vec<Guard>) -> Self {
         self.parts = parts;
-        bind(self.each().map(|guard| guard.hold.lease.clone()).collect());
+        bind(self.each().map(|guard| guard.hold.state.clone()).collect());
         self
     }
 
@@ -75,12 +75,12 @@ impl Guard {
 
     /// Returns the names of this guard's lock and of its parts.
     pub(crate) fn names(&self) -> impl Iterator<Item = &LockName> {
-        self.each().map(|guard| &guard.hold.identity.name)
+        self.each().map(|guard| &guard.hold.lock.name)
     }
 
     /// Returns the name of the lock.
     pub fn name(&self) -> &LockName {
-        &self.hold.identity.name
+        &self.hold.lock.name
     }
 
     /// Returns the fencing token, which is greater than the token of every earlier grant of this lock.
@@ -90,7 +90,7 @@ impl Guard {
     /// ([`Capabilities::tokens`](crate::lease::Capabilities::tokens)).
     pub fn token(&self) -> Result<Token> {
         if self.hold.capabilities.tokens {
-            return Ok(self.hold.identity.token);
+            return Ok(self.hold.lock.token);
         }
         let message = format!("locks in {} have no fencing tokens", self.hold.capabilities.store);
         Err(Error::unsupported(message).with_help("docs/stores lists the protocols with tokens"))
@@ -99,7 +99,7 @@ impl Guard {
     /// Returns how long the lock is certain to be held without another renewal. Returns zero if the lock was lost.
     /// Local, no I/O.
     pub fn remaining(&self) -> Duration {
-        self.each().map(|guard| guard.hold.lease.remaining()).min().unwrap_or_default()
+        self.each().map(|guard| guard.hold.state.remaining()).min().unwrap_or_default()
     }
 
     /// Checks that the lock is still held. Local, no I/O.
@@ -109,7 +109,7 @@ impl Guard {
     /// # Errors
     /// Returns [`ErrorKind::Lost`] if the lock was lost. A loss is final.
     pub fn check(&self) -> Result<()> {
-        let loss = self.each().find_map(|guard| guard.hold.lease.loss(&guard.hold.identity));
+        let loss = self.each().find_map(|guard| guard.hold.state.loss(&guard.hold.lock));
         loss.map_or(Ok(()), |loss| Err(Error::lost(loss)))
     }
 
@@ -130,9 +130,9 @@ impl Guard {
     /// ```
     pub fn deadline(&self) -> Result<Deadline> {
         self.check()?;
-        let deadlines = self.each().map(|guard| guard.hold.lease.deadline());
+        let deadlines = self.each().map(|guard| guard.hold.state.deadline());
         let earliest = deadlines.reduce(|one, two| Some(one?.earliest(two?))).flatten();
-        earliest.ok_or_else(|| Error::lost(self.hold.identity.loss(LossReason::Ended)))
+        earliest.ok_or_else(|| Error::lost(self.hold.lock.loss(LossReason::Ended)))
     }
 
     /// Waits until a renewal has moved the deadline away from `known`, and returns the new deadline. Never completes if
@@ -140,7 +140,7 @@ impl Guard {
     pub async fn renewed(&self, known: Deadline) -> Deadline {
         loop {
             // A renewal after this line is not missed.
-            let renewed = select_all(self.each().map(|guard| Box::pin(guard.hold.lease.renewed())));
+            let renewed = select_all(self.each().map(|guard| Box::pin(guard.hold.state.renewed())));
             match self.deadline() {
                 Ok(deadline) if deadline != known => return deadline,
                 _ => renewed.await,
@@ -166,12 +166,12 @@ impl Guard {
     /// # }).unwrap();
     /// ```
     pub fn renew(&self) -> impl Future<Output = Result<Deadline>> + Send + use<> {
-        let asked = self.hold.lease.now();
+        let asked = self.hold.state.now();
         let renewals = self.each().map(|guard| {
-            let (lease, identity) = (guard.hold.lease.clone(), guard.hold.identity.clone());
-            lease.request_renewal();
+            let (state, lock) = (guard.hold.state.clone(), guard.hold.lock.clone());
+            state.request_renewal();
             // The response to a renewal that was sent before this call does not count.
-            async move { lease.renewed_since(asked).await.map_err(|()| Error::lost(lease.loss_of(&identity))) }
+            async move { state.renewed_since(asked).await.map_err(|()| Error::lost(state.loss_of(&lock))) }
         });
         let renewals = try_join_all(renewals.collect::<Vec<_>>());
         async move {
@@ -182,12 +182,12 @@ impl Guard {
 
     /// Waits until the lock is lost, and returns the loss. Completes no later than the deadline. Cancel safe.
     pub async fn lost(&self) -> Loss {
-        select_all(self.each().map(|guard| Box::pin(guard.hold.lease.lost(&guard.hold.identity)))).await.0
+        select_all(self.each().map(|guard| Box::pin(guard.hold.state.lost(&guard.hold.lock)))).await.0
     }
 
     /// Returns a cancellation token that is cancelled as soon as the lock is lost, released, or handed on as a ticket.
     pub fn cancellation(&self) -> CancellationToken {
-        self.hold.lease.over()
+        self.hold.state.over()
     }
 
     /// Releases the lock and reports whether it was held until now.
@@ -211,12 +211,12 @@ impl Guard {
     pub(crate) async fn release_held(self) -> Result<()> {
         // Work that ended after the deadline must not look protected.
         self.check()?;
-        let (lease, identity) = (self.hold.lease.clone(), self.hold.identity.clone());
+        let (state, lock) = (self.hold.state.clone(), self.hold.lock.clone());
         match self.release().await {
             Ok(Released::Released) => Ok(()),
-            Ok(Released::AlreadyLost) => Err(Error::lost(lease.loss_of(&identity))),
+            Ok(Released::AlreadyLost) => Err(Error::lost(state.loss_of(&lock))),
             Err(error) => {
-                tracing::warn!(lock = %identity.name, %error, "the lock was not released");
+                tracing::warn!(lock = %lock.name, %error, "the lock was not released");
                 Ok(())
             }
         }
@@ -275,12 +275,12 @@ impl Guard {
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;
-        self.hold.lease.hand_on();
+        self.hold.state.hand_on();
         let (ticket, taken) = self.ask(Command::HandOn).await?;
         // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {
             // The response was read too late: the lock has been released, or its lease is over.
-            return Err(Error::lost(self.hold.identity.loss(LossReason::Expired { last_error: None })));
+            return Err(Error::lost(self.hold.lock.loss(LossReason::Expired { last_error: None })));
         }
         Ok(ticket)
     }
@@ -336,7 +336,7 @@ impl Guard {
     /// Invalidates the guard and its parts.
     fn end(&self) {
         for guard in self.each() {
-            guard.hold.lease.end();
+            guard.hold.state.end();
         }
     }
 
@@ -351,7 +351,7 @@ impl Guard {
 
     async fn ask<T>(&mut self, command: impl FnOnce(oneshot::Sender<Result<T>>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        let lost = self.hold.lease.end();
+        let lost = self.hold.state.end();
         let answer = match self.hold.renewer.take() {
             Some(renewer) => renewer.send(command(reply), answer).await,
             None => None,
@@ -360,7 +360,7 @@ impl Guard {
             (Some(answer), _) => answer,
             (None, Some(loss)) => Err(Error::lost(loss)),
             // The lock was lost at the same moment, or the runtime in which it was acquired has shut down.
-            (None, None) => Err(Error::lost(self.hold.identity.loss(LossReason::Ended))),
+            (None, None) => Err(Error::lost(self.hold.lock.loss(LossReason::Ended))),
         }
     }
 }
@@ -375,8 +375,8 @@ impl Drop for Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("name", &self.hold.identity.name)
-            .field("token", &self.hold.identity.token)
+            .field("name", &self.hold.lock.name)
+            .field("token", &self.hold.lock.token)
             .field("remaining", &self.remaining())
             .finish()
     }

@@ -1,11 +1,13 @@
 //! Leases: the interface between the stores and the layers above them.
 //!
 //! [`LeaseStore`] is implemented once for all registers ([`RegisterLeases`](crate::RegisterLeases)), and once for each
-//! store that has its own leases. Renewal, loss detection and queues are not part of it: [`Lock`](crate::Lock) and
-//! [`Guard`](crate::Guard) provide them.
+//! store that has its own leases. The renewals, the detection of losses and the queues of tasks are not part of it:
+//! [`Lock`](crate::Lock) and [`Guard`](crate::Guard) provide them.
 
 mod claim;
 mod last_error;
+mod pauses;
+mod permit_queue;
 mod place;
 mod watch;
 
@@ -18,9 +20,9 @@ use futures_util::stream::BoxStream;
 
 pub use self::claim::Claim;
 pub use self::last_error::LastError;
-pub(crate) use self::place::{
-    Before, LONGEST_PAUSE, MOST_WAITERS, PermitQueue, Place, Standing, grace, pause,
-};
+pub(crate) use self::pauses::{LONGEST_PAUSE, MOST_WAITERS, grace, pause};
+pub(crate) use self::permit_queue::PermitQueue;
+pub(crate) use self::place::{Before, Place, Standing};
 pub use self::watch::Watch;
 use crate::clock::{Deadline, Moment};
 use crate::diagnosis::Diagnose;
@@ -60,8 +62,8 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Otherwise it lapses. [`Lock`](crate::Lock) never drops a call.
     ///
     /// # Errors
-    /// The store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or it refused the
-    /// request.
+    /// Returns an error if the store could not be reached for the claim's [`store_timeout`](Claim::store_timeout), or
+    /// if it refused the request.
     async fn try_acquire(&self, claim: &Claim) -> Result<AcquireOutcome, StoreError>;
 
     /// Renews `grant` and updates its deadline. Never takes the lock back from a later grant.
@@ -69,30 +71,30 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Gives up at the grant's deadline. May be called again after an error, and after a call was dropped.
     ///
     /// # Errors
-    /// The store did not respond. The grant's deadline is then unchanged.
+    /// Returns an error if the store did not respond. The grant's deadline is then unchanged.
     async fn renew(&self, grant: &mut Grant) -> Result<Renewal, StoreError>;
 
     /// Ends `grant`. With `cooldown`, the lock is not granted for that long. May be called again after an error.
     ///
     /// If the grant has no memo and has the id of a claim, this withdraws the claim: it ends a grant that the claim may
-    /// have received unnoticed, and gives up the claim's place in the queue.
+    /// have received unnoticed, and gives up the claim's place in the line.
     ///
     /// # Errors
-    /// The store did not respond. The lease then lapses.
+    /// Returns an error if the store did not respond. The lease then lapses.
     async fn release(&self, grant: &mut Grant, cooldown: Option<Duration>) -> Result<Released, StoreError>;
 
-    /// Returns whether the waiting `claim` may have a place in the store's queue that a [`release`](Self::release) must
-    /// give up if the claim is withdrawn. By default, returns `true` if the store [has a queue](Capabilities::fifo) and
-    /// the claim waits.
+    /// Returns whether the waiting `claim` may have a place in the line that a [`release`](Self::release) must give up
+    /// if the claim is withdrawn. By default, returns `true` if the store [keeps a line](Capabilities::fifo) and the
+    /// claim waits.
     fn may_have_place(&self, claim: &Claim) -> bool {
         self.capabilities().fifo() && claim.waits
     }
 
-    /// Gives up the place of `claim` in the store's queue. Unlike [`release`](Self::release), this does not end a
-    /// grant, because a repetition of the claim elsewhere may hold it.
+    /// Gives up the place of `claim` in the line. Unlike [`release`](Self::release), this does not end a grant, because
+    /// a repetition of the claim elsewhere may hold it.
     ///
     /// # Errors
-    /// The store did not respond. The place is then passed over after a while.
+    /// Returns an error if the store did not respond. The place is then passed over after a while.
     async fn stop_waiting(&self, claim: &Claim) -> Result<(), StoreError> {
         let _ = claim;
         Ok(())
@@ -102,7 +104,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// of the lease ends the grant. Called before a grant is handed to another process.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn detach(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let _ = grant;
         Ok(())
@@ -114,7 +116,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// when all of them have ended. Does nothing by default, because only the lease counts on other stores.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn add_processes(&self, name: &LockName, pids: &[u32]) -> Result<(), StoreError> {
         let _ = (name, pids);
         Ok(())
@@ -124,7 +126,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// the token. `why` says who decided it and for what reason. Stores whose history has a field for it record it.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn evict(
         &self,
         name: &LockName,
@@ -135,7 +137,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// Returns the current state of one lock.
     ///
     /// # Errors
-    /// The store did not respond.
+    /// Returns an error if the store did not respond.
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError>;
 
     /// Lists the names of all locks that have a record and whose names start with `prefix`, page by page. Retries a
@@ -146,7 +148,7 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
     /// exists.
     ///
     /// # Errors
-    /// Something could not be created.
+    /// Returns an error if something could not be created.
     async fn init(&self) -> Result<(), StoreError> {
         Ok(())
     }
@@ -195,7 +197,7 @@ pub struct Grant {
     pub token: Token,
     /// The highest token that an earlier grant can have. All tokens above it, up to [`token`](Self::token), belong to
     /// this grant only, now and later. `None` if this is not known, or if the process should not pass the lock on among
-    /// its tasks, because each of them has a place in the store's queue.
+    /// its tasks, because each of them has a place in the line.
     pub after: Option<Token>,
     /// The id of the claim that was granted.
     pub id: Id,

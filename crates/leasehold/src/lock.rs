@@ -168,8 +168,8 @@ impl Lock {
     ///
     /// Tasks of one process that wait for the same lock are served in the order of their arrival. To the store, they
     /// are a single contender. Tasks with the same settings pass the lock on among themselves without a request, each
-    /// with a higher token. After a while, other processes get a turn. (On etcd, the tasks of all processes share one
-    /// queue instead.)
+    /// with a higher token. After a while, other processes get a turn. (On etcd, the tasks of all processes wait in
+    /// one line instead.)
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.
@@ -184,8 +184,8 @@ impl Lock {
         Acquisition::enter(request, queue).outcome().await.map(Guard::of)
     }
 
-    /// Like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is known to be in a
-    /// cooldown.
+    /// Acquires the lock like [`acquire`](Self::acquire), but fails with [`ErrorKind::Held`] as soon as the lock is
+    /// known to be in a cooldown.
     pub(crate) async fn acquire_unless_in_cooldown(&self) -> Result<Guard> {
         let claim = self.claim()?;
         let queue = self.queue(&claim.name);
@@ -298,8 +298,8 @@ impl Lock {
     }
 
     /// Returns this lock as a permit whose waiters use `queue`.
-    pub(crate) fn queued(self, queue: Option<PermitQueue>) -> Self {
-        Self { permit_queue: queue, ..self }
+    pub(crate) fn queued(self, permit_queue: Option<PermitQueue>) -> Self {
+        Self { permit_queue, ..self }
     }
 
     pub(crate) fn queue_of_permits(&self) -> Option<&PermitQueue> {
@@ -379,7 +379,7 @@ impl Lock {
         claim.last_error = self.last_error.clone();
         claim.detached = self.for_another || self.holder.pid == 0;
         claim.barges = self.barges;
-        claim.queue = self.permit_queue.clone();
+        claim.permit_queue = self.permit_queue.clone();
         Ok(claim)
     }
 

@@ -15,7 +15,7 @@ use crate::lease::{
     Status, StoreOptions, Swept, Token, Ttl,
 };
 use crate::observe::Observer;
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 use crate::runtime::queue::Queues;
 use crate::runtime::renewer::Hold;
 use crate::stores;
@@ -39,10 +39,10 @@ use crate::url::StoreUrl;
 pub struct Locker(Arc<Shared>);
 
 struct Shared {
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     queues: Queues<Hold>,
     /// The queues of semaphores and readers-writer locks, each of which consists of several locks.
-    places: Queues<Hold>,
+    permit_queues: Queues<Hold>,
     /// How records describe this process.
     holder: Holder,
 }
@@ -68,14 +68,14 @@ impl Locker {
     /// Returns the same errors as [`open`](Self::open).
     pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
-        let (shown, identity) = (url.to_string(), stores::identity(&url).to_string());
+        let (shown, store_id) = (url.to_string(), stores::identity(&url).to_string());
         let store = stores::open(url, options).await?;
-        Ok(Self::sharing(Opened::new(store, Some(shown), Some(identity))))
+        Ok(Self::sharing(OpenStore::new(store, Some(shown), Some(store_id))))
     }
 
     /// Creates a locker for a store that you opened or implemented yourself.
     pub fn new(store: Arc<dyn LeaseStore>) -> Self {
-        Self::sharing(Opened::new(store, None, None))
+        Self::sharing(OpenStore::new(store, None, None))
     }
 
     /// Returns a locker for the same store that reports to `observer` in addition to the observers of this locker.
@@ -104,11 +104,11 @@ impl Locker {
         Self::sharing(self.0.opened.observed_by(observer))
     }
 
-    fn sharing(opened: Opened) -> Self {
+    fn sharing(opened: OpenStore) -> Self {
         Self(Arc::new(Shared {
             opened: Arc::new(opened),
             queues: Queues::default(),
-            places: Queues::default(),
+            permit_queues: Queues::default(),
             holder: Holder::this_process(),
         }))
     }
@@ -347,7 +347,7 @@ impl Locker {
         self.0.opened.url.as_deref()
     }
 
-    pub(crate) fn opened(&self) -> &Arc<Opened> {
+    pub(crate) fn opened(&self) -> &Arc<OpenStore> {
         &self.0.opened
     }
 
@@ -359,8 +359,8 @@ impl Locker {
         &self.0.queues
     }
 
-    pub(crate) fn places(&self) -> &Queues<Hold> {
-        &self.0.places
+    pub(crate) fn permit_queues(&self) -> &Queues<Hold> {
+        &self.0.permit_queues
     }
 }
 

@@ -62,8 +62,8 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Cancel safe.
     ///
     /// # Errors
-    /// If the store's response is neither a value nor its absence, or if the value is longer than [`MAX_VALUE_BYTES`],
-    /// or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
+    /// Returns an error if the store's response is neither a value nor its absence, or if the value is longer than
+    /// [`MAX_VALUE_BYTES`], or [`MAX_OBJECT_BYTES`] if the register was opened for objects.
     async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError>;
 
     /// Reads `key` without its bytes. Calls [`read`](Self::read) by default.
@@ -71,7 +71,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Cancel safe.
     ///
     /// # Errors
-    /// Same as [`read`](Self::read).
+    /// Returns the same errors as [`read`](Self::read).
     async fn head(&self, key: &str) -> Result<Option<Head>, StoreError> {
         Ok(self.read(key).await?.map(|cell| Head {
             version: cell.version,
@@ -85,16 +85,16 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// Dropping the future leaves the outcome unknown, as [`StoreError::MaybeApplied`] does.
     ///
     /// # Errors
-    /// [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
+    /// Returns [`StoreError::NotApplied`] only if the write certainly has no effect, now or later.
     async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError>;
 
-    /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by examinations.
-    /// Some stores ignore the version, so the caller must first make sure that this store compares it
+    /// Deletes `key` if its version is still `version`. Used by sweeps, by locks that are objects, and by probes and
+    /// examinations. Some stores ignore the version, so the caller must first make sure that this store compares it
     /// ([`probe_deletes`]), unless no other client knows of the object.
     ///
     /// # Errors
-    /// Same as [`write`](Self::write), and [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has
-    /// no conditional deletes.
+    /// Returns the same errors as [`write`](Self::write), and
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the store has no conditional deletes.
     async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError>;
 
     /// Runs the checks of an [examination](crate::Locker::examine) that only this store has, such as checks of its
@@ -123,7 +123,7 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
     /// by default.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint,
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a bad endpoint, and
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the register has no endpoints.
     fn through(&self, endpoint: &str) -> Result<Arc<dyn Register>, Error> {
         let message = format!(
@@ -133,13 +133,13 @@ pub trait Register: fmt::Debug + Send + Sync + 'static {
         Err(Error::unsupported(message).with_help("leave out --endpoint: it is for S3-compatible stores"))
     }
 
-    /// Returns a register of the same objects for each address of the endpoint's name, if there are several. An
-    /// examination uses them in turn. By default there are none.
+    /// Returns a register of the same objects for each address of the endpoint's name, if there are several.
+    /// Probes and examinations use them in turn. By default there are none.
     ///
     /// Cancel safe.
     ///
     /// # Errors
-    /// If no client can be created for an address.
+    /// Returns an error if no client can be created for an address.
     async fn fronts(&self) -> Result<FrontEnds, Error> {
         Ok(FrontEnds::default())
     }

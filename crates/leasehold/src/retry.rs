@@ -115,8 +115,8 @@ impl<'a> RetryBudget<'a> {
         self.request_within(limit, request).await
     }
 
-    /// Like [`request`](Self::request), with a separate limit. For a request with a large body, and for one that gets
-    /// its full time even at the end of the budget.
+    /// Sends a request like [`request`](Self::request), with a separate limit. For a request with a large body, and for
+    /// one that gets its full time even at the end of the budget.
     pub(crate) async fn request_within<T>(
         &self,
         limit: Duration,

@@ -305,9 +305,9 @@ fn kind_of(url: &StoreUrl) -> Option<&'static StoreKind> {
 /// Cancel safe, except that SQLite's file, or DynamoDB's table with `create=true`, may have been created.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a malformed URL or an unknown option;
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have; otherwise the
-/// errors of the store itself.
+/// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a malformed URL or an unknown option,
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that this build does not have, and otherwise
+/// the errors of the store itself.
 pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseStore>, Error> {
     match kind_of(&url).and_then(|kind| kind.open) {
         Some(open) => open(url, options).await,
@@ -318,8 +318,8 @@ pub async fn open(url: StoreUrl, options: StoreOptions) -> Result<Arc<dyn LeaseS
 /// Opens the folder of the object that `url` names as a register. Returns it with the object's key.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects; otherwise the errors of
-/// [`open`].
+/// Returns [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for a store that keeps no objects, and otherwise
+/// the errors of [`open`].
 pub(crate) async fn open_object(url: StoreUrl, env: Env) -> Result<(Arc<dyn Register>, String), Error> {
     let kind = kind_of(&url);
     match kind.and_then(|kind| kind.open_object) {
@@ -359,8 +359,8 @@ impl Ticket {
     /// without a store is accepted for every store. Opens nothing and sends no request.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message names
-    /// both), or if `url` is malformed.
+    /// Returns [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if the ticket belongs to another store (the message
+    /// names both), or if `url` is malformed.
     pub fn check_store(&self, url: &str) -> Result<(), Error> {
         let here = StoreUrl::parse(url)?;
         let Some(text) = self.store() else { return Ok(()) };

@@ -33,7 +33,7 @@ pub(super) trait Watched: Clone + Send + Sync + 'static {
 }
 
 /// Completes when at least `duration` has passed on the clock that shows the longer time. Cancel safe.
-#[allow(clippy::disallowed_methods, reason = "this is the place")]
+#[allow(clippy::disallowed_methods, reason = "only `clock` reads time and sleeps")]
 pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
     let start = clock.moment();
     let left =
@@ -44,7 +44,7 @@ pub(super) async fn sleep(clock: &impl Watched, duration: Duration) {
         }
         return;
     }
-    let Place(monitor) = &Place::take(clock);
+    let Sleeper(monitor) = &Sleeper::register(clock);
     loop {
         // Created before the clock is read, so that it notices every later jump.
         let ahead = monitor.ahead.notified();
@@ -108,7 +108,7 @@ struct Lead {
 }
 
 impl ClockJumpMonitor {
-    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    #[allow(clippy::disallowed_methods, reason = "only `clock` reads time and sleeps")]
     fn new(now: Moment) -> Self {
         Self {
             sleepers: AtomicUsize::new(0),
@@ -151,11 +151,11 @@ impl ClockJumpMonitor {
     }
 }
 
-/// The registration of a sleeper with the monitor of its runtime.
-struct Place(Arc<ClockJumpMonitor>);
+/// A sleeper that is registered with the monitor of its runtime.
+struct Sleeper(Arc<ClockJumpMonitor>);
 
-impl Place {
-    fn take(clock: &impl Watched) -> Self {
+impl Sleeper {
+    fn register(clock: &impl Watched) -> Self {
         let runtime = Handle::current();
         let mut each = clock.monitors().each();
         let on_duty = each.iter().find(|(id, _)| *id == runtime.id()).map(|(_, monitor)| monitor.clone());
@@ -172,7 +172,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Sleeper {
     fn drop(&mut self) {
         self.0.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -185,7 +185,7 @@ struct Duty<C: Watched> {
 }
 
 impl<C: Watched> Duty<C> {
-    #[allow(clippy::disallowed_methods, reason = "this is the place")]
+    #[allow(clippy::disallowed_methods, reason = "only `clock` reads time and sleeps")]
     async fn keep(self) {
         loop {
             tokio::time::sleep(SLICE).await;

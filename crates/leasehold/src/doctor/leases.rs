@@ -26,9 +26,9 @@ pub(super) struct Found {
     pub(super) left: Vec<String>,
 }
 
-/// Examines `store` with locks whose names begin with `place`, and deletes their records.
-pub(super) async fn examine(store: &dyn LeaseStore, place: &str, examination: &Examination) -> Found {
-    let mut patient = Patient::new(store, place, examination);
+/// Examines `store` with locks whose names begin with `prefix`, and deletes their records.
+pub(super) async fn examine(store: &dyn LeaseStore, prefix: &str, examination: &Examination) -> Found {
+    let mut patient = Patient::new(store, prefix, examination);
     // The first check that cannot run ends the examination. The earlier findings are kept.
     if let Err(stop) = patient.examine().await {
         patient.findings.push(stop);
@@ -40,7 +40,7 @@ pub(super) async fn examine(store: &dyn LeaseStore, place: &str, examination: &E
 
 struct Patient<'a> {
     store: &'a dyn LeaseStore,
-    place: &'a str,
+    prefix: &'a str,
     thorough: bool,
     holder: Holder,
     taken: Vec<LockName>,
@@ -61,11 +61,11 @@ struct Took {
 type Step<T> = Result<T, Finding>;
 
 impl<'a> Patient<'a> {
-    fn new(store: &'a dyn LeaseStore, place: &'a str, examination: &Examination) -> Self {
+    fn new(store: &'a dyn LeaseStore, prefix: &'a str, examination: &Examination) -> Self {
         let note = Some("leasehold doctor".to_owned());
         Self {
             store,
-            place,
+            prefix,
             thorough: examination.thorough,
             holder: Holder { note, ..Holder::this_process() },
             taken: Vec::new(),
@@ -85,7 +85,7 @@ impl<'a> Patient<'a> {
     }
 
     fn name(&mut self, last: &str) -> Step<LockName> {
-        let name = LockName::new(format!("{}/{last}", self.place))
+        let name = LockName::new(format!("{}/{last}", self.prefix))
             .map_err(|error| Finding::failed("grant", error.to_string()))?;
         self.taken.push(name.clone());
         Ok(name)
@@ -152,7 +152,7 @@ impl<'a> Patient<'a> {
 
     async fn listed(&mut self, name: &LockName) {
         const CHECK: &str = "listing";
-        let mut names = self.store.list(self.place);
+        let mut names = self.store.list(self.prefix);
         let finding = loop {
             match names.next().await {
                 Some(Ok(found)) if found == *name => break Finding::passed(CHECK, "locks are listed"),

@@ -13,7 +13,7 @@ use crate::types::LockName;
 ///
 /// let (name, holder) = (LockName::new("deploy/prod")?, Holder::this_process());
 /// let mut claim = Claim::new(&Env::system(), name, Ttl::DEFAULT, holder);
-/// claim.waits = true; // stay in the store's queue, if there is one
+/// claim.waits = true; // keep a place in the line, if the store has one
 /// assert!(claim.lock_delay.is_zero() && claim.tokens == 1);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -30,9 +30,8 @@ pub struct Claim {
     pub holder: Holder,
     /// How much longer contenders wait after the lease has lapsed. Does not apply after a release.
     pub lock_delay: Duration,
-    /// Whether the claim stays in the store's queue, if there is one
-    /// ([`Capabilities::fifo`](super::Capabilities::fifo)), until it is granted or withdrawn
-    /// ([`LeaseStore::release`](super::LeaseStore::release)).
+    /// Whether the claim joins the line of waiters, if the store [keeps one](super::Capabilities::fifo), and stays in
+    /// it until it is granted or withdrawn ([`LeaseStore::release`](super::LeaseStore::release)).
     pub waits: bool,
     /// Whether the grant outlives the process that asks for it (see [`LeaseStore::detach`](super::LeaseStore::detach)).
     pub detached: bool,
@@ -57,7 +56,7 @@ pub struct Claim {
     /// The claim's place in the line.
     pub(crate) place: Place,
     /// The [queue](PermitQueue) of the waiters, if this claim is for a permit that has one.
-    pub(crate) queue: Option<PermitQueue>,
+    pub(crate) permit_queue: Option<PermitQueue>,
 }
 
 impl Claim {
@@ -81,7 +80,7 @@ impl Claim {
             repeatable: false,
             reads_line: false,
             place: Place::default(),
-            queue: None,
+            permit_queue: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{Claim, Grant, HolderInfo};
 use crate::error::StoreError;
 use crate::types::{LockName, Status};
 
-/// Waiting for a lock to change, by polling or by the store's notifications.
+/// A trait for waiting until a lock changes, by polling or by the store's notifications.
 ///
 /// Every method is cancel safe and may complete early. The caller then asks the store again.
 ///
@@ -30,14 +30,14 @@ pub trait Watch: Send + Sync {
     /// Completes when the lock that was seen as `seen` may be free, or has entered a cooldown. Never misses a lapse.
     ///
     /// # Errors
-    /// The store did not respond for a while.
+    /// Returns an error if the store did not respond for a while.
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError>;
 
     /// Completes when `claim`, which was refused with `seen`, may be granted. By default, completes when
     /// [`changed`](Self::changed) does.
     ///
     /// # Errors
-    /// The store did not respond for a while.
+    /// Returns an error if the store did not respond for a while.
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         self.changed(&claim.name, seen).await
     }

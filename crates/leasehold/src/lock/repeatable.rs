@@ -135,7 +135,7 @@ impl Lock {
     fn held(&self, grant: &Grant) -> HeldTicket {
         let opened = self.locker.opened();
         HeldTicket::new(
-            Ticket::new(grant, opened.identity.clone()),
+            Ticket::new(grant, opened.store_id.clone()),
             grant.deadline,
             opened.store.env().clone(),
         )

@@ -102,7 +102,7 @@ pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Byte
 /// Not cancel safe: if the future is dropped, the outcome is unknown.
 ///
 /// # Errors
-/// Same as [`write`](fn@write), and the error of `make`.
+/// Returns the same errors as [`write`](fn@write), and the error of `make`.
 pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
     register: &dyn Register,
     key: &str,

@@ -125,7 +125,7 @@ impl Object {
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// Same as [`update`](crate::update).
+    /// Returns the same errors as [`update`](crate::update).
     pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         make: impl FnMut(Option<Bytes>) -> F,
@@ -139,7 +139,7 @@ impl Object {
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// Same as [`fence::update`](crate::fence::update).
+    /// Returns the same errors as [`fence::update`](crate::fence::update).
     pub async fn update_fenced<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
         token: Token,
@@ -154,7 +154,7 @@ impl Object {
     /// Not cancel safe: if the future is dropped, the outcome is unknown.
     ///
     /// # Errors
-    /// Same as [`fence::write`](crate::fence::write).
+    /// Returns the same errors as [`fence::write`](crate::fence::write).
     pub async fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
         let bytes = bytes.into();
         let make = async |_| Ok::<_, Error>(Some(bytes.clone()));
@@ -165,7 +165,7 @@ impl Object {
     /// [`fence::read`](crate::fence::read).
     ///
     /// # Errors
-    /// Same as [`fence::read`](crate::fence::read).
+    /// Returns the same errors as [`fence::read`](crate::fence::read).
     pub async fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
         let _turn = self.turn().await;
         self.trust().await?;
@@ -203,8 +203,8 @@ impl Object {
             return Ok(());
         }
         let register = self.register.clone();
-        let examine = || async move { trust(&*register).await }.boxed();
-        Ok(self.trusted.settle(self.register.env(), LIMIT, examine).await?)
+        let probe = || async move { trust(&*register).await }.boxed();
+        Ok(self.trusted.settle(self.register.env(), LIMIT, probe).await?)
     }
 }
 

@@ -139,7 +139,7 @@ impl Permits {
 
     /// Returns the queue of this process for these permits. A different number of permits has a different queue.
     fn queue(&self) -> Arc<Queue<Hold>> {
-        self.lock.locker().places().of(self.permits.last().unwrap_or(&self.name))
+        self.lock.locker().permit_queues().of(self.permits.last().unwrap_or(&self.name))
     }
 
     /// Waits until the gate is free. Returns whether it was held.
@@ -270,13 +270,13 @@ impl Attempt {
             return Ok(Some(guard));
         }
         let queue = queue.clone();
-        self.line_up(queue, turn, seen).await;
+        self.queue_up(queue, turn, seen).await;
         Ok(None)
     }
 
     /// Waits until this process is the first in the queue for the permits. When this attempt is dropped, after a grant,
     /// the next process becomes the first. If the queue's lock cannot be acquired, permits are granted in any order.
-    async fn line_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
+    async fn queue_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
         turn.report_holder(seen.soonest().unwrap_or_default());
         let (seen, reporter) = (seen.clone(), self.permits.lock.clone());
         let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {

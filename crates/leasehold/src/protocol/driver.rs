@@ -54,7 +54,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct RegisterLeases {
     records: Arc<dyn Records>,
     rules: Rules,
-    known: Arc<RecordCache>,
+    cache: Arc<RecordCache>,
     /// Limits the reads of waiters, so that they do not delay renewals.
     polls: Arc<Limiter>,
 }
@@ -66,13 +66,13 @@ struct Sight {
     at: Moment,
 }
 
-/// How a record is to be written.
+/// What a conditional write replaces.
 #[derive(Clone, Copy)]
-enum Send<'a> {
-    /// Over this record, which has this version. `None` creates the record.
-    Over(Option<(&'a Version, &'a Record)>),
-    /// Over any free record: see [`Records::claim`].
-    Unseen,
+enum Overwrite<'a> {
+    /// This record, which has this version. `None` creates the record.
+    Record(Option<(&'a Version, &'a Record)>),
+    /// Any free record: see [`Records::claim`].
+    AnyFree,
 }
 
 /// The result of a conditional write.
@@ -104,7 +104,7 @@ impl RegisterLeases {
     /// Creates leases on `records`.
     pub(crate) fn on(records: Arc<dyn Records>, options: StoreOptions) -> Self {
         let rules = Rules { store_clock: options.store_clock, margin: options.margin };
-        Self { records, rules, known: Arc::default(), polls: Limiter::new(POLLS) }
+        Self { records, rules, cache: Arc::default(), polls: Limiter::new(POLLS) }
     }
 
     fn now(&self) -> Moment {
@@ -121,14 +121,14 @@ impl RegisterLeases {
         RetryBudget::new(self.records.env(), limit, attempt_limit(ttl))
     }
 
-    /// Awaits an examination of the store. It has its own time limit, and does not count against `budget`.
-    async fn examined(
+    /// Awaits a probe of the store. It has its own time limit, and does not count against `budget`.
+    async fn probed(
         &self,
-        examination: impl Future<Output = Result<(), StoreError>>,
+        probe: impl Future<Output = Result<(), StoreError>>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         let began = self.now();
-        examination.await?;
+        probe.await?;
         budget.extend(self.now().longest_since(began));
         Ok(())
     }
@@ -277,7 +277,7 @@ impl RegisterLeases {
     ) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mut attempts: Vec<Attempt> = Vec::new();
-        self.examined(self.records.trust(), &mut budget).await?;
+        self.probed(self.records.trust(), &mut budget).await?;
         loop {
             let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
                 Sight { observation: Some(observation), .. } => observation,
@@ -295,7 +295,7 @@ impl RegisterLeases {
             }
             let sent = self.now();
             let freed = rules::evicted(&record, why, self.store_time(), self.nonce());
-            let over = Send::Over(Some((&version, &record)));
+            let over = Overwrite::Record(Some((&version, &record)));
             if let Sent::Committed(..) =
                 self.send(name, over, &freed, sent, &mut attempts, &mut budget).await?
             {

@@ -46,7 +46,7 @@ impl Line {
     /// Parses a line.
     ///
     /// # Errors
-    /// The bytes are not a line of a known format.
+    /// Returns an error if the bytes are not a line of a known format.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let corrupt =
             |why: &str| Fault::new(ErrorKind::Corrupt, format!("the line of waiters is damaged: {why}"));

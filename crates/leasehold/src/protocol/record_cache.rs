@@ -99,9 +99,9 @@ impl fmt::Debug for RecordCache {
 fn forget_oldest(locks: &mut HashMap<LockName, Box<Observation>>, now: Moment) {
     let age = |observation: &Observation| now.longest_since(observation.last);
     let mut ages: Vec<Duration> = locks.values().map(|observation| age(observation)).collect();
-    let place = ages.len().saturating_sub(FORGOTTEN);
-    let limit = *ages.select_nth_unstable(place).1;
-    let mut to_forget = ages.len() - place;
+    let index = ages.len().saturating_sub(FORGOTTEN);
+    let limit = *ages.select_nth_unstable(index).1;
+    let mut to_forget = ages.len() - index;
     locks.retain(|_, observation| {
         let forgotten = to_forget > 0 && age(observation) >= limit;
         to_forget -= usize::from(forgotten);

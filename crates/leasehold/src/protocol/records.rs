@@ -140,16 +140,16 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Runs the checks that are specific to this store when it is examined.
+    /// Runs the doctor's checks that are specific to this store.
     async fn examine(&self, examination: &Examination) -> Examined {
         let _ = examination;
         Examined::default()
     }
 
-    /// Makes sure that the store enforces preconditions. Examines the store only once.
+    /// Makes sure that the store enforces preconditions. Probes the store only once.
     async fn trust(&self) -> Result<(), StoreError>;
 
-    /// Makes sure that deletes are conditional too. Examines the store only once. Fails if records cannot be swept.
+    /// Makes sure that deletes are conditional too. Probes the store only once. Fails if records cannot be swept.
     async fn trust_deletes(&self) -> Result<(), StoreError> {
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())

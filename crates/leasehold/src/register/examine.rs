@@ -20,7 +20,7 @@ use crate::lease::Id;
 use crate::retry::{RetryBudget, retry};
 
 /// The prefix of the keys of an examination. They are not the keys of locks and are never listed as locks.
-const PLACE: &str = ".leasehold-probe-doctor-";
+const PREFIX: &str = ".leasehold-probe-doctor-";
 
 /// Examines `register`, together with the endpoints that `examination` names. If `deletes` is set, a release deletes
 /// objects, so conditional deletes matter.
@@ -46,7 +46,7 @@ pub(crate) async fn examine_all(
 struct Patient<'a> {
     register: &'a dyn Register,
     /// The prefix of all keys of this examination.
-    place: String,
+    prefix: String,
     /// The key that most checks use.
     key: String,
     /// All keys that may exist.
@@ -67,11 +67,11 @@ type Step<T> = Result<T, Finding>;
 impl<'a> Patient<'a> {
     async fn new(register: &'a dyn Register, deletes: bool, examination: &Examination) -> Self {
         let id = Id::random(&register.env().random).to_string();
-        let place = format!("{PLACE}{}", &id[..12]);
+        let prefix = format!("{PREFIX}{}", &id[..12]);
         Self {
             register,
-            key: place.clone(),
-            place,
+            key: prefix.clone(),
+            prefix,
             written: Vec::new(),
             count: 0,
             deletes,
@@ -131,7 +131,7 @@ impl<'a> Patient<'a> {
     /// Returns a new key, at which there is no object.
     fn another(&mut self) -> String {
         self.count += 1;
-        let key = format!("{}-{}", self.place, self.count);
+        let key = format!("{}-{}", self.prefix, self.count);
         self.written.push(key.clone());
         key
     }
@@ -174,9 +174,9 @@ impl<'a> Patient<'a> {
     /// version of the first write.
     async fn permissions(&mut self) -> Step<Version> {
         let register = self.register;
-        let (place, env) = (self.place.clone(), register.env());
+        let (prefix, env) = (self.prefix.clone(), register.env());
         // `list` retries by itself.
-        let listed = register.list(&place).next().await.transpose().map(|_| ());
+        let listed = register.list(&prefix).next().await.transpose().map(|_| ());
         let written = self.created().await.map(|(key, write)| {
             self.key = key;
             write
@@ -186,7 +186,7 @@ impl<'a> Patient<'a> {
             Ok(Write::Committed(_)) => Some(retry(env, || register.read(&key)).await),
             _ => None,
         };
-        let nothing = format!("{place}-nothing");
+        let nothing = format!("{prefix}-nothing");
         let absent = retry(env, || register.read(&nothing)).await.map(|_| ());
         let first = match written {
             Ok(Write::Committed(version)) => {

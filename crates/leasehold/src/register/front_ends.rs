@@ -52,14 +52,14 @@ impl Fronts {
                 "examine at most {racers} at a time, such that each pair of endpoints is examined together once"
             )));
         }
-        let Choice { chosen, unexamined } = choose(&names(&named), racers).await?;
+        let Choice { chosen, unused } = choose(&names(&named), racers).await?;
         let mut findings = Vec::new();
         if chosen.len() > 1 {
             let shown: Vec<_> = chosen.iter().map(|front| front.shown.as_str()).collect();
             let seen = format!("tested one by one, and in races: {}", shown.join(", "));
             findings.push(Finding::passed(CHECK, seen));
         }
-        findings.extend(unexamined);
+        findings.extend(unused);
         let chosen =
             chosen.into_iter().filter_map(|front| front.address.or_else(|| named.get(front.name).cloned()));
         let chosen = chosen.collect();
@@ -67,12 +67,12 @@ impl Fronts {
     }
 
     /// Returns the addresses of `register`'s own endpoint, for races of `racers` requests, or `None` if there is only
-    /// one. Also returns the findings on addresses that are not examined.
+    /// one. Also returns the findings on addresses that are not used.
     pub(super) async fn of(
         register: &dyn Register,
         racers: usize,
     ) -> Result<(Option<Self>, Vec<Finding>), Error> {
-        let Choice { chosen, unexamined } = choose(&[register], racers).await?;
+        let Choice { chosen, unused } = choose(&[register], racers).await?;
         let chosen: Vec<_> = chosen.into_iter().filter_map(|front| front.address).collect();
         let fronts = chosen.first().cloned().map(|first| Self {
             first,
@@ -81,7 +81,7 @@ impl Fronts {
             findings: Vec::new(),
             next: AtomicUsize::new(0),
         });
-        Ok((fronts, unexamined))
+        Ok((fronts, unused))
     }
 
     /// Returns one register for each endpoint name.
@@ -89,7 +89,7 @@ impl Fronts {
         names(&self.named)
     }
 
-    /// Returns which front ends are examined and which are not. Empty if there is only one.
+    /// Returns which front ends are used and which are not. Empty if there is only one.
     pub(super) fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -108,8 +108,8 @@ fn names(named: &[Arc<dyn Register>]) -> Vec<&dyn Register> {
 struct Choice {
     /// At most as many as there are racers, so that each race uses all of them.
     chosen: Vec<Front>,
-    /// Findings on front ends that are not examined.
-    unexamined: Vec<Finding>,
+    /// Findings on front ends that are not used.
+    unused: Vec<Finding>,
 }
 
 struct Front {
@@ -145,10 +145,10 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
         let left = racers - chosen.len();
         chosen.extend(by_name.iter_mut().filter_map(VecDeque::pop_front).take(left));
     }
-    let mut unexamined = Vec::new();
+    let mut unused = Vec::new();
     if !silent.is_empty() {
         let seen = format!("not examined, because no connection was made: {}", silent.join(", "));
-        unexamined.push(Finding::warning(CHECK, seen).with_help(
+        unused.push(Finding::warning(CHECK, seen).with_help(
             "the result does not cover these addresses: run `leasehold doctor` again when they are up, on a machine \
              that reaches them",
         ));
@@ -158,17 +158,17 @@ async fn choose(names: &[&dyn Register], racers: usize) -> Result<Choice, Error>
             "only {} of {answering} addresses were examined: at most {racers} take part in a race",
             chosen.len()
         );
-        unexamined.push(Finding::warning(CHECK, seen).with_help(
+        unused.push(Finding::warning(CHECK, seen).with_help(
             "the result does not cover the others: examine them with --endpoint, some at a time, if the certificate \
              allows it",
         ));
     }
-    Ok(Choice { chosen, unexamined })
+    Ok(Choice { chosen, unused })
 }
 
-/// Logs the front ends that the examination of `identity` left out, because no doctor reports them.
-pub(super) fn log(identity: &str, unexamined: &[Finding]) {
-    for Finding { seen, help, .. } in unexamined {
+/// Logs the front ends that the probe of `identity` left out. Only the doctor reports them otherwise.
+pub(super) fn log(identity: &str, unused: &[Finding]) {
+    for Finding { seen, help, .. } in unused {
         tracing::warn!(store = identity, "{seen}; {}", help.join("; "));
     }
 }

@@ -3,16 +3,16 @@
 //!
 //! A store that ignores `If-Match` grants one lock to every client. A store that does not check it atomically grants
 //! one lock to several clients in a race. Without a race, such a store behaves like a correct one. So a store must pass
-//! races before it is used for locks. The result is recorded in the store: the [marker](evidence::Marker) contains the
+//! races before it is used for locks. The verdict is recorded in the store: the [marker](evidence::Marker) contains the
 //! endpoint and bucket, the time, and an outdated version of the marker itself.
 //!
-//! If a marker records that this place passed, a process reads it and checks that a write with the outdated version is
-//! refused. This takes two requests. If there is no such marker, the process examines the store while other processes
-//! wait. If the marker records that this place is unsafe, the store is refused without an examination. Only the doctor
-//! can lift a refusal, because a store without atomic checks would eventually pass an examination that is repeated
-//! often enough.
+//! If a marker records that this store passed, a process reads it and checks that a write with the outdated version is
+//! refused. This takes two requests. If there is no such marker, the process runs the full probe, with races, while
+//! other processes wait. If the marker records that it is unsafe, the store is refused without races. Only an
+//! examination by the doctor can lift a refusal, because a store without atomic checks would eventually pass a probe
+//! that is repeated often enough.
 //!
-//! No verdict depends on the writes of other processes during the examination. A precondition counts as ignored only if
+//! No verdict depends on the writes of other processes during the probe. A precondition counts as ignored only if
 //! the store accepted two of our own writes of which a correct store accepts at most one.
 
 pub(crate) mod checks;
@@ -41,14 +41,14 @@ const NOTHING: &str = ".leasehold-probe-nothing-";
 /// The key for the check that metadata is stored.
 const KEEPSAKE: &str = ".leasehold-probe-metadata";
 
-/// The time limit of an examination.
+/// The time limit of a probe.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// How many times the probe is tried if the store is busy, and the pause before the second attempt.
 const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many times to check whether another process has finished its examination, and the pause in between: some twenty
+/// How many times to check whether another process has finished its probe, and the pause in between: some twenty
 /// seconds in total. A process that takes longer has died or is very slow.
 const LOOKS: u32 = 66;
 const LOOK: Duration = Duration::from_millis(300);
@@ -56,7 +56,7 @@ const LOOK: Duration = Duration::from_millis(300);
 /// How many times to try to write a verdict while other processes write theirs.
 const RECORDS: u32 = 16;
 
-/// The subject of an examination. Each has its own marker key, which is not the name of a lock's record, so it is never
+/// The subject of a probe. Each has its own marker key, which is not the name of a lock's record, so it is never
 /// listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
@@ -97,17 +97,18 @@ impl Subject {
 ///     Err(error) if error.fault().kind == ErrorKind::Unsupported => eprintln!("do not use it: {error}"),
 ///     Err(error) => eprintln!("not known, try again: {error}"),
 /// }
-/// // The result, which spares other processes the examination.
+/// // The verdict, which spares other processes the full probe.
 /// assert!(register.read(".leasehold-probe").await?.is_some());
 /// # Ok::<_, leasehold::Error>(())
 /// # }).unwrap();
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was found to do
-/// so earlier. The store's error if it cannot be read or written. The last error if it stays busy.
+/// Returns [`ErrorKind::Unsupported`] if the store ignores preconditions or does not check them atomically, or was
+/// found to do so earlier. Returns the store's error if it cannot be read or written, and the last error if it stays
+/// busy.
 pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
-    examined(register, Subject::Writes).await
+    probed(register, Subject::Writes).await
 }
 
 /// Checks that deletes of `register` are conditional, and that a delete and a write cannot both succeed. This is needed
@@ -132,12 +133,12 @@ pub async fn probe(register: &dyn Register) -> Result<(), StoreError> {
 /// ```
 ///
 /// # Errors
-/// Same as [`probe`].
+/// Returns the same errors as [`probe`].
 pub async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
-    examined(register, Subject::Deletes).await
+    probed(register, Subject::Deletes).await
 }
 
-async fn examined(register: &dyn Register, subject: Subject) -> Result<(), StoreError> {
+async fn probed(register: &dyn Register, subject: Subject) -> Result<(), StoreError> {
     let probe = Probe { register, subject, id: Id::random(&register.env().random) };
     patiently(register, || Box::pin(probe.run())).await.map_err(explained)
 }
@@ -148,7 +149,7 @@ pub(crate) async fn probe_metadata(register: &dyn Register) -> Result<(), StoreE
     patiently(register, || Box::pin(keeps_metadata(register, KEEPSAKE))).await.map_err(explained)
 }
 
-/// Records that the doctor found `register` to be safe, or unsafe for the reason `unsafe_`.
+/// Records that an examination by the doctor found `register` to be safe, or unsafe for the reason `unsafe_`.
 pub(crate) async fn record(
     register: &dyn Register,
     subject: Subject,
@@ -161,12 +162,12 @@ pub(crate) async fn record(
 /// Retries transient errors.
 async fn patiently<'a>(
     register: &dyn Register,
-    examine: impl Fn() -> BoxFuture<'a, Result<(), StoreError>>,
+    probe: impl Fn() -> BoxFuture<'a, Result<(), StoreError>>,
 ) -> Result<(), StoreError> {
     let env = register.env();
     let mut pause = FIRST_PAUSE;
     for _ in 1..TRIES {
-        match examine().await {
+        match probe().await {
             Err(error) if error.is_transient() => {
                 let wait = env.random.jittered(pause, 0.5).max(error.fault().retry_after.unwrap_or_default());
                 env.sleep(wait).await;
@@ -175,13 +176,13 @@ async fn patiently<'a>(
             outcome => return outcome,
         }
     }
-    examine().await
+    probe().await
 }
 
 struct Probe<'a> {
     register: &'a dyn Register,
     subject: Subject,
-    /// Identifies this examination in the marker.
+    /// Identifies this probe in the marker.
     id: Id,
 }
 
@@ -197,7 +198,7 @@ impl Probe<'_> {
                     return self.still_refuses(marker, &Version::new(outdated)).await;
                 }
                 Standing::Refused { what } => return Err(self.refused_before(&what)),
-                Standing::Unknown { examiner: Some(other) } if other != self.id => {}
+                Standing::Unknown { prober: Some(other) } if other != self.id => {}
                 Standing::Unknown { .. } => break,
             }
             let looks = match seen.take() {
@@ -210,7 +211,7 @@ impl Probe<'_> {
             seen = Some((version, looks));
             env.sleep(env.random.jittered(LOOK, 0.5)).await;
         }
-        match self.examine().await {
+        match self.run_full().await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
                 // Even if this fails, the marker does not record that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
@@ -228,24 +229,25 @@ impl Probe<'_> {
         refuses_outdated(self.register, self.subject.key(), outdated, body(&refused)).await
     }
 
-    async fn examine(&self) -> Result<(), StoreError> {
-        let (fronts, unexamined) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
+    /// Runs all checks and the races, and records the verdict.
+    async fn run_full(&self) -> Result<(), StoreError> {
+        let (fronts, unused) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
         })?;
         let register = fronts.as_ref().map_or(self.register, |fronts| fronts);
         let key = self.subject.key();
-        let blank = Marker::blank(self.nonce()).examined_by(self.id, &self.identity());
+        let blank = Marker::blank(self.nonce()).probed_by(self.id, &self.identity());
         refuses_second_create(register, key, body(&blank)).await?;
         // The content is unknown, because another process may have created the object just now.
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
-        let claim = Marker::read(&value, self.nonce()).examined_by(self.id, &self.identity());
+        let claim = Marker::read(&value, self.nonce()).probed_by(self.id, &self.identity());
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
-                // One of the other processes will finish its examination soon.
+                // One of the other processes will finish its probe soon.
                 _ => Fault::unavailable("other processes are checking them right now").not_applied(),
             });
         }
@@ -265,11 +267,11 @@ impl Probe<'_> {
                 return Err(error);
             }
         }
-        front_ends::log(&self.identity(), &unexamined);
+        front_ends::log(&self.identity(), &unused);
         self.record(None, false).await
     }
 
-    /// Records in the marker that this place is `unsafe_`, or that it passed. A refused place can pass only with
+    /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
         let (register, key) = (self.register, self.subject.key());

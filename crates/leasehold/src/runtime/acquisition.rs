@@ -1,8 +1,8 @@
-//! One acquisition: from the caller's place in the queue of this process until the store grants or refuses the lock, or
-//! the caller gives up.
+//! One acquisition: from when the caller enters the queue of this process until the store grants or refuses the lock,
+//! or the caller gives up.
 //!
 //! It runs in its own task, because a caller may stop polling its future for any length of time while other tasks wait
-//! behind it in the queue of this process, and other processes wait behind it in the store's queue.
+//! behind it in the queue of this process, and other processes wait behind it in the line.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Id, LeaseStore, LossReason, State, Token};
 use crate::observe::{Event, Waiting, elapsed};
 use crate::runtime::hand_off::Terms;
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 use crate::runtime::outage::Outage;
 use crate::runtime::queue::{Entry, OnWait, Queue, Served, Turn, Wish};
 use crate::runtime::renewer::{CohortGrant, Hold, keep};
@@ -80,7 +80,7 @@ impl Reply {
 
 /// Which lock to acquire, and how.
 pub(crate) struct Request {
-    pub(crate) opened: Arc<Opened>,
+    pub(crate) opened: Arc<OpenStore>,
     pub(crate) claim: Claim,
     /// The settings with which another task of this process may pass the lock on to this one. `None` if only the store
     /// may grant the lock.
@@ -109,7 +109,7 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// Takes the turn or a place in `queue`.
+    /// Takes the turn, or waits for it in `queue`.
     pub(crate) fn enter(request: Request, queue: Arc<Queue<Hold>>) -> Self {
         let entry = queue.enter(request.wish());
         Self { request, queue, entry }
@@ -125,10 +125,10 @@ impl Acquisition {
     pub(crate) async fn outcome(self) -> Result<Hold> {
         self.answer(Reply::Hold, |hold, span| {
             // The hold's span is not a child of this span, because it may last much longer.
-            if let Some(hold) = hold.lease.span() {
+            if let Some(hold) = hold.state.span() {
                 hold.follows_from(span);
             }
-            hold.identity.token
+            hold.lock.token
         })
         .await
     }
@@ -209,7 +209,7 @@ impl Acquisition {
 
 /// An acquisition that has the turn of its process.
 struct Contender {
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     store: Arc<dyn LeaseStore>,
     claim: Claim,
     terms: Option<Terms>,
@@ -241,11 +241,10 @@ impl Contender {
         self.turn.policy(|policy, _| policy.requested(now, &capabilities, self.claim.ttl));
         let reads_line = || self.turn.policy(|policy, _| policy.reads_line(now, capabilities.poll_interval));
         self.claim.reads_line = capabilities.fifo() && reads_line().unwrap_or_default();
-        // A claim in the store's queue does not learn that the lock is in a cooldown, so only a plain wait joins the
-        // queue.
+        // A claim in the line does not learn that the lock is in a cooldown, so only a plain wait joins the line.
         self.claim.waits = self.wait == Wait::Yes;
         // Whether the store may still grant this claim after this contender has stopped, because the claim has a place
-        // in the queue or a request got no response.
+        // in the line or a request got no response.
         let mut pending = false;
         let error = match self.try_until_over(&mut pending).await {
             ControlFlow::Break(Some(Next::Granted(grant))) => return self.granted(grant),
@@ -449,24 +448,24 @@ impl Contender {
     }
 }
 
-/// Gives up the place of `claim` in the store's queue in the background, and then the turn. A grant that the store made
+/// Gives up the place of `claim` in the line in the background, and then the turn. A grant that the store made
 /// unnoticed stays, because a repetition of the claim may have it.
 fn stop_waiting(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let gone = async move {
         if let Err(error) = store.stop_waiting(&claim).await {
-            tracing::debug!(lock = %claim.name, %error, "the place in the queue could not be given up; other waiters will pass it over");
+            tracing::debug!(lock = %claim.name, %error, "the place in the line could not be given up; other waiters will pass it over");
         }
         drop(turn);
     };
     tokio::spawn(gone.in_current_span());
 }
 
-/// Withdraws `claim` in the background: gives up its place in the store's queue, and releases a grant that the store
-/// may still make.
+/// Withdraws `claim` in the background: gives up its place in the line, and releases a grant that the store may still
+/// make.
 ///
-/// If the store has no queue, the turn is given up at once, because a late grant is recognised by its id. If the store
-/// has a queue, the turn is given up afterwards, because the next task must not find the place of this claim in the
-/// store's queue.
+/// If the store keeps no line, the turn is given up at once, because a late grant is recognised by its id. If the store
+/// keeps a line, the turn is given up afterwards, because the next task must not find the place of this claim in the
+/// line.
 fn withdraw(store: Arc<dyn LeaseStore>, claim: Claim, turn: Turn<Hold>) {
     let turn = Some(turn).filter(|_| store.capabilities().fifo());
     let gone = async move {

@@ -3,7 +3,7 @@
 //! determines the next task.
 //!
 //! The algorithm follows Dice, Marathe and Shavit, *Lock Cohorting* (PPoPP 2012). A cohort passes the global lock on
-//! locally for a limited time, and then joins the end of the queue of processes. On a store without such a queue, a
+//! locally for a limited time, and then joins the end of the line of processes. On a store without such a line, a
 //! process *backs off* after its *cohort period* until another process has had the lock, or until all waiters have had
 //! time to poll once.
 
@@ -148,10 +148,10 @@ impl CohortPolicy {
         self.began.is_some_and(|began| now.longest_since(began) < limit)
     }
 
-    /// Returns how many tokens to ask for if `in_line` tasks are in the queue. If all tokens of a grant were used, the
+    /// Returns how many tokens to ask for if `in_queue` tasks are in the queue. If all tokens of a grant were used, the
     /// next grant gets twice as many, because the tasks that had the lock may be in the queue again.
-    pub(crate) fn demand(&self, in_line: u64) -> u64 {
-        if in_line > 1 { in_line.max(self.demand).min(MOST_TOKENS) } else { 1 }
+    pub(crate) fn demand(&self, in_queue: u64) -> u64 {
+        if in_queue > 1 { in_queue.max(self.demand).min(MOST_TOKENS) } else { 1 }
     }
 
     /// Records how many tokens were used of a grant that has ended.
@@ -221,7 +221,7 @@ mod tests {
     const POLL_INTERVAL: PollInterval =
         PollInterval { min: Duration::from_millis(250), max: Duration::from_secs(2) };
 
-    /// Returns the capabilities of a store without a queue of waiters.
+    /// Returns the capabilities of a store without a line of waiters.
     fn store() -> Capabilities {
         Capabilities::new("x", POLL_INTERVAL)
     }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_to_a_store_with_a_queue_ends_the_cohort_period() {
+    fn a_release_to_a_store_with_a_line_ends_the_cohort_period() {
         let store = Capabilities { line: Some("here"), ..store() };
         for awaited in [false, true] {
             let mut policy = CohortPolicy::default();
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(
             demanded,
             [16, 32, 64, 8, 8, 1_024, 1_024],
-            "at least one token per task in line, and at most MOST_TOKENS"
+            "at least one token per task in the queue, and at most MOST_TOKENS"
         );
         assert_eq!(policy.demand(1), 1, "alone, it needs no more than one");
     }

@@ -49,7 +49,7 @@ type Rank = (u64, u64);
 /// The right to send a request. Dropping it admits the next one.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    lane: Option<Arc<Limiter>>,
+    limiter: Option<Arc<Limiter>>,
 }
 
 impl Limiter {
@@ -63,41 +63,41 @@ impl Limiter {
     }
 
     /// Returns a permit, if one is free.
-    fn free_place(self: &Arc<Self>, state: &mut State) -> Option<Permit> {
+    fn free_permit(self: &Arc<Self>, state: &mut State) -> Option<Permit> {
         state.free = state.free.checked_sub(1)?;
-        Some(Permit { lane: Some(self.clone()) })
+        Some(Permit { limiter: Some(self.clone()) })
     }
 
     /// Waits for a permit. The request with the nearest `due` gets the next one. Cancel safe.
-    pub(crate) async fn place(self: &Arc<Self>, due: Deadline) -> Permit {
+    pub(crate) async fn permit(self: &Arc<Self>, due: Deadline) -> Permit {
         let waiting = {
             let mut state = self.state();
-            if let Some(place) = self.free_place(&mut state) {
-                return place;
+            if let Some(permit) = self.free_permit(&mut state) {
+                return permit;
             }
             state.arrived += 1;
             let rank = (due.rank(), state.arrived);
-            let (sender, place) = oneshot::channel();
+            let (sender, permit) = oneshot::channel();
             state.waiting.insert(rank, sender);
-            Waiting { lane: self, rank, place }
+            Waiting { limiter: self, rank, permit }
         };
         waiting.wait().await
     }
 
     /// Waits for a permit to renew a lease that ends at `deadline`. After a while, returns a permit that is not
     /// counted, so that the renewal is sent anyway. Cancel safe.
-    pub(crate) async fn place_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Permit {
-        if let Some(place) = self.free_place(&mut self.state()) {
-            return place;
+    pub(crate) async fn permit_for_renewal(self: &Arc<Self>, env: &Env, deadline: Deadline) -> Permit {
+        if let Some(permit) = self.free_permit(&mut self.state()) {
+            return permit;
         }
         let patience = deadline.remaining(env.now()).mul_f64(PATIENCE);
         let patience = env.random.jittered(patience, PATIENCE_SPREAD);
-        let place = timeout(&*env.clock, patience, self.place(deadline)).await;
-        place.unwrap_or(Permit { lane: None })
+        let permit = timeout(&*env.clock, patience, self.permit(deadline)).await;
+        permit.unwrap_or(Permit { limiter: None })
     }
 
     /// Passes a permit on to the next request, or returns it.
-    fn leave(self: &Arc<Self>) {
+    fn return_permit(self: &Arc<Self>) {
         loop {
             let next = {
                 let mut state = self.state();
@@ -109,10 +109,10 @@ impl Limiter {
                     }
                 }
             };
-            match next.send(Permit { lane: Some(self.clone()) }) {
+            match next.send(Permit { limiter: Some(self.clone()) }) {
                 Ok(()) => return,
                 // This request no longer waits. Its permit goes to the next one.
-                Err(mut place) => place.lane = None,
+                Err(mut permit) => permit.limiter = None,
             }
         }
     }
@@ -120,22 +120,22 @@ impl Limiter {
 
 /// A request that waits for a permit.
 struct Waiting<'a> {
-    lane: &'a Limiter,
+    limiter: &'a Limiter,
     rank: Rank,
-    place: oneshot::Receiver<Permit>,
+    permit: oneshot::Receiver<Permit>,
 }
 
 impl Waiting<'_> {
     async fn wait(mut self) -> Permit {
         // The channel is never closed without a permit, because the limiter is alive and removes only requests that get
         // a permit or are dropped.
-        (&mut self.place).await.unwrap_or(Permit { lane: None })
+        (&mut self.permit).await.unwrap_or(Permit { limiter: None })
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.lane.state().waiting.remove(&self.rank);
+        self.limiter.state().waiting.remove(&self.rank);
     }
 }
 
@@ -143,7 +143,7 @@ impl Permit {
     /// Awaits `request`. Gives the permit up early if the request hangs. Cancel safe if `request` is.
     pub(crate) async fn lent_to<F: Future>(self, env: &Env, request: F) -> F::Output {
         let mut request = std::pin::pin!(request);
-        if self.lane.is_none() {
+        if self.limiter.is_none() {
             return request.await;
         }
         match timeout(&*env.clock, LENT, request.as_mut()).await {
@@ -158,8 +158,8 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some(lane) = self.lane.take() {
-            lane.leave();
+        if let Some(limiter) = self.limiter.take() {
+            limiter.return_permit();
         }
     }
 }
@@ -176,14 +176,14 @@ mod tests {
     struct Site {
         clock: Arc<TestClock>,
         env: Env,
-        lane: Arc<Limiter>,
+        limiter: Arc<Limiter>,
     }
 
     impl Site {
         /// Creates a limiter with one permit.
         fn new() -> Self {
             let clock = Arc::new(TestClock::default());
-            Self { env: Env::seeded(clock.clone(), 1), clock, lane: Limiter::new(1) }
+            Self { env: Env::seeded(clock.clone(), 1), clock, limiter: Limiter::new(1) }
         }
 
         fn within(&self, seconds: u32) -> Deadline {
@@ -194,68 +194,68 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_nearest_deadline_goes_first_and_leavers_are_skipped() {
         let site = Site::new();
-        let first = site.lane.place(site.within(1)).await;
+        let first = site.limiter.permit(site.within(1)).await;
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for seconds in [40, 10, 30, 20, 10, 50] {
-            let (lane, due, order) = (site.lane.clone(), site.within(seconds), order.clone());
+            let (limiter, due, order) = (site.limiter.clone(), site.within(seconds), order.clone());
             tasks.push(tokio::spawn(async move {
-                let _place = lane.place(due).await;
+                let _permit = limiter.permit(due).await;
                 order.lock().unwrap().push(seconds);
             }));
             tokio::task::yield_now().await;
         }
         tasks.remove(3).abort();
         tokio::task::yield_now().await;
-        assert_eq!(site.lane.state().waiting.len(), 5);
+        assert_eq!(site.limiter.state().waiting.len(), 5);
         drop(first);
         for task in tasks {
             task.await.unwrap();
         }
         assert_eq!(*order.lock().unwrap(), [10, 10, 30, 40, 50]);
-        assert_eq!(site.lane.state().free, 1);
+        assert_eq!(site.limiter.state().free, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_given_to_a_waiter_that_leaves_goes_to_the_next() {
+    async fn a_permit_given_to_a_waiter_that_leaves_goes_to_the_next() {
         let site = Site::new();
-        let first = site.lane.place(site.within(1)).await;
-        let mut gone = Box::pin(site.lane.place(site.within(2)));
-        let mut next = Box::pin(site.lane.place(site.within(3)));
+        let first = site.limiter.permit(site.within(1)).await;
+        let mut gone = Box::pin(site.limiter.permit(site.within(2)));
+        let mut next = Box::pin(site.limiter.permit(site.within(3)));
         assert!((&mut gone).now_or_never().is_none());
         assert!((&mut next).now_or_never().is_none());
         drop(first);
         drop(gone);
         let next = next.await;
-        assert_eq!(site.lane.state().free, 0);
+        assert_eq!(site.limiter.state().free, 0);
         drop(next);
-        assert_eq!(site.lane.state().free, 1);
+        assert_eq!(site.limiter.state().free, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_hangs_leaves_its_place_to_others() {
+    async fn a_request_that_hangs_leaves_its_permit_to_others() {
         let site = Site::new();
-        let place = site.lane.place(site.within(1)).await;
+        let permit = site.limiter.permit(site.within(1)).await;
         let env = site.env.clone();
-        let hung = tokio::spawn(async move { place.lent_to(&env, std::future::pending::<()>()).await });
+        let hung = tokio::spawn(async move { permit.lent_to(&env, std::future::pending::<()>()).await });
         let began = site.clock.now();
-        drop(site.lane.place(site.within(1)).await);
+        drop(site.limiter.permit(site.within(1)).await);
         assert!(site.clock.now().longest_since(began) <= LENT + SECOND / 10);
         hung.abort();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_without_a_place_goes_ahead_after_a_while() {
+    async fn a_renewal_without_a_permit_goes_ahead_after_a_while() {
         let site = Site::new();
-        let taken = site.lane.place(site.within(1)).await;
+        let taken = site.limiter.permit(site.within(1)).await;
         for seconds in [60, 20, 1] {
             let deadline = site.within(seconds);
-            let place = site.lane.place_for_renewal(&site.env, deadline).await;
-            assert!(place.lane.is_none());
+            let permit = site.limiter.permit_for_renewal(&site.env, deadline).await;
+            assert!(permit.limiter.is_none());
             let left = deadline.remaining(site.clock.now()).as_secs_f64() / f64::from(seconds);
             assert!((0.6..0.9).contains(&left), "{left}");
         }
         drop(taken);
-        assert_eq!(site.lane.state().free, 1);
+        assert_eq!(site.limiter.state().free, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Opened`]: an open store with its observers.
+//! [`OpenStore`]: an open store with its observers.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::observe::{ObservedStore, Observer, Observers};
 use crate::runtime::limiter::{Limiter, RENEWALS};
 
 /// An open store, and the state that the renewers of all its grants share.
-pub(crate) struct Opened {
+pub(crate) struct OpenStore {
     /// The store, whose requests are reported to the observers.
     pub(crate) store: Arc<dyn LeaseStore>,
     pub(crate) observers: Observers,
@@ -16,19 +16,21 @@ pub(crate) struct Opened {
     /// The URL that the store was opened with, without passwords.
     pub(crate) url: Option<String>,
     /// The part of the URL that identifies the store, for tickets.
-    pub(crate) identity: Option<String>,
+    pub(crate) store_id: Option<String>,
+    /// Limits concurrent renewals.
     pub(crate) renewals: Arc<Limiter>,
 }
 
-impl Opened {
-    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>, identity: Option<String>) -> Self {
+impl OpenStore {
+    /// Creates the state of `store`, which was opened with `url` and is identified by `store_id`.
+    pub(crate) fn new(store: Arc<dyn LeaseStore>, url: Option<String>, store_id: Option<String>) -> Self {
         let observers = Observers::default();
         Self {
             store: Arc::new(ObservedStore::new(store.clone(), observers.clone())),
             observers,
             inner: store,
             url,
-            identity,
+            store_id,
             renewals: Limiter::new(RENEWALS),
         }
     }
@@ -41,7 +43,7 @@ impl Opened {
             observers,
             inner: self.inner.clone(),
             url: self.url.clone(),
-            identity: self.identity.clone(),
+            store_id: self.store_id.clone(),
             renewals: self.renewals.clone(),
         }
     }

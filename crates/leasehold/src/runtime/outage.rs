@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Claim;
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 
 /// The first and the longest pause before a waiter sends another request.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -23,7 +23,7 @@ pub(crate) fn store_timeout(configured: Option<Duration>, has_answered: bool) ->
 
 /// The time since the store last responded to a waiter.
 pub(crate) struct Outage {
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     /// The name of the lock.
     name: String,
     configured: Option<Duration>,
@@ -34,7 +34,7 @@ pub(crate) struct Outage {
 
 impl Outage {
     /// Starts to count now, for the lock `name`. `configured` is the time to keep trying a store that does not respond.
-    pub(crate) fn new(opened: &Arc<Opened>, name: &str, configured: Option<Duration>) -> Self {
+    pub(crate) fn new(opened: &Arc<OpenStore>, name: &str, configured: Option<Duration>) -> Self {
         Self {
             since: opened.store.env().now(),
             opened: opened.clone(),
@@ -63,7 +63,7 @@ impl Outage {
     /// Waits before the next request, after one that failed with `error`.
     ///
     /// # Errors
-    /// `error` itself if it is not transient. If the time is over, `error` with the time and the store.
+    /// Returns `error` itself if it is not transient. If the time is over, returns `error` with the time and the store.
     pub(crate) async fn pause_after(&mut self, error: Error) -> Result<()> {
         if error.kind() != ErrorKind::Unavailable {
             return Err(error);
@@ -106,7 +106,7 @@ mod tests {
         let env = Env::seeded(Arc::new(TestClock::default()), 1);
         let register = Arc::new(MemoryRegister::new(env.clone()));
         let options = StoreOptions { env: env.clone(), ..StoreOptions::default() };
-        let opened = Arc::new(Opened::new(Arc::new(RegisterLeases::new(register, options)), None, None));
+        let opened = Arc::new(OpenStore::new(Arc::new(RegisterLeases::new(register, options)), None, None));
         for (fault, ends) in
             [(Fault::unavailable("no answer"), true), (Fault::contended("it changed"), false)]
         {

@@ -43,7 +43,7 @@ impl<T> Queues<T> {
             registry.by_name.retain(|_, queue| Arc::strong_count(queue) > 1);
             registry.sweep_at = 2 * registry.by_name.len() + 64;
         }
-        let queue = Arc::new(Queue { line: Mutex::default(), seen: watch::Sender::new(None) });
+        let queue = Arc::new(Queue { state: Mutex::default(), seen: watch::Sender::new(None) });
         registry.by_name.insert(name.clone(), queue.clone());
         queue
     }
@@ -52,30 +52,30 @@ impl<T> Queues<T> {
 /// The queue of this process for one lock.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    line: Mutex<Line<T>>,
+    state: Mutex<QueueState<T>>,
     /// The holder of the lock, as last seen by the task that has the turn.
     seen: watch::Sender<Option<HolderInfo>>,
 }
 
 #[derive(Debug)]
-struct Line<T> {
+struct QueueState<T> {
     /// Whether a task has the turn.
     taken: bool,
     /// The waiting tasks, in the order of their arrival.
-    waiting: VecDeque<Waiter<T>>,
+    waiting: VecDeque<WaitingTask<T>>,
     /// The number of the next task that waits.
     next: u64,
     /// How long this process has kept the lock, and when it backs off.
     policy: CohortPolicy,
 }
 
-impl<T> Default for Line<T> {
+impl<T> Default for QueueState<T> {
     fn default() -> Self {
         Self { taken: false, waiting: VecDeque::new(), next: 0, policy: CohortPolicy::default() }
     }
 }
 
-impl<T> Line<T> {
+impl<T> QueueState<T> {
     /// Takes the turn. Returns whether it was free.
     fn take_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.taken, true)
@@ -87,7 +87,7 @@ pub(crate) type Wish<'a> = (&'a Terms, Moment);
 
 /// A waiting task.
 #[derive(Debug)]
-struct Waiter<T> {
+struct WaitingTask<T> {
     number: u64,
     /// `None` if it takes only the turn, and not the lock itself.
     wish: Option<(Terms, Moment)>,
@@ -107,30 +107,30 @@ pub(crate) enum Served<T> {
 pub(crate) type OnWait = dyn Fn(&HolderInfo) + Send + Sync;
 
 impl<T> Queue<T> {
-    fn line(&self) -> MutexGuard<'_, Line<T>> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, QueueState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the turn if it is free, otherwise a place at the end of the queue. Does not wait, so tasks are served in
-    /// the order in which they call this.
+    /// Takes the turn if it is free. Otherwise, adds the task to the end of the queue. Does not wait, so tasks are
+    /// served in the order in which they call this.
     pub(crate) fn enter(self: &Arc<Self>, wish: Option<Wish<'_>>) -> Entry<T> {
-        let mut line = self.line();
-        if line.take_turn() {
+        let mut state = self.state();
+        if state.take_turn() {
             return Entry::Served(Turn { queue: Some(self.clone()) });
         }
-        let number = line.next;
-        line.next += 1;
+        let number = state.next;
+        state.next += 1;
         let (served, answer) = oneshot::channel();
-        line.waiting.push_back(Waiter {
+        state.waiting.push_back(WaitingTask {
             number,
             wish: wish.map(|(terms, began)| (terms.clone(), began)),
             served,
         });
-        Entry::Waiting(Place { queue: self.clone(), number }, answer)
+        Entry::Waiting(Queued { queue: self.clone(), number }, answer)
     }
 
-    /// Waits for the turn, with an `entry` that was made without a wish. Cancel safe: dropping the future gives up the
-    /// place.
+    /// Waits for the turn, with an `entry` that was made without a wish. Cancel safe: dropping the future removes
+    /// the task from the queue.
     pub(crate) async fn turn(self: &Arc<Self>, mut entry: Entry<T>, on_wait: Option<&OnWait>) -> Turn<T> {
         loop {
             // Only an entry with a wish gets a lock.
@@ -149,9 +149,9 @@ impl<T> Queue<T> {
         on_wait: Option<&OnWait>,
     ) -> Served<T> {
         loop {
-            let (_place, mut answer) = match entry {
+            let (_queued, mut answer) = match entry {
                 Entry::Served(turn) => return Served::Turn(turn),
-                Entry::Waiting(place, answer) => (place, answer),
+                Entry::Waiting(queued, answer) => (queued, answer),
             };
             let mut seen = self.seen.subscribe();
             seen.mark_changed();
@@ -196,12 +196,12 @@ impl<T> Queue<T> {
 
     /// Takes the turn if it is free.
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn<T>> {
-        self.line().take_turn().then(|| Turn { queue: Some(self.clone()) })
+        self.state().take_turn().then(|| Turn { queue: Some(self.clone()) })
     }
 
     /// Returns whether a task has the turn.
     pub(crate) fn is_taken(&self) -> bool {
-        self.line().taken
+        self.state().taken
     }
 
     /// Returns the holder of the lock, if a task of this process knows it.
@@ -213,9 +213,9 @@ impl<T> Queue<T> {
     fn pass_on(self: &Arc<Self>) {
         loop {
             let next = {
-                let mut line = self.line();
-                let next = line.waiting.pop_front();
-                line.taken = next.is_some();
+                let mut state = self.state();
+                let next = state.waiting.pop_front();
+                state.taken = next.is_some();
                 next
             };
             let Some(next) = next else { return };
@@ -231,21 +231,21 @@ impl<T> Queue<T> {
 /// The state of a task that wants the turn.
 pub(crate) enum Entry<T> {
     Served(Turn<T>),
-    Waiting(Place<T>, oneshot::Receiver<Served<T>>),
+    Waiting(Queued<T>, oneshot::Receiver<Served<T>>),
 }
 
-/// A place in the queue. Dropping it gives the place up.
-pub(crate) struct Place<T> {
+/// A task that is in the queue. Dropping this removes the task from the queue.
+pub(crate) struct Queued<T> {
     queue: Arc<Queue<T>>,
     number: u64,
 }
 
-impl<T> Drop for Place<T> {
+impl<T> Drop for Queued<T> {
     fn drop(&mut self) {
-        let mut line = self.queue.line();
+        let mut state = self.queue.state();
         // A task that was served is no longer in the queue.
-        if let Ok(at) = line.waiting.binary_search_by_key(&self.number, |waiter| waiter.number) {
-            line.waiting.remove(at);
+        if let Ok(at) = state.waiting.binary_search_by_key(&self.number, |task| task.number) {
+            state.waiting.remove(at);
         }
     }
 }
@@ -267,36 +267,36 @@ impl<T> Turn<T> {
 
     /// Calls `body` with the cohort policy of the lock, and with whether tasks wait for it.
     pub(crate) fn policy<O>(&self, body: impl FnOnce(&mut CohortPolicy, bool) -> O) -> Option<O> {
-        let mut line = self.queue.as_ref()?.line();
-        let awaited = !line.waiting.is_empty();
-        Some(body(&mut line.policy, awaited))
+        let mut state = self.queue.as_ref()?.state();
+        let awaited = !state.waiting.is_empty();
+        Some(body(&mut state.policy, awaited))
     }
 
     /// Returns how many tokens a grant with `terms` can use.
     pub(crate) fn demand(&self, terms: &Terms) -> u64 {
-        let in_line = 1 + self.followers(terms) as u64;
-        self.policy(|policy, _| policy.demand(in_line)).unwrap_or(1)
+        let in_queue = 1 + self.followers(terms) as u64;
+        self.policy(|policy, _| policy.demand(in_queue)).unwrap_or(1)
     }
 
     /// Returns how many tasks at the front of the queue take the lock with `terms`.
     pub(crate) fn followers(&self, terms: &Terms) -> usize {
         let Some(queue) = &self.queue else { return 0 };
-        let line = queue.line();
+        let state = queue.state();
         let follows =
-            |waiter: &&Waiter<T>| waiter.wish.as_ref().is_some_and(|(its_terms, _)| its_terms == terms);
-        line.waiting.iter().take_while(follows).count()
+            |task: &&WaitingTask<T>| task.wish.as_ref().is_some_and(|(its_terms, _)| its_terms == terms);
+        state.waiting.iter().take_while(follows).count()
     }
 
     /// Removes the next task from the queue if it takes the lock with `terms`. Returns the task and when it began to
     /// acquire the lock.
     pub(crate) fn next_on(&self, terms: &Terms) -> Option<(oneshot::Sender<Served<T>>, Moment)> {
-        let mut line = self.queue.as_ref()?.line();
-        match line.waiting.pop_front()? {
-            Waiter { wish: Some((its_terms, began)), served, .. } if its_terms == *terms => {
+        let mut state = self.queue.as_ref()?.state();
+        match state.waiting.pop_front()? {
+            WaitingTask { wish: Some((its_terms, began)), served, .. } if its_terms == *terms => {
                 Some((served, began))
             }
             other => {
-                line.waiting.push_front(other);
+                state.waiting.push_front(other);
                 None
             }
         }

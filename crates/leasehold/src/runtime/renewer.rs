@@ -8,14 +8,15 @@
 //! The response to a renewal is processed in these steps:
 //!
 //! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
-//!    in `protocol/driver/hold.rs`.
+//!    in `protocol/driver/hold.rs`. On PostgreSQL and Redis, it is `prolong` in `stores/on_server/hold.rs`.
 //! 2. `Renewer::renew` in this file gets the result, and sets when the next renewal is due.
-//! 3. It calls [`Lease::prolong`], [`Lease::lose`] or [`Lease::note`] (`renewer/lease.rs`), which store the deadline or
-//!    the loss.
+//! 3. It calls [`HoldState::prolong`], [`HoldState::lose`] or [`HoldState::note`] (`renewer/hold_state.rs`). They store
+//!    the deadline, the loss or the error.
 //! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
 
 mod cohort;
-mod lease;
+mod hold_state;
+mod release;
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,20 +27,17 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, Span};
 
 pub(crate) use self::cohort::CohortGrant;
-pub(crate) use self::lease::{Identity, Lease, bind};
-use self::lease::{State, Watchdog};
-use crate::clock::{Deadline, Moment, RATE_ERROR, timeout};
+pub(crate) use self::hold_state::{HoldState, LockAndToken, bind};
+use self::hold_state::{Phase, Watchdog};
+use crate::clock::{Deadline, Moment, timeout};
 use crate::env::Env;
-use crate::error::{Error, Fault, Result};
-use crate::lease::{self as leases, Capabilities, Grant, LossReason, Released, Renewal, Ttl, attempt_limit};
+use crate::error::{Error, Result};
+use crate::lease::{Capabilities, Grant, LossReason, Released, Renewal, State, Ttl, attempt_limit};
 use crate::observe::{Event, ReleaseResult, elapsed};
-use crate::runtime::open_store::Opened;
+use crate::runtime::open_store::OpenStore;
 use crate::runtime::queue::Served;
 use crate::ticket::Ticket;
 use crate::types::{RENEW_AFTER, RENEW_SPREAD};
-
-/// The first pause after a release that failed. Further pauses are longer.
-const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request of a guard to its renewer.
 #[derive(Debug)]
@@ -61,22 +59,22 @@ pub(crate) struct SentCommand {
 /// A lock that one task holds, and its connection to the renewer. Dropping it releases the lock in the background, or
 /// passes it on.
 pub(crate) struct Hold {
-    pub(crate) identity: Identity,
+    pub(crate) lock: LockAndToken,
     pub(crate) capabilities: Capabilities,
-    pub(crate) lease: Arc<Lease>,
+    pub(crate) state: Arc<HoldState>,
     pub(crate) renewer: Option<RenewerHandle>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // End the lease first. The renewer then finds its command channel closed, and releases the lock.
-        self.lease.end();
+        // End the hold first. The renewer then finds its command channel closed, and releases the lock.
+        self.state.end();
     }
 }
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("identity", &self.identity).finish_non_exhaustive()
+        f.debug_struct("Hold").field("lock", &self.lock).finish_non_exhaustive()
     }
 }
 
@@ -84,7 +82,7 @@ impl fmt::Debug for Hold {
 /// the grant is settled. `waited` is the time that it took to acquire the lock, or `None` if it was resumed from a
 /// ticket.
 pub(crate) fn keep(
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     grant: Grant,
     mut cohort: Option<CohortGrant>,
     waited: Option<Duration>,
@@ -93,12 +91,12 @@ pub(crate) fn keep(
     tracing::debug!(lock = %grant.name, %token, "lock acquired");
     let env = opened.store.env();
     let granted = env.now();
-    let identity = Identity { name: grant.name.clone(), token };
+    let lock = LockAndToken { name: grant.name.clone(), token };
     let renewer = Renewer {
         granted,
         renewal: next_renewal(&grant, env),
-        lease: Arc::new(Lease::new(env.clone(), grant.deadline, identity.span())),
-        identity,
+        state: Arc::new(HoldState::new(env.clone(), grant.deadline, lock.span())),
+        lock,
         opened,
         grant,
         cohort,
@@ -120,15 +118,15 @@ fn next_renewal(grant: &Grant, env: &Env) -> Deadline {
 
 /// The renewer of a grant.
 struct Renewer {
-    opened: Arc<Opened>,
+    opened: Arc<OpenStore>,
     grant: Grant,
     /// When it became known that the current task has the lock. This is never before the store granted it.
     granted: Moment,
     /// When the next renewal is due.
     renewal: Deadline,
-    /// The lease of the task that has the lock now.
-    lease: Arc<Lease>,
-    identity: Identity,
+    /// The state of the hold of the task that has the lock now.
+    state: Arc<HoldState>,
+    lock: LockAndToken,
     /// Ended when the grant is settled, before the caller gets its result, because the caller may try again at once.
     cohort: Option<CohortGrant>,
     /// When the store last confirmed the grant without renewing it. The time was taken before the request was sent.
@@ -173,22 +171,22 @@ impl Renewer {
     fn start(self: Box<Self>, waited: Option<Duration>) -> Hold {
         let (commands, receiver) = oneshot::channel();
         let hold = Hold {
-            identity: self.identity.clone(),
+            lock: self.lock.clone(),
             capabilities: self.opened.store.capabilities(),
-            lease: self.lease.clone(),
+            state: self.state.clone(),
             renewer: Some(RenewerHandle { commands, runtime: Handle::current() }),
         };
-        let (lock, token, ttl) = (&self.identity.name, self.identity.token, self.grant.ttl);
+        let (lock, token, ttl) = (&self.lock.name, self.lock.token, self.grant.ttl);
         self.opened.observers.report(&match waited {
             Some(waited) => Event::Acquired { lock, token, ttl, waited },
             None => Event::Resumed { lock, token, ttl },
         });
         let watchdog = Watchdog {
-            identity: self.identity.clone(),
+            lock: self.lock.clone(),
             granted: self.granted,
             observers: self.opened.observers.clone(),
         };
-        tokio::spawn(watchdog.watch(self.lease.clone()));
+        tokio::spawn(watchdog.watch(self.state.clone()));
         tokio::spawn(self.run(receiver));
         hold
     }
@@ -211,7 +209,7 @@ impl Renewer {
     /// Carries out the guard's command. `None` means that the guard was dropped.
     async fn serve(mut self: Box<Self>, sent: Option<Box<SentCommand>>) {
         let (command, caller) = sent.map_or((None, Span::none()), |sent| (Some(sent.command), sent.caller));
-        let (lock, token) = (self.identity.name.clone(), self.identity.token.get());
+        let (lock, token) = (self.lock.name.clone(), self.lock.token.get());
         let span = || tracing::info_span!(parent: &caller, "leasehold.release", %lock, token);
         match command {
             Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
@@ -237,7 +235,7 @@ impl Renewer {
 
     /// Returns whether another task of this process can hold the lock next by the same grant.
     fn has_successor(&self) -> bool {
-        let (now, capabilities) = (self.lease.env.now(), self.opened.store.capabilities());
+        let (now, capabilities) = (self.state.env.now(), self.opened.store.capabilities());
         self.cohort.as_ref().is_some_and(|cohort| cohort.has_successor(&self.grant, now, &capabilities))
     }
 
@@ -245,7 +243,7 @@ impl Renewer {
     /// Asks the store only if it has not confirmed the grant for longer than its shortest poll pause. Without a
     /// response, the lock is not passed on, and a release finds out what happened to the grant.
     async fn was_ended_by_others(&mut self) -> bool {
-        let (store, env) = (self.opened.store.clone(), self.lease.env.clone());
+        let (store, env) = (self.opened.store.clone(), self.state.env.clone());
         let now = env.now();
         let since_sent = self.grant.ttl.holder_span().saturating_sub(self.grant.deadline.remaining(now));
         let since_confirmed = self.last_confirmed.map_or(Duration::MAX, |last| now.longest_since(last));
@@ -256,7 +254,7 @@ impl Renewer {
             timeout(&*env.clock, attempt_limit(self.grant.ttl), store.inspect(&self.grant.name)).await;
         match status {
             Some(Ok(status)) => match status.state {
-                leases::State::Held(held) if held.token == Some(self.grant.token) => {
+                State::Held(held) if held.token == Some(self.grant.token) => {
                     self.last_confirmed = Some(now);
                     false
                 }
@@ -273,10 +271,10 @@ impl Renewer {
     /// returns the renewer.
     fn pass_on(mut self: Box<Self>) -> Option<Box<Self>> {
         // The previous guard is invalidated here at the latest, before the next token is issued.
-        if self.lease.end().is_some() {
+        if self.state.end().is_some() {
             return Some(self);
         }
-        let env = self.lease.env.clone();
+        let env = self.state.env.clone();
         let now = env.now();
         let capabilities = self.opened.store.capabilities();
         let cohort = self.cohort.as_mut().filter(|_| self.passes_on);
@@ -285,8 +283,8 @@ impl Renewer {
         tracing::debug!(lock = %self.grant.name, %token, "lock passed on within the process");
         self.report_released(ReleaseResult::PassedOn);
         self.granted = now;
-        self.identity.token = token;
-        self.lease = Arc::new(Lease::new(env, self.grant.deadline, self.identity.span()));
+        self.lock.token = token;
+        self.state = Arc::new(HoldState::new(env, self.grant.deadline, self.lock.span()));
         // If that task is gone, the hold is dropped here, and the lock is then passed on to the next one or released.
         let _ = next.send(Served::Lock(self.start(Some(elapsed(began, now)))));
         None
@@ -295,7 +293,7 @@ impl Renewer {
     /// Ends the cohort, which gives the turn to the next task.
     fn leave(&mut self) {
         if let Some(cohort) = self.cohort.take() {
-            cohort.end(&self.grant, self.lease.env.now(), &self.opened.store.capabilities());
+            cohort.end(&self.grant, self.state.env.now(), &self.opened.store.capabilities());
         }
     }
 
@@ -303,13 +301,13 @@ impl Renewer {
         // A false alarm costs one renewal. The next alarm counts only after a pause.
         let mut alarmed = false;
         loop {
-            let env = &self.lease.env;
+            let env = &self.state.env;
             tokio::select! {
                 biased;
                 command = &mut *commands => return Over::Command(command.ok()),
-                () = self.lease.over.cancelled() => return self.cancelled(commands).await,
+                () = self.state.over.cancelled() => return self.cancelled(commands).await,
                 () = self.opened.store.ended(&self.grant), if !alarmed => alarmed = true,
-                () = self.lease.renewal_requested.notified() => alarmed = false,
+                () = self.state.renewal_requested.notified() => alarmed = false,
                 () = env.sleep(self.renewal.remaining(env.now())) => alarmed = false,
             }
             if let Some(over) = Box::pin(self.renew(commands)).await {
@@ -321,21 +319,21 @@ impl Renewer {
     /// Renews once. Returns `None` if the renewals continue.
     async fn renew(&mut self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Option<Over> {
         let ttl = self.grant.ttl;
-        let (opened, env) = (self.opened.clone(), self.lease.env.clone());
+        let (opened, env) = (self.opened.clone(), self.state.env.clone());
         // Nothing has been sent yet, so there is nothing to settle.
-        let place = tokio::select! {
+        let permit = tokio::select! {
             biased;
             command = &mut *commands => return Some(Over::Command(command.ok())),
-            () = self.lease.over.cancelled() => return Some(self.cancelled(commands).await),
-            place = opened.renewals.place_for_renewal(&env, self.grant.deadline) => place,
+            () = self.state.over.cancelled() => return Some(self.cancelled(commands).await),
+            permit = opened.renewals.permit_for_renewal(&env, self.grant.deadline) => permit,
         };
         let (renewal, command) = {
-            let (lock, token) = (&self.identity.name, self.identity.token);
+            let (lock, token) = (&self.lock.name, self.lock.token);
             // Kept in a variable, because the parent must be open when the span is created.
-            let hold = self.lease.span();
+            let hold = self.state.span();
             let parent = hold.as_ref().and_then(|hold| hold.id());
             let span = tracing::info_span!(parent: parent, "leasehold.renew", %lock, token = token.get());
-            let renewal = place.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
+            let renewal = permit.lent_to(&env, opened.store.renew(&mut self.grant).instrument(span));
             tokio::pin!(renewal);
             tokio::select! {
                 biased;
@@ -350,142 +348,52 @@ impl Renewer {
         self.renewal = match renewal {
             Some(Ok(Renewal::Renewed)) => {
                 tracing::trace!(lock = %self.grant.name, "lease renewed");
-                if let Some(left) = self.lease.prolong(self.grant.deadline) {
-                    let (lock, token) = (&self.identity.name, self.identity.token);
+                if let Some(left) = self.state.prolong(self.grant.deadline) {
+                    let (lock, token) = (&self.lock.name, self.lock.token);
                     opened.observers.report(&Event::Renewed { lock, token, left, ttl });
                 } else {
                     // The renewal came too late. Record the loss here, because the watchdog may not have run yet.
-                    drop(self.lease.loss(&self.identity));
+                    drop(self.state.loss(&self.lock));
                 }
                 next_renewal(&self.grant, &env)
             }
             Some(Ok(Renewal::Lost(loss))) => {
                 let expired = matches!(loss.reason, LossReason::Expired { .. });
-                // If the deadline passed, prefer the loss of the lease, because it contains the last error.
-                if !expired || self.lease.loss(&self.identity).is_none() {
-                    self.lease.lose(loss);
+                // If the deadline passed, prefer the loss of the hold, because it contains the last error.
+                if !expired || self.state.loss(&self.lock).is_none() {
+                    self.state.lose(loss);
                 }
                 // A command that arrived in the meantime is dropped here, which reports the loss to its guard.
                 return Some(if expired { Over::Expired } else { Over::Gone });
             }
             Some(Err(error)) => {
                 tracing::debug!(lock = %self.grant.name, %error, "the lease was not renewed");
-                self.lease.note(&error);
-                Deadline::new(env.now(), pause_after_failure(self.lease.remaining(), ttl))
+                self.state.note(&error);
+                Deadline::new(env.now(), pause_after_failure(self.state.remaining(), ttl))
             }
             None => Deadline::new(env.now(), Duration::ZERO),
         };
         command.map(Over::Command)
     }
 
-    /// Returns why the lease has ended. Either its time was over, or its guard ended it and the command is on its way.
+    /// Returns why the hold has ended. Either its time was over, or its guard ended it and the command is on its way.
     async fn cancelled(&self, commands: &mut oneshot::Receiver<Box<SentCommand>>) -> Over {
-        if self.lease.state(|state| matches!(state, State::Lost(_))) {
+        if self.state.phase(|phase| matches!(phase, Phase::Lost(_))) {
             return Over::Expired;
         }
         Over::Command(commands.await.ok())
-    }
-
-    /// Releases the lock. Reports the first error to the caller, and then retries in the background until the lease has
-    /// lapsed.
-    async fn release(&mut self, mut reply: Option<oneshot::Sender<Result<Released>>>) {
-        let mut pause = FIRST_RELEASE_PAUSE;
-        loop {
-            let outcome = self.try_release(None).await;
-            let done = outcome.is_ok();
-            if let Ok(released) = outcome {
-                self.report_released(released.into());
-                self.leave();
-            }
-            if let Some(reply) = reply.take() {
-                let _ =
-                    reply.send(outcome.map_err(|error| error.with_help("the lease ends without a release")));
-            }
-            if done {
-                return;
-            }
-            if !self.pause_release(&mut pause).await {
-                return self.report_released(ReleaseResult::Unconfirmed);
-            }
-        }
-    }
-
-    /// Releases the lock with a cooldown. Retries until the lease has lapsed. Reports only the final result to the
-    /// caller, because no other process knows of the cooldown until the store has recorded it.
-    async fn cooldown(&mut self, period: Duration, reply: oneshot::Sender<Result<Released>>) {
-        let mut pause = FIRST_RELEASE_PAUSE;
-        let outcome = loop {
-            // Subtract a lower bound of the time since the grant, so that the cooldown is not too short if this clock
-            // runs fast.
-            let passed = self.lease.env.now().shortest_since(self.granted).mul_f64(1.0 - RATE_ERROR);
-            let cooldown = Some(period.saturating_sub(passed)).filter(|cooldown| !cooldown.is_zero());
-            match self.try_release(cooldown).await {
-                Ok(released) => break Ok(released),
-                Err(error) if !self.pause_release(&mut pause).await => {
-                    break Err(error.with_help("the lock may be granted again before its cooldown ends"));
-                }
-                Err(_) => {}
-            }
-        };
-        self.report_released(
-            outcome.as_ref().map_or(ReleaseResult::Unconfirmed, |&released| released.into()),
-        );
-        self.leave();
-        let _ = reply.send(outcome);
-    }
-
-    /// Reports the end of the hold, unless its loss was reported.
-    fn report_released(&self, result: ReleaseResult) {
-        if let Some(held) = self.held() {
-            let (lock, token) = (&self.identity.name, self.identity.token);
-            self.opened.observers.report(&Event::Released { lock, token, held, result });
-        }
-    }
-
-    /// Returns how long the lock was held until its guard ended, or `None` if it was lost before.
-    fn held(&self) -> Option<Duration> {
-        self.lease.ended().map(|ended| elapsed(self.granted, ended))
-    }
-
-    async fn try_release(&mut self, cooldown: Option<Duration>) -> Result<Released> {
-        // After the end of the lease, a release makes no difference to other processes, so it gets only the time of one
-        // request.
-        let env = self.lease.env.clone();
-        let limit = self.grant.deadline.remaining(env.now()).max(attempt_limit(self.grant.ttl));
-        let release = self.opened.store.release(&mut self.grant, cooldown);
-        let outcome = timeout(&*env.clock, limit, release).await.unwrap_or_else(|| {
-            Err(Fault::unavailable(format!("no response to the release within {limit:.1?}")).maybe_applied())
-        });
-        match &outcome {
-            Ok(released) => {
-                tracing::debug!(lock = %self.grant.name, token = %self.grant.token, ?released, "lock released");
-            }
-            Err(error) => tracing::debug!(lock = %self.grant.name, %error, "the lock was not released"),
-        }
-        outcome.map_err(Error::from)
-    }
-
-    /// Waits before the next attempt. Returns `false` if the lease has lapsed.
-    async fn pause_release(&self, pause: &mut Duration) -> bool {
-        let env = &self.lease.env;
-        if self.grant.deadline.passed(env.now()) {
-            return false;
-        }
-        env.sleep(env.random.jittered(*pause, 0.5)).await;
-        *pause = next_release_pause(*pause, self.grant.ttl);
-        true
     }
 
     async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
         let ticket = handed
-            .map(|()| (Ticket::new(&self.grant, self.opened.identity.clone()), taken))
+            .map(|()| (Ticket::new(&self.grant, self.opened.store_id.clone()), taken))
             .map_err(Error::from);
         // If the caller does not take the ticket, the lock is released, so that it is free for others at once. A result
         // that was sent may still be dropped unread, together with the caller's future. A caller that stops polling
         // keeps the lock for no longer than the lease.
-        let env = self.lease.env.clone();
+        let env = self.state.env.clone();
         let left = self.grant.deadline.remaining(env.now());
         let is_taken = async {
             reply.send(ticket).is_ok() && matches!(timeout(&*env.clock, left, is_taken).await, Some(Ok(())))
@@ -493,7 +401,7 @@ impl Renewer {
         if !is_taken.await {
             self.release(None).await;
         } else if let Some(held) = self.held() {
-            let (lock, token) = (&self.identity.name, self.identity.token);
+            let (lock, token) = (&self.lock.name, self.lock.token);
             self.opened.observers.report(&Event::HandedOn { lock, token, held });
         }
     }
@@ -503,11 +411,6 @@ impl Renewer {
 /// the deadline, but never so short that the retries overload the store.
 fn pause_after_failure(left: Duration, ttl: Ttl) -> Duration {
     (left / 4).clamp(Duration::from_millis(50), ttl.get() / 10)
-}
-
-/// Returns the pause between attempts to release that follows `pause`.
-fn next_release_pause(pause: Duration, ttl: Ttl) -> Duration {
-    (pause * 2).min(ttl.get() / 10)
 }
 
 #[cfg(test)]

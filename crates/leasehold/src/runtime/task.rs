@@ -42,7 +42,7 @@ where
 /// Runs `work` in a task and returns its output. Dropping the future also drops `work`, however far it has come.
 ///
 /// # Errors
-/// The errors of `work`; [`ErrorKind::Unavailable`] if the runtime shuts down.
+/// Returns the errors of `work`, or [`ErrorKind::Unavailable`] if the runtime shuts down.
 pub(crate) async fn run<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::eviction::Eviction;
+use super::id::Id;
 use super::name::LockName;
-use super::terms::{Id, Token};
+use super::token::Token;
 
 /// The holder of a lock, as it described itself. For people, never for decisions.
 ///

@@ -8,7 +8,7 @@ use super::super::records::Found;
 use super::super::rules::{self, Attempt, Availability, Claimed};
 use super::hold::Memo;
 use super::line::Front;
-use super::{RegisterLeases, Send, Sent, Sight};
+use super::{Overwrite, RegisterLeases, Sent, Sight};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
@@ -41,7 +41,7 @@ impl RegisterLeases {
     ) -> Result<AcquireOutcome, StoreError> {
         let mut budget = self.budget(claim.store_timeout, claim.ttl).noting(&claim.last_error);
         let has_polled = claim.place.has_polled(claim.id);
-        let known = self.known.recall(&claim.name);
+        let known = self.cache.recall(&claim.name);
         // Whether the record comes from the cache.
         let mut is_old = !has_polled && known.is_some();
         let mut next = self.first_step(claim, known, has_polled, attempts, &mut budget).await?;
@@ -95,7 +95,7 @@ impl RegisterLeases {
                             Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
                         },
                     };
-                    self.examined(self.records.trust(), &mut budget).await?;
+                    self.probed(self.records.trust(), &mut budget).await?;
                     let floor_us = match floor_from_clock {
                         true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
                         false => None,
@@ -106,7 +106,7 @@ impl RegisterLeases {
                     (record.served, record.awaited) = (front.served, front.awaited);
                     let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
                     let version = sight.observation.as_ref().map(|observation| observation.version.clone());
-                    let over = Send::Over(version.as_ref().zip(over));
+                    let over = Overwrite::Record(version.as_ref().zip(over));
                     let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
                     if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
                         attempt.after = after;
@@ -169,10 +169,11 @@ impl RegisterLeases {
             }
             // Only the record shows whether the grant of a repeated claim has ended.
             None if self.records.claims() && !claim.repeatable => {
-                self.examined(self.records.trust(), budget).await?;
+                self.probed(self.records.trust(), budget).await?;
                 let sent = self.now();
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
-                let sent = self.send(&claim.name, Send::Unseen, &record, sent, attempts, budget).await?;
+                let sent =
+                    self.send(&claim.name, Overwrite::AnyFree, &record, sent, attempts, budget).await?;
                 Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Look))
             }
             None => Ok(Next::Look),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::record::Record;
 use super::super::record_cache::Observation;
 use super::super::rules::{self, Attempt, Freed, Settled};
-use super::{RegisterLeases, Send, Sent, lost, not_its_own};
+use super::{Overwrite, RegisterLeases, Sent, lost, not_its_own};
 use crate::error::StoreError;
 use crate::lease::{End, Grant, Id, LossReason, Released, Renewal, Token, deadline};
 use crate::register::Version;
@@ -86,7 +86,7 @@ impl RegisterLeases {
                 }
             }
         }
-        self.examined(self.records.trust(), budget).await?;
+        self.probed(self.records.trust(), budget).await?;
         let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
@@ -114,7 +114,7 @@ impl RegisterLeases {
             }
             let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
-            let over = Send::Over(Some((version, before)));
+            let over = Overwrite::Record(Some((version, before)));
             let landed = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(record, version) => {
                     (memo.record, memo.version) = (*record, version);
@@ -193,7 +193,7 @@ impl RegisterLeases {
                 rules::freed(&memo.record, End::Released, cooldown, self.store_time(), self.nonce());
             record.unconfirmed &= !memo.confirmed;
             let Memo { version, record: before, attempts, .. } = &mut *memo;
-            let over = Send::Over(Some((version, before)));
+            let over = Overwrite::Record(Some((version, before)));
             match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(..) => return Ok(Released::Released),
                 Sent::Again => {}

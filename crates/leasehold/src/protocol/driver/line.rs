@@ -39,7 +39,7 @@ impl Front {
 impl RegisterLeases {
     /// Returns whether `claim` takes a place in the line while it waits.
     pub(super) fn joins(&self, claim: &Claim) -> bool {
-        self.records.has_lines() && claim.waits && !claim.barges && claim.queue.is_none()
+        self.records.has_lines() && claim.waits && !claim.barges && claim.permit_queue.is_none()
     }
 
     /// Adds the place of `claim` in the line to `held`, the refusal of the claim. `seen` is the lock's record as it was
@@ -64,7 +64,7 @@ impl RegisterLeases {
         let is_ours = record.grant == claim.id && record.state == RecordState::Held;
         // Without the store's clock, a process that only tries cannot know for how long the lock has been free.
         let cannot_tell = !claim.waits && !rules::knows_age(record, self.store_time(), self.rules);
-        let is_first = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
+        let is_first = claim.permit_queue.as_ref().is_some_and(PermitQueue::is_first);
         let is_empty = !record.awaited
             && !claim.reads_line
             && !is_first
@@ -72,10 +72,10 @@ impl RegisterLeases {
         if is_empty || claim.barges || is_ours || cannot_tell || !self.records.has_lines() {
             return Ok(as_it_was);
         }
-        match &claim.queue {
+        match &claim.permit_queue {
             None => self.front_of_line(claim, &claim.name, record, unchanged_for).await,
             Some(PermitQueue { name, first_since: Some(_) }) => {
-                let others_wait = self.known.recall(name).is_some_and(|queue| queue.record.awaited);
+                let others_wait = self.cache.recall(name).is_some_and(|queue| queue.record.awaited);
                 Ok(Front { awaited: record.awaited || others_wait, ..as_it_was })
             }
             Some(PermitQueue { name, .. }) => {
@@ -178,7 +178,7 @@ impl RegisterLeases {
     /// that do not wait must notice it in the permits' records. Most waits are shorter and cost no writes to these
     /// records.
     fn is_passed_over(&self, claim: &Claim) -> bool {
-        let first_since = claim.queue.as_ref().and_then(|queue| queue.first_since);
+        let first_since = claim.permit_queue.as_ref().and_then(|queue| queue.first_since);
         let longest = self.records.capabilities().poll_interval.max;
         first_since.is_some_and(|since| self.now().longest_since(since) >= longest)
     }
@@ -192,7 +192,7 @@ impl RegisterLeases {
             return Ok(());
         }
         let mut budget = self.budget(STORE_TIMEOUT, claim.ttl);
-        self.examined(self.records.trust(), &mut budget).await?;
+        self.probed(self.records.trust(), &mut budget).await?;
         let (line, version) = match budget.request(self.records.read_line(&claim.name)).await? {
             // A line that cannot be parsed is replaced by a new one.
             Some((bytes, version)) => (Line::parse(&bytes).ok(), Some(version)),
@@ -233,7 +233,7 @@ impl RegisterLeases {
         let budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let mark = self.records.mark_awaited(name, version, record);
         if let Written::Committed { record, version } = budget.request(mark).await? {
-            self.known.see(name, *record, version, self.now());
+            self.cache.see(name, *record, version, self.now());
         }
         Ok(())
     }
@@ -261,7 +261,7 @@ impl RegisterLeases {
         budget: &RetryBudget<'_>,
     ) -> Result<bool, StoreError> {
         let Some((line, version)) = self.line(name).await? else { return Ok(true) };
-        let served = self.known.recall(name).map_or(0, |observation| observation.record.served);
+        let served = self.cache.recall(name).map_or(0, |observation| observation.record.served);
         let Some(line) = line.left(claim, served) else { return Ok(true) };
         let bytes = line.to_bytes().map_err(Fault::not_applied)?;
         budget.request(self.records.write_line(name, Precondition::Version(&version), bytes)).await

@@ -3,7 +3,7 @@
 use super::super::record::{Content, Record};
 use super::super::records::{Found, Refusal, Written};
 use super::super::rules::Attempt;
-use super::{RegisterLeases, Send, Sent, Sight};
+use super::{Overwrite, RegisterLeases, Sent, Sight};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Token;
@@ -30,13 +30,13 @@ impl RegisterLeases {
     pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
         let at = self.now(); // After the response: rule 1.
         let Some(Found { content, version }) = found else {
-            self.known.forget(name);
+            self.cache.forget(name);
             return Sight { found: None, observation: None, at };
         };
         let observation = match &content {
-            Content::Record(record) => Some(self.known.see(name, (**record).clone(), version, at)),
+            Content::Record(record) => Some(self.cache.see(name, (**record).clone(), version, at)),
             Content::Foreign(_) => {
-                self.known.forget(name);
+                self.cache.forget(name);
                 None
             }
         };
@@ -64,7 +64,7 @@ impl RegisterLeases {
     pub(super) async fn send(
         &self,
         name: &LockName,
-        how: Send<'_>,
+        over: Overwrite<'_>,
         record: &Record,
         sent: Moment,
         attempts: &mut Vec<Attempt>,
@@ -76,22 +76,22 @@ impl RegisterLeases {
         // late create does not make the token uncertain either.
         let counts = self.records.counts_tokens();
         let token = if counts { record.token } else { Token::default() };
-        let created = counts && matches!(how, Send::Over(None));
+        let created = counts && matches!(over, Overwrite::Record(None));
         // Listed before the send, and unknown until the response arrives, because this future may be dropped at any
         // await.
         attempts.push(Attempt { nonce, sent, token, after: None, created, unknown: true });
-        let answer = match how {
-            Send::Over(there) => {
+        let answer = match over {
+            Overwrite::Record(there) => {
                 let expect =
                     there.map_or(Precondition::Absent, |(version, _)| Precondition::Version(version));
                 let before = there.map(|(_, before)| before);
                 budget.request(self.records.write(name, expect, before, record)).await
             }
-            Send::Unseen => budget.request(self.records.claim(name, record)).await,
+            Overwrite::AnyFree => budget.request(self.records.claim(name, record)).await,
         };
         match answer {
             Ok(Written::Committed { record, version }) => {
-                self.known.see(name, (*record).clone(), version.clone(), self.now());
+                self.cache.see(name, (*record).clone(), version.clone(), self.now());
                 known_fate(attempts);
                 Ok(Sent::Committed(record, version))
             }

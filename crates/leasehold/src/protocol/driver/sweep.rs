@@ -25,7 +25,7 @@ impl RegisterLeases {
                 .not_applied());
         }
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        self.examined(self.records.trust(), &mut budget).await?;
+        self.probed(self.records.trust(), &mut budget).await?;
         // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {
@@ -39,10 +39,10 @@ impl RegisterLeases {
             if dry_run {
                 return Ok(Swept::Deleted);
             }
-            self.examined(self.records.trust_deletes(), &mut budget).await?;
+            self.probed(self.records.trust_deletes(), &mut budget).await?;
             match budget.request(self.records.discard(name, &version)).await {
                 Ok(true) => {
-                    self.known.forget(name);
+                    self.cache.forget(name);
                     if let Err(error) = self.discard_line(name).await {
                         tracing::debug!(lock = %name, %error, "the line of waiters was not deleted");
                     }
@@ -111,7 +111,7 @@ mod tests {
         assert!(register.read("old.lock").await.unwrap().is_some());
     }
 
-    /// The examination of deletes sends dozens of requests, so it takes longer than one request may.
+    /// The probe of deletes sends dozens of requests, so it takes longer than one request may.
     #[tokio::test(start_paused = true)]
     async fn a_slow_store_is_swept() {
         let register = Flawed { latency: Duration::from_millis(500), ..store(Flaw::None) };
@@ -119,9 +119,9 @@ mod tests {
         assert_eq!(leases.sweep(&name, Duration::ZERO, false).await.unwrap(), Swept::Deleted);
     }
 
-    /// The examination of writes takes longer than an eviction may.
+    /// The probe of writes takes longer than an eviction may.
     #[tokio::test(start_paused = true)]
-    async fn a_grant_on_a_slow_store_that_was_not_examined_is_evicted() {
+    async fn a_grant_on_a_slow_store_that_was_not_probed_is_evicted() {
         let register = Arc::new(Flawed { latency: Duration::from_secs(2), ..store(Flaw::None) });
         let options = StoreOptions { env: register.env.clone(), ..StoreOptions::default() };
         let leases = RegisterLeases::new(register.clone(), options.clone());
@@ -130,7 +130,7 @@ mod tests {
         let AcquireOutcome::Granted(grant) = leases.try_acquire(&claim).await.unwrap() else {
             panic!("the lock is free");
         };
-        // Without the marker, another process does not know that the store was examined.
+        // Without the marker, another process does not know that the store was probed.
         register.cells.lock().unwrap().remove(".leasehold-probe");
         let other = RegisterLeases::new(register, options);
         assert_eq!(other.evict(&name, grant.token, None).await.unwrap(), Evicted::Evicted);

@@ -20,13 +20,13 @@ use crate::types::LockName;
 impl Watch for RegisterLeases {
     async fn turn(&self, claim: &Claim, seen: &HolderInfo) -> Result<(), StoreError> {
         let joins = self.joins(claim);
-        let leads = claim.queue.as_ref().is_some_and(PermitQueue::is_first);
+        let leads = claim.permit_queue.as_ref().is_some_and(PermitQueue::is_first);
         if !joins && !leads && !seen.reserved {
             return self.changed(&claim.name, seen).await;
         }
         let (env, poll_interval) = (self.records.env(), self.records.capabilities().poll_interval);
         let mut pacing = Pacing::new(poll_interval, self.now());
-        let mut observation = self.known.recall(&claim.name);
+        let mut observation = self.cache.recall(&claim.name);
         let mut held = seen.clone();
         let mut is_first = true;
         let mut freed = Some(self.records.freed(&claim.name));
@@ -85,7 +85,7 @@ impl Watch for RegisterLeases {
     async fn changed(&self, name: &LockName, seen: &HolderInfo) -> Result<(), StoreError> {
         let env = self.records.env();
         let mut pacing = Pacing::new(self.records.capabilities().poll_interval, self.now());
-        let mut age = self.held_for(self.known.recall(name).as_ref());
+        let mut age = self.held_for(self.cache.recall(name).as_ref());
         let mut held = seen.clone();
         let mut freed = Some(self.records.freed(name));
         loop {
@@ -130,11 +130,11 @@ impl RegisterLeases {
 
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
     /// store failed, and whether the claim has just joined. Runs in a task, because a caller that stops polling the
-    /// future must not keep its place in the limiter.
+    /// future must not keep its permit.
     async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
-            let place = leases.polls.place(Deadline::new(leases.now(), Duration::ZERO)).await;
+            let permit = leases.polls.permit(Deadline::new(leases.now(), Duration::ZERO)).await;
             let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
             let look = async {
                 let sight = leases.look(&name, &mut budget).await?;
@@ -144,7 +144,7 @@ impl RegisterLeases {
                 };
                 Ok((sight, budget.had_trouble(), has_joined))
             };
-            place.lent_to(leases.records.env(), look).await
+            permit.lent_to(leases.records.env(), look).await
         });
         look.await.unwrap_or_else(|| Err(Fault::unavailable("the tokio runtime has shut down").not_applied()))
     }

@@ -41,10 +41,10 @@ const PROTOCOL: &str = "existence";
 /// The version of a released record, which has no object.
 const GONE: &str = "gone";
 
-/// The prefix of keys that are not locks: the objects that an examination writes.
+/// The prefix of keys that are not locks: the objects that a probe or an examination writes.
 const NO_LOCKS: &str = ".leasehold-probe";
 
-/// The time limit for the examinations of writes and of deletes together.
+/// The time limit for the probes of writes and of deletes together.
 const PROBES_LIMIT: Duration = LIMIT.saturating_mul(2);
 
 /// The lock objects in a register.
@@ -227,14 +227,14 @@ impl Records for ExistenceRecords {
             return Ok(());
         }
         let register = self.register.clone();
-        let examine = || {
+        let probes = || {
             async move {
                 probe(&*register).await?;
                 probe_deletes(&*register).await
             }
             .boxed()
         };
-        self.trust.settle(self.env(), PROBES_LIMIT, examine).await
+        self.trust.settle(self.env(), PROBES_LIMIT, probes).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

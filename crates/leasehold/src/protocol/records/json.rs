@@ -114,8 +114,8 @@ impl Records for JsonRecords {
             return Ok(());
         }
         let register = self.register.clone();
-        let examine = || async move { probe(&*register).await }.boxed();
-        self.trust.settle(self.env(), LIMIT, examine).await
+        let probe = || async move { probe(&*register).await }.boxed();
+        self.trust.settle(self.env(), LIMIT, probe).await
     }
 
     async fn trust_deletes(&self) -> Result<(), StoreError> {
@@ -123,8 +123,8 @@ impl Records for JsonRecords {
             return Ok(());
         }
         let register = self.register.clone();
-        let examine = || async move { probe_deletes(&*register).await }.boxed();
-        self.trust_in_deletes.settle(self.env(), LIMIT, examine).await
+        let probe = || async move { probe_deletes(&*register).await }.boxed();
+        self.trust_in_deletes.settle(self.env(), LIMIT, probe).await
     }
 
     fn store_time(&self) -> Option<StoreTime> {

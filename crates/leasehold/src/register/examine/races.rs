@@ -44,9 +44,9 @@ impl Patient<'_> {
             false => &[Kind::Creates, Kind::Replaces],
         };
         let plan = Plan { kinds, racers, races, all: true, limit };
-        let Found { kinds, place, left } = races::run(self.register, plan).await;
+        let Found { kinds, prefix, left } = races::run(self.register, plan).await;
         if !left.is_empty() {
-            self.found.leave(format!("{} objects {place}*", left.len()));
+            self.found.leave(format!("{} objects {prefix}*", left.len()));
         }
         for raced in kinds {
             let finding = self.raced(raced, racers);

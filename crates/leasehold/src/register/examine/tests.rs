@@ -105,10 +105,10 @@ async fn objects_that_cannot_be_deleted_are_named() {
     let store = store(Flaw::DeniesDeletes);
     let examined = examine(&store, false, &Examination::default()).await;
     let [of_races, other] = &examined.left[..] else { panic!("{:?}", examined.left) };
-    let (count, place) = of_races.split_once(" objects ").unwrap();
+    let (count, prefix) = of_races.split_once(" objects ").unwrap();
     assert_eq!(count, RACES_DOCTOR.to_string(), "one for each race");
-    let place = place.strip_suffix('*').unwrap();
-    let others: Vec<_> = there(&store).into_iter().filter(|key| !key.starts_with(place)).collect();
+    let prefix = prefix.strip_suffix('*').unwrap();
+    let others: Vec<_> = there(&store).into_iter().filter(|key| !key.starts_with(prefix)).collect();
     assert_eq!(others, [".leasehold-probe", other]);
     assert_eq!(there(&store).len(), RACES_DOCTOR + others.len());
 }

@@ -1,9 +1,9 @@
-//! Defines how strong the evidence of an examination is, and how the result is recorded in the store. This module does
-//! no I/O and is shared by all examined stores.
+//! Defines how strong the evidence of races is, and how the verdict on a store is recorded in it. This module does no
+//! I/O. All stores that are probed share it.
 //!
 //! A store that checks preconditions in two steps breaks mutual exclusion only in races, and not in every race. So the
-//! number of races determines which flaws an examination rules out. In a race, [`RACERS`] requests are sent at once. A
-//! good store accepts at most one of them.
+//! number of races determines which flaws a probe or an examination rules out. In a race, [`RACERS`] requests are sent
+//! at once. A good store accepts at most one of them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,15 +14,16 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{StoreTime, micros};
 use crate::lease::Id;
 
-/// The version of the examination. It is raised when checks are added, so that stores that passed an older examination
-/// are examined again.
-pub(crate) const EXAMINATION: u32 = 2;
+/// The version of the probe. It is raised when checks are added, so that stores that passed an older probe are probed
+/// again.
+pub(crate) const PROBE_VERSION: u32 = 2;
 
 /// The number of requests in a race. The number of pairs that can collide grows with its square.
 pub(crate) const RACERS: usize = 8;
 
-/// The number of races of each kind before a process first uses a store. A store that lets two requests win in one race
-/// of ten passes once in a hundred times. A store that does so in every third race passes once in fifty million times.
+/// The number of races of each kind in a probe, before a process first uses a store. A store that lets two requests win
+/// in one race of ten passes once in a hundred times. A store that does so in every third race passes once in fifty
+/// million times.
 pub(crate) const RACES_FIRST_USE: usize = 44;
 
 /// The number of races of each kind that the doctor runs. A store that lets two requests win in one race of ten passes
@@ -32,14 +33,14 @@ pub(crate) const RACES_DOCTOR: usize = 66;
 /// The number of races of each kind that the thorough doctor runs. It also doubles the number of racers.
 pub(crate) const RACES_THOROUGH: usize = 200;
 
-/// How long a passed examination is valid. A server may be replaced or reconfigured behind the same name.
+/// How long a verdict is valid. A server may be replaced or reconfigured behind the same name.
 pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// How far the clocks of a store's front ends may disagree before an examination seems to be in the future.
+/// How far the clocks of a store's front ends may disagree before a verdict seems to be in the future.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 
-/// The maximum number of recorded places. Each name of an endpoint is a place.
-const MOST_PLACES: usize = 16;
+/// The maximum number of recorded verdicts. Each name of an endpoint has its own.
+const MOST_VERDICTS: usize = 16;
 
 /// Returns the probability that a store passes `races` if it lets two requests win in a race with probability
 /// `doubles`.
@@ -73,53 +74,55 @@ fn rounded_down(number: f64) -> String {
     text
 }
 
-/// The marker object in the store: which places were examined, and the results.
+/// The marker object in the store: the verdicts of probes, and of the doctor's examinations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Marker {
     /// A description for people who find the object.
     about: String,
-    /// The version of the examination that gave the verdicts.
-    #[serde(default)]
-    examination: u32,
+    /// The version of the probe that gave the verdicts.
+    #[serde(default, rename = "examination")]
+    probe_version: u32,
     /// A version that the marker has had and will never have again. A write that expects it must be refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outdated: Option<String>,
-    /// At most one verdict for each place.
+    /// At most one verdict for each identity.
     #[serde(default)]
     verdicts: Vec<Verdict>,
-    /// The process that is examining the store. Other processes wait for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    examiner: Option<Id>,
+    /// The process that is probing the store. Other processes wait for it.
+    #[serde(default, rename = "examiner", skip_serializing_if = "Option::is_none")]
+    prober: Option<Id>,
     /// Makes every write, and so every version, different.
     nonce: Id,
 }
 
-/// The result of examining one place.
+/// The verdict on one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
-    /// The endpoint and the bucket or table. A copy of the marker in another place proves nothing about that place.
-    place: String,
-    /// The time of the examination on the store's clock: microseconds since 1970, lower bound.
+    /// The identity of the store: the endpoint and the bucket or table. A copy of the marker elsewhere proves nothing
+    /// about the store there.
+    #[serde(rename = "place")]
+    identity: String,
+    /// The time of the verdict on the store's clock: microseconds since 1970, lower bound.
     at_us: u64,
     /// What the store did wrong. `None` if it passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
 
-/// What a marker records about a place.
+/// What a marker records about a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// No valid verdict: the place must be examined.
+    /// No valid verdict: the store must be probed.
     Unknown {
-        /// The process that is examining it.
-        examiner: Option<Id>,
+        /// The process that is probing it.
+        prober: Option<Id>,
     },
-    /// The place passed. A write that expects the outdated version must be refused.
+    /// The store passed. A write that expects the outdated version must be refused.
     Passed {
         /// The outdated version.
         outdated: String,
     },
-    /// The place was found unsafe and has not passed the doctor's examination since.
+    /// The store was found unsafe and has not passed the doctor's examination since.
     Refused {
         /// What it did wrong.
         what: String,
@@ -131,33 +134,33 @@ impl Marker {
     pub(crate) fn blank(nonce: Id) -> Self {
         Self {
             about: "leasehold records here whether the store honours preconditions".to_owned(),
-            examination: EXAMINATION,
+            probe_version: PROBE_VERSION,
             outdated: None,
             verdicts: Vec::new(),
-            examiner: None,
+            prober: None,
             nonce,
         }
     }
 
-    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older examination.
+    /// Parses a marker. Returns a blank one if the bytes are not a marker, or one of an older probe.
     pub(crate) fn read(bytes: &[u8], nonce: Id) -> Self {
         match serde_json::from_slice(bytes) {
-            Ok(marker @ Self { examination: EXAMINATION, .. }) => Self { nonce, ..marker },
+            Ok(marker @ Self { probe_version: PROBE_VERSION, .. }) => Self { nonce, ..marker },
             _ => Self::blank(nonce),
         }
     }
 
     /// Returns the bytes to write.
     pub(crate) fn to_bytes(&self) -> Bytes {
-        // Strings and numbers always serialize. If they did not, an empty marker would only cause another examination.
+        // Strings and numbers always serialize. If they did not, an empty marker would only cause another probe.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 
-    /// Returns what the marker records about `place`. The marker has the version `current`, and the store's clock reads
-    /// `now`. Without a clock, the age of the examination is unknown.
-    pub(crate) fn standing(&self, place: &str, current: &str, now: Option<StoreTime>) -> Standing {
-        let unknown = Standing::Unknown { examiner: self.examiner };
-        match self.verdicts.iter().find(|verdict| verdict.place == place) {
+    /// Returns what the marker records about the store `identity`. The marker has the version `current`, and the store's
+    /// clock reads `now`. Without a clock, the age of the verdict is unknown.
+    pub(crate) fn standing(&self, identity: &str, current: &str, now: Option<StoreTime>) -> Standing {
+        let unknown = Standing::Unknown { prober: self.prober };
+        match self.verdicts.iter().find(|verdict| verdict.identity == identity) {
             Some(Verdict { refused: Some(what), .. }) => Standing::Refused { what: what.clone() },
             Some(Verdict { at_us, refused: None, .. }) if is_recent(*at_us, now) => match &self.outdated {
                 // If the current version is the outdated one, the marker was copied or edited.
@@ -168,36 +171,36 @@ impl Marker {
         }
     }
 
-    /// Records that `examiner` is examining `place`. The place has not passed until the examination ends.
+    /// Records that `prober` is probing the store `identity`. The store has not passed until the probe ends.
     #[must_use]
-    pub(crate) fn examined_by(mut self, examiner: Id, place: &str) -> Self {
-        self.verdicts.retain(|verdict| verdict.place != place || verdict.refused.is_some());
-        self.examiner = Some(examiner);
+    pub(crate) fn probed_by(mut self, prober: Id, identity: &str) -> Self {
+        self.verdicts.retain(|verdict| verdict.identity != identity || verdict.refused.is_some());
+        self.prober = Some(prober);
         self
     }
 
-    /// Records that `place` passed. `replaced` is the version of the marker that this one will replace.
+    /// Records that the store `identity` passed. `replaced` is the version of the marker that this one will replace.
     #[must_use]
-    pub(crate) fn passed(self, place: &str, now: Option<StoreTime>, replaced: &str) -> Self {
-        Self { outdated: Some(replaced.to_owned()), ..self.judged(place, now, None) }
+    pub(crate) fn passed(self, identity: &str, now: Option<StoreTime>, replaced: &str) -> Self {
+        Self { outdated: Some(replaced.to_owned()), ..self.judged(identity, now, None) }
     }
 
-    /// Records that `place` is unsafe, and why.
+    /// Records that the store `identity` is unsafe, and why.
     #[must_use]
-    pub(crate) fn refused(self, place: &str, now: Option<StoreTime>, what: &str) -> Self {
-        self.judged(place, now, Some(what.to_owned()))
+    pub(crate) fn refused(self, identity: &str, now: Option<StoreTime>, what: &str) -> Self {
+        self.judged(identity, now, Some(what.to_owned()))
     }
 
-    fn judged(mut self, place: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
-        self.verdicts.retain(|verdict| verdict.place != place);
-        if self.verdicts.len() >= MOST_PLACES {
-            // Drops the oldest place that passed, rather than a refused one. The oldest come first.
+    fn judged(mut self, identity: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
+        self.verdicts.retain(|verdict| verdict.identity != identity);
+        if self.verdicts.len() >= MOST_VERDICTS {
+            // Drops the oldest pass, rather than a refusal. The oldest come first.
             let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
             self.verdicts.remove(oldest.unwrap_or(0));
         }
         let at_us = now.map_or(0, |now| now.lo_us);
-        self.verdicts.push(Verdict { place: place.to_owned(), at_us, refused });
-        self.examiner = None;
+        self.verdicts.push(Verdict { identity: identity.to_owned(), at_us, refused });
+        self.prober = None;
         self
     }
 }
@@ -226,7 +229,7 @@ mod tests {
     }
 
     fn unknown() -> Standing {
-        Standing::Unknown { examiner: None }
+        Standing::Unknown { prober: None }
     }
 
     #[test]
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_counts_for_its_place_and_for_thirty_days() {
+    fn a_pass_counts_for_its_store_and_for_thirty_days() {
         let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1");
         let passed = Standing::Passed { outdated: "v1".to_owned() };
         assert_eq!(marker.standing(HERE, "v2", at(100)), passed);
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_stays_until_the_place_passes() {
+    fn a_refusal_stays_until_the_store_passes() {
         let elsewhere = "https://mirror.example.com/bucket";
         let marker = Marker::blank(id(1)).passed(elsewhere, at(100), "v1").refused(HERE, at(100), "two won");
         let refused = Standing::Refused { what: "two won".to_owned() };
@@ -264,25 +267,25 @@ mod tests {
         }
         assert_eq!(marker.standing(HERE, "v2", None), refused);
         assert_eq!(marker.standing(elsewhere, "v2", at(100)), Standing::Passed { outdated: "v1".to_owned() });
-        let examined = marker.examined_by(id(7), HERE);
-        assert_eq!(examined.standing(HERE, "v2", at(100)), refused);
-        let passed = examined.passed(HERE, at(101), "v3");
+        let probed = marker.probed_by(id(7), HERE);
+        assert_eq!(probed.standing(HERE, "v2", at(100)), refused);
+        let passed = probed.passed(HERE, at(101), "v3");
         assert_eq!(passed.standing(HERE, "v4", at(101)), Standing::Passed { outdated: "v3".to_owned() });
     }
 
     #[test]
-    fn a_place_that_is_being_examined_has_not_passed() {
-        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").examined_by(id(7), HERE);
-        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { examiner: Some(id(7)) });
+    fn a_store_that_is_being_probed_has_not_passed() {
+        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").probed_by(id(7), HERE);
+        assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { prober: Some(id(7)) });
     }
 
     #[test]
-    fn a_marker_keeps_a_bounded_number_of_places_and_all_refusals() {
+    fn a_marker_keeps_a_bounded_number_of_verdicts_and_all_refusals() {
         let mut marker = Marker::blank(id(1)).refused(HERE, at(1), "two won");
         for n in 0..100 {
             marker = marker.passed(&format!("place-{n}"), at(100), "v1");
         }
-        assert_eq!(marker.verdicts.len(), MOST_PLACES);
+        assert_eq!(marker.verdicts.len(), MOST_VERDICTS);
         assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Refused { what: "two won".to_owned() });
         assert_ne!(marker.standing("place-99", "v2", at(100)), unknown());
         assert_eq!(marker.standing("place-0", "v2", at(100)), unknown());
@@ -291,12 +294,12 @@ mod tests {
     #[test]
     fn the_golden_markers_are_read() {
         let first = Marker::read(golden("1-probe-marker.json").as_bytes(), id(1));
-        assert_eq!(first, Marker::blank(id(1)), "of an older examination");
+        assert_eq!(first, Marker::blank(id(1)), "of an older probe");
         let nonce = "00112233445566778899aabbccddeeff".parse().unwrap();
         let marker = Marker::blank(nonce)
             .refused("https://mirror.example.com/bucket", at(20_400), "two won")
-            .examined_by(id(7), HERE);
-        let marker = Marker { examiner: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
+            .probed_by(id(7), HERE);
+        let marker = Marker { prober: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
         assert_written("2-probe-marker.json", std::str::from_utf8(&marker.to_bytes()).unwrap());
         assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
         assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));

@@ -1,7 +1,7 @@
 //! Races: requests that are sent at once with the same precondition. A good store accepts at most one of them.
 //!
 //! Each round uses a separate key that no other client knows. First, creates race on this key, then writes over the
-//! winner's version. If deletes are examined, writes and deletes of the next version race as well. A race proves a flaw
+//! winner's version. If deletes are tested, writes and deletes of the next version race as well. A race proves a flaw
 //! only if the store accepted two requests. It counts as good only if the store accepted one request and gave a
 //! definite response to at least half of all requests.
 
@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 
 /// The prefix of the keys of races. A random part and numbers follow.
-pub(crate) const PLACE: &str = ".leasehold-probe-race-";
+pub(crate) const PREFIX: &str = ".leasehold-probe-race-";
 
 /// The number of rounds that run at the same time, on separate keys.
 const LANES: usize = 4;
@@ -81,7 +81,7 @@ impl Raced {
 pub(crate) struct Found {
     pub(crate) kinds: Vec<Raced>,
     /// The prefix of the keys.
-    pub(crate) place: String,
+    pub(crate) prefix: String,
     /// The keys that were written and could not be deleted: at most one for each round.
     pub(crate) left: Vec<String>,
 }
@@ -96,16 +96,16 @@ enum Seen {
 /// Runs `plan` on `register`.
 pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
     let id = Id::random(&register.env().random).to_string();
-    let place = format!("{PLACE}{}", &id[..12]);
+    let prefix = format!("{PREFIX}{}", &id[..12]);
     let lanes = (0..LANES).map(|lane| {
         // The shares of all lanes add up to the planned number.
         let races = (plan.races + lane) / LANES;
-        Lane { register, plan: Plan { races, ..plan }, place: format!("{place}-{lane}"), left: Vec::new() }
+        Lane { register, plan: Plan { races, ..plan }, prefix: format!("{prefix}-{lane}"), left: Vec::new() }
             .run()
     });
     let mut found = Found {
         kinds: plan.kinds.iter().copied().map(Raced::none).collect(),
-        place: place.clone(),
+        prefix: prefix.clone(),
         left: Vec::new(),
     };
     for lane in join_all(lanes).await {
@@ -122,7 +122,7 @@ pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
 struct Lane<'a> {
     register: &'a dyn Register,
     plan: Plan<'a>,
-    place: String,
+    prefix: String,
     left: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ impl Lane<'_> {
                 break;
             }
             let before: usize = kinds.iter().map(|raced| raced.counted).sum();
-            let key = format!("{}-{round}", self.place);
+            let key = format!("{}-{round}", self.prefix);
             self.round(&key, &mut kinds).await;
             let after: usize = kinds.iter().map(|raced| raced.counted).sum();
             if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
@@ -162,7 +162,7 @@ impl Lane<'_> {
                 (Kind::Creates, _) => self.creates(key).await,
                 (Kind::Replaces, Some(version)) => self.replaces(key, &version).await,
                 (Kind::Deletes, Some(version)) => self.deletes(key, &version).await,
-                // If creates are not examined, one create is enough.
+                // If creates are not tested, one create is enough.
                 (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
                     Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
                     Ok(version) => self.deletes(key, &version).await,

@@ -17,14 +17,14 @@ use crate::types::LockName;
 
 const MARKER: &str = ".leasehold-probe";
 
-/// The number of requests of an examination, without deletes.
-const EXAMINED: usize = 9 + 2 * RACES_FIRST_USE * RACERS;
+/// The number of requests of a full probe, without deletes.
+const FULL_PROBE: usize = 9 + 2 * RACES_FIRST_USE * RACERS;
 
 #[tokio::test(start_paused = true)]
-async fn a_good_store_is_examined_once_and_then_costs_two_requests() {
+async fn a_good_store_is_probed_fully_once_and_then_costs_two_requests() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
-    assert_eq!(store.requests(), EXAMINED);
+    assert_eq!(store.requests(), FULL_PROBE);
     assert_eq!(store.cells.lock().unwrap().keys().collect::<Vec<_>>(), [MARKER], "the rest is deleted");
     for _ in 0..3 {
         probe(&store).await.unwrap();
@@ -37,7 +37,7 @@ async fn a_probe_that_may_not_delete_leaves_one_object_per_race() {
     let store = store(Flaw::DeniesDeletes);
     probe(&store).await.unwrap();
     let cells = store.cells.lock().unwrap();
-    assert_eq!(cells.keys().filter(|key| key.starts_with(races::PLACE)).count(), RACES_FIRST_USE);
+    assert_eq!(cells.keys().filter(|key| key.starts_with(races::PREFIX)).count(), RACES_FIRST_USE);
     assert_eq!(cells.len(), RACES_FIRST_USE + 1);
 }
 
@@ -127,7 +127,7 @@ async fn a_rarely_unsafe_store_passes_as_rarely_as_documented() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_turned_bad_after_its_examination_is_refused() {
+async fn a_store_that_turned_bad_after_its_full_probe_is_refused() {
     for flaw in [Flaw::IgnoresVersion, Flaw::IgnoresBoth] {
         let store = store(Flaw::None);
         probe(&store).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_store_that_turned_bad_after_its_examination_is_refused() {
     }
 }
 
-/// A store without atomic checks would eventually pass if the examination were repeated often enough. So only the
+/// A store without atomic checks would eventually pass if the full probe were repeated often enough. So only the
 /// doctor repeats it.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_stays_until_the_doctor_lifts_it() {
@@ -165,7 +165,7 @@ async fn a_refusal_stays_until_the_doctor_lifts_it() {
 
 /// Buckets are mirrored together with their markers.
 #[tokio::test(start_paused = true)]
-async fn a_marker_of_another_place_causes_an_examination() {
+async fn a_marker_of_another_store_causes_a_full_probe() {
     let here = store(Flaw::None);
     probe(&here).await.unwrap();
     let copied = here.cells.lock().unwrap().clone();
@@ -179,7 +179,7 @@ async fn a_marker_of_another_place_causes_an_examination() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_marker_that_is_too_old_causes_an_examination() {
+async fn a_marker_that_is_too_old_causes_a_full_probe() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     tokio::time::advance(evidence::LONGEST_AGE - Duration::from_secs(60)).await;
@@ -209,17 +209,17 @@ async fn many_processes_at_once_raise_no_false_alarm() {
 
 /// Processes that all start at once would otherwise keep the store busy with races.
 #[tokio::test(start_paused = true)]
-async fn of_many_processes_one_examines_and_the_others_wait() {
+async fn of_many_processes_one_probes_and_the_others_wait() {
     let store = store(Flaw::None);
     for outcome in join_all((0..16).map(|_| probe(&store))).await {
         outcome.unwrap();
     }
     let requests = store.requests();
-    assert!(requests < 2 * EXAMINED, "{requests} requests");
+    assert!(requests < 2 * FULL_PROBE, "{requests} requests");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_examiner_that_died_is_waited_for_and_replaced() {
+async fn a_prober_that_died_is_waited_for_and_replaced() {
     let store = store(Flaw::None);
     {
         let mut died = Box::pin(probe(&store));
@@ -261,7 +261,7 @@ async fn a_first_caller_that_is_not_polled_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalid_marker_leads_to_one_examination() {
+async fn an_invalid_marker_leads_to_one_full_probe() {
     for value in [
         "",
         "garbage",

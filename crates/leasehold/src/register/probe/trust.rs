@@ -1,4 +1,4 @@
-//! Runs one examination for all callers that wait for it. It runs in a separate task, so that a caller that is not
+//! Runs one probe for all callers that wait for it. It runs in a separate task, so that a caller that is not
 //! polled does not delay the others.
 
 use std::fmt;
@@ -32,28 +32,28 @@ struct Run {
 type Outcome = watch::Receiver<Option<Result<(), StoreError>>>;
 
 impl Trust {
-    /// Waits for the running examination, or starts `examine` with the time limit `limit`. A passed examination is not
-    /// repeated in this process. If it fails, each waiting caller gets the error, and the next caller starts another
+    /// Waits for the running probe, or starts `probe` with the time limit `limit`. A probe that passed is not repeated
+    /// in this process. If it fails, each waiting caller gets the error, and the next caller starts another
     /// one.
     ///
-    /// Cancel safe: the examination continues.
+    /// Cancel safe: the probe continues.
     pub(crate) async fn settle(
         &self,
         env: &Env,
         limit: Duration,
-        examine: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>> + Send,
+        probe: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>> + Send,
     ) -> Result<(), StoreError> {
         if self.passed.load(Ordering::Acquire) {
             return Ok(());
         }
         let outcome = match Handle::try_current() {
             Ok(runtime) => {
-                let mut outcome = self.joined(&runtime, env, limit, examine);
+                let mut outcome = self.joined(&runtime, env, limit, probe);
                 let known = outcome.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| copied(&known)).unwrap_or_else(|| Err(abandoned()))
             }
-            // Without a runtime, no task can be spawned, so this caller examines the store alone.
-            Err(_) => within(env, limit, examine()).await,
+            // Without a runtime, no task can be spawned, so this caller probes the store alone.
+            Err(_) => within(env, limit, probe()).await,
         };
         if outcome.is_ok() {
             self.passed.store(true, Ordering::Release);
@@ -61,19 +61,19 @@ impl Trust {
         outcome
     }
 
-    /// Marks the examination as passed.
+    /// Marks the probe as passed.
     #[cfg(all(test, feature = "dynamodb"))]
     pub(crate) fn pass(&self) {
         self.passed.store(true, Ordering::Release);
     }
 
-    /// Returns the examination that runs in `runtime`, or starts one.
+    /// Returns the probe that runs in `runtime`, or starts one.
     fn joined(
         &self,
         runtime: &Handle,
         env: &Env,
         limit: Duration,
-        examine: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>>,
+        probe: impl FnOnce() -> BoxFuture<'static, Result<(), StoreError>>,
     ) -> Outcome {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|run| is_running(&run.outcome));
@@ -81,9 +81,9 @@ impl Trust {
             return run.outcome.clone();
         }
         let (tell, outcome) = watch::channel(None);
-        let (env, examination) = (env.clone(), examine());
+        let (env, probe) = (env.clone(), probe());
         runtime.spawn(async move {
-            let found = within(&env, limit, examination).await;
+            let found = within(&env, limit, probe).await;
             tell.send_replace(Some(found));
         });
         running.push(Run { runtime: runtime.id(), outcome: outcome.clone() });
@@ -102,13 +102,13 @@ fn is_running(outcome: &Outcome) -> bool {
     outcome.borrow().is_none() && outcome.has_changed().is_ok()
 }
 
-/// Runs `examination` for at most `limit`.
+/// Runs `probe` for at most `limit`.
 pub(crate) async fn within(
     env: &Env,
     limit: Duration,
-    examination: impl Future<Output = Result<(), StoreError>>,
+    probe: impl Future<Output = Result<(), StoreError>>,
 ) -> Result<(), StoreError> {
-    match timeout(&*env.clock, limit, examination).await {
+    match timeout(&*env.clock, limit, probe).await {
         Some(outcome) => outcome,
         None => {
             let message = format!("the store's preconditions could not be checked within {limit:?}");
@@ -123,7 +123,7 @@ fn copied(outcome: &Option<Result<(), StoreError>>) -> Option<Result<(), StoreEr
             let fault = error.fault();
             let mut copy = Fault::new(fault.kind, fault.message.clone());
             (copy.help, copy.retry_after) = (fault.help.clone(), fault.retry_after);
-            // Only the examination's own objects were written. No request of the caller was sent.
+            // Only the probe's own objects were written. No request of the caller was sent.
             copy.not_applied()
         })
     })
@@ -150,16 +150,16 @@ mod tests {
 
     /// Counts its runs, and ends when the test signals it.
     #[derive(Clone, Default)]
-    struct Examination {
+    struct TestProbe {
         started: Arc<AtomicUsize>,
         end: Arc<Notify>,
         refuses: bool,
     }
 
-    impl Examination {
+    impl TestProbe {
         async fn settle(&self, trust: &Trust) -> Result<(), StoreError> {
             let (env, this) = (Env::system(), self.clone());
-            let examine = async move {
+            let probe = async move {
                 this.started.fetch_add(1, Ordering::SeqCst);
                 this.end.notified().await;
                 match this.refuses {
@@ -167,7 +167,7 @@ mod tests {
                     false => Ok(()),
                 }
             };
-            trust.settle(&env, LIMIT, || examine.boxed()).await
+            trust.settle(&env, LIMIT, || probe.boxed()).await
         }
 
         fn started(&self) -> usize {
@@ -178,40 +178,40 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_is_not_polled_delays_no_other() {
         for polls in 0..6 {
-            let (trust, examination) = (Trust::default(), Examination::default());
-            let mut frozen = Box::pin(examination.settle(&trust));
+            let (trust, probe) = (Trust::default(), TestProbe::default());
+            let mut frozen = Box::pin(probe.settle(&trust));
             for _ in 0..polls {
                 assert!(frozen.as_mut().now_or_never().is_none());
                 tokio::task::yield_now().await;
             }
-            examination.end.notify_one();
-            examination.settle(&trust).await.unwrap();
-            assert_eq!(examination.started(), 1, "{polls}");
+            probe.end.notify_one();
+            probe.settle(&trust).await.unwrap();
+            assert_eq!(probe.started(), 1, "{polls}");
             frozen.await.unwrap();
         }
     }
 
     #[tokio::test]
-    async fn a_caller_that_is_dropped_ends_no_examination() {
-        let (trust, examination) = (Trust::default(), Examination::default());
-        assert!(examination.settle(&trust).now_or_never().is_none());
+    async fn a_caller_that_is_dropped_ends_no_probe() {
+        let (trust, probe) = (Trust::default(), TestProbe::default());
+        assert!(probe.settle(&trust).now_or_never().is_none());
         tokio::task::yield_now().await;
-        examination.end.notify_one();
-        examination.settle(&trust).await.unwrap();
-        assert_eq!(examination.started(), 1);
+        probe.end.notify_one();
+        probe.settle(&trust).await.unwrap();
+        assert_eq!(probe.started(), 1);
     }
 
     #[tokio::test]
     async fn all_waiters_share_one_outcome_and_a_failure_is_retried() {
         let trust = Trust::default();
-        let bad = Examination { refuses: true, ..Examination::default() };
+        let bad = TestProbe { refuses: true, ..TestProbe::default() };
         bad.end.notify_one();
         for outcome in join_all((0..4).map(|_| bad.settle(&trust))).await {
             let error = outcome.unwrap_err();
             assert_eq!((error.fault().kind, error.to_string().as_str()), (ErrorKind::Unsupported, "two won"));
         }
         assert_eq!(bad.started(), 1);
-        let good = Examination::default();
+        let good = TestProbe::default();
         good.end.notify_one();
         join_all((0..4).map(|_| good.settle(&trust)))
             .await
@@ -219,7 +219,7 @@ mod tests {
             .collect::<Result<Vec<_>, _>>()
             .unwrap();
         good.settle(&trust).await.unwrap();
-        assert_eq!(good.started(), 1, "what passed is not examined again");
+        assert_eq!(good.started(), 1, "what passed is not probed again");
     }
 
     /// The runtime of the first caller no longer runs, or has shut down.
@@ -227,28 +227,28 @@ mod tests {
     fn a_runtime_that_stands_still_or_ends_delays_no_other() {
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         for ends in [false, true] {
-            let (trust, examination) = (Trust::default(), Examination::default());
+            let (trust, probe) = (Trust::default(), TestProbe::default());
             let first = runtime();
             first.block_on(async {
-                assert!(examination.settle(&trust).now_or_never().is_none());
+                assert!(probe.settle(&trust).now_or_never().is_none());
                 tokio::task::yield_now().await;
             });
-            assert_eq!(examination.started(), 1);
+            assert_eq!(probe.started(), 1);
             let first = (!ends).then_some(first);
             runtime().block_on(async {
-                let mut next = Box::pin(examination.settle(&trust));
+                let mut next = Box::pin(probe.settle(&trust));
                 assert!(next.as_mut().now_or_never().is_none());
                 tokio::task::yield_now().await;
-                examination.end.notify_waiters();
+                probe.end.notify_waiters();
                 next.await.unwrap();
             });
-            assert_eq!(examination.started(), 2);
+            assert_eq!(probe.started(), 2);
             drop(first);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_examination_has_its_own_time_limit() {
+    async fn a_probe_has_its_own_time_limit() {
         let (trust, env) = (Trust::default(), Env::seeded(Arc::new(crate::clock::TestClock::default()), 1));
         let error = trust.settle(&env, LIMIT, || std::future::pending().boxed()).await.unwrap_err();
         assert!(error.is_transient() && error.to_string().contains("within 60s"), "{error:?}");

@@ -62,7 +62,7 @@ impl CohortGrant {
         Some((next, token, began))
     }
 
-    /// Ends the grant and gives the turn to the next task. If the store has no queue and this process had the lock for
+    /// Ends the grant and gives the turn to the next task. If the store keeps no line and this process had the lock for
     /// long, the process then backs off.
     pub(crate) fn end(self, grant: &Grant, now: Moment, capabilities: &Capabilities) {
         self.turn.policy(|policy, awaited| {

@@ -16,46 +16,39 @@ fn failed_renewals_are_retried_more_often_near_the_deadline() {
     assert_eq!([pause(9_000), pause(2_000), pause(400), pause(10)], [1_000, 500, 100, 50]);
 }
 
-#[test]
-fn release_retries_double_their_pause_up_to_a_tenth_of_the_ttl() {
-    let ttl = Ttl::from_millis(30_000).unwrap();
-    let first = next_release_pause(FIRST_RELEASE_PAUSE, ttl);
-    assert_eq!([first, next_release_pause(first, ttl)], [2, 3].map(Duration::from_secs));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_lost_lease_reports_a_loss_and_a_released_one_does_not() {
     let clock = Arc::new(TestClock::default());
     let env = Env { clock, ..Env::system() };
-    let grant = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-    let lease = || Lease::new(env.clone(), Deadline::new(env.now(), SECOND * 10), Span::none());
-    let released = lease();
+    let lock = LockAndToken { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    let hold = || HoldState::new(env.clone(), Deadline::new(env.now(), SECOND * 10), Span::none());
+    let released = hold();
     assert!(released.end().is_none());
-    assert!(released.lost(&grant).now_or_never().is_none());
-    let lost = lease();
-    lost.lose(grant.loss(LossReason::Ended));
-    assert!(lost.lost(&grant).now_or_never().is_some());
+    assert!(released.lost(&lock).now_or_never().is_none());
+    let lost = hold();
+    lost.lose(lock.loss(LossReason::Ended));
+    assert!(lost.lost(&lock).now_or_never().is_some());
 }
 
 /// A machine that was paused together with its clocks has an earlier deadline after its next renewal.
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
     let clock = Arc::new(TestClock::default());
-    let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    let lock = LockAndToken { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
     for by_watchdog in [false, true] {
         let start = clock.now();
-        let lease =
-            Lease::new(Env::seeded(clock.clone(), 1), Deadline::new(start, SECOND * 30), Span::none());
-        let lease = Arc::new(lease);
+        let hold =
+            HoldState::new(Env::seeded(clock.clone(), 1), Deadline::new(start, SECOND * 30), Span::none());
+        let hold = Arc::new(hold);
         let mut reported = match by_watchdog {
-            false => lease.lost(&identity).map(drop).boxed_local(),
+            false => hold.lost(&lock).map(drop).boxed_local(),
             true => {
-                let (identity, observers) = (identity.clone(), Observers::default());
-                Watchdog { identity, granted: start, observers }.watch(lease.clone()).boxed_local()
+                let (lock, observers) = (lock.clone(), Observers::default());
+                Watchdog { lock, granted: start, observers }.watch(hold.clone()).boxed_local()
             }
         };
         assert!(reported.as_mut().now_or_never().is_none());
-        lease.prolong(Deadline::new(start, SECOND * 10));
+        hold.prolong(Deadline::new(start, SECOND * 10));
         reported.await;
         let after = clock.now().longest_since(start);
         assert!(after >= SECOND * 10 && after < SECOND * 11, "{after:?}");
@@ -69,7 +62,7 @@ fn the_tasks_of_a_held_lock_stay_small_in_memory() {
     fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
         size_of::<T>()
     }
-    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(Watchdog::watch), size_of::<Lease>()];
+    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(Watchdog::watch), size_of::<HoldState>()];
     let most = [400, 640, 300, 160];
     assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
 }
@@ -103,13 +96,13 @@ async fn the_next_renewal_is_due_after_a_third_of_what_is_left() {
 async fn rule_9_an_expired_lease_is_not_prolonged_even_if_unnoticed() {
     let clock = Arc::new(TestClock::default());
     let deadline = Deadline::new(clock.now(), Duration::from_secs(30));
-    let lease = Lease::new(Env::seeded(clock.clone(), 1), deadline, Span::none());
-    let identity = Identity { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
-    lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
-    assert_eq!(lease.remaining(), Duration::from_secs(40));
+    let hold = HoldState::new(Env::seeded(clock.clone(), 1), deadline, Span::none());
+    let lock = LockAndToken { name: crate::LockName::new("x").unwrap(), token: crate::Token::default() };
+    hold.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+    assert_eq!(hold.remaining(), Duration::from_secs(40));
     clock.suspend(Duration::from_secs(41));
-    lease.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
-    assert!(lease.loss(&identity).is_some());
+    hold.prolong(Deadline::new(clock.now(), Duration::from_secs(40)));
+    assert!(hold.loss(&lock).is_some());
 }
 
 fn locker() -> (Arc<TestClock>, Locker) {
@@ -216,15 +209,15 @@ async fn a_renewal_on_request_moves_the_deadline_at_once() {
 async fn a_renewal_that_was_sent_earlier_does_not_count() {
     let clock = Arc::new(TestClock::default());
     let deadline = || Deadline::new(clock.now(), SECOND * 30);
-    let (sent_before, lease) =
-        (deadline(), Lease::new(Env::seeded(clock.clone(), 1), deadline(), Span::none()));
+    let (sent_before, hold) =
+        (deadline(), HoldState::new(Env::seeded(clock.clone(), 1), deadline(), Span::none()));
     clock.sleep(SECOND).await;
-    let mut renewed = Box::pin(lease.renewed_since(clock.now()));
+    let mut renewed = Box::pin(hold.renewed_since(clock.now()));
     assert!(renewed.as_mut().now_or_never().is_none());
-    lease.prolong(Deadline::new(sent_before.start(), SECOND * 31));
+    hold.prolong(Deadline::new(sent_before.start(), SECOND * 31));
     assert!(renewed.as_mut().now_or_never().is_none());
     let later = deadline();
-    lease.prolong(later);
+    hold.prolong(later);
     assert_eq!(renewed.now_or_never(), Some(Ok(later)));
 }
 

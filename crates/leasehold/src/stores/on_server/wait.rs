@@ -90,6 +90,6 @@ pub(super) async fn until_turn<L: ServerLeases>(
 pub(super) async fn leave<L: ServerLeases>(leases: &L, name: &LockName, claim: Id) {
     let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
     if let Err(error) = repeated(&mut budget, || leases.leave(name, claim)).await {
-        tracing::debug!(lock = %name, %error, "the place in the queue could not be given up; other waiters will pass it over");
+        tracing::debug!(lock = %name, %error, "the place in the line could not be given up; other waiters will pass it over");
     }
 }

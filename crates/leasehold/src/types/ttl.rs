@@ -1,141 +1,9 @@
-//! The terms of a lease: its token, its ids, and how long it lasts for its holder and for contenders.
+//! [`Ttl`]: how long a lease lasts for its holder and for contenders, and the times that follow from it.
 
-use std::fmt;
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 use super::invalid::InvalidValue;
 use crate::clock::{Deadline, Moment, RATE_ERROR};
-use crate::random::Random;
-
-/// A fencing token. It is strictly greater than the token of every earlier grant of the same lock. It is less than
-/// 2^53, so that JSON and JavaScript represent it exactly.
-///
-/// ```
-/// use leasehold::Token;
-///
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// let lock = leasehold::Locker::open("mem:").await?.lock("deploy");
-/// let first = lock.acquire().await?;
-/// let earlier = first.token()?;
-/// first.release().await?;
-/// let second = lock.acquire().await?;
-/// assert!(second.token()? > earlier); // a resource that saw it refuses `earlier`
-/// assert_eq!(Token::new(earlier.get()), Some(earlier));
-/// assert_eq!(Token::new(Token::LIMIT), None);
-/// # Ok::<_, leasehold::Error>(())
-/// # }).unwrap();
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "u64", into = "u64")]
-pub struct Token(u64);
-
-impl Token {
-    /// The smallest number that is not a valid token.
-    pub const LIMIT: u64 = 1 << 53;
-
-    /// Creates a token from `number`. Returns `None` if the number is not below [`LIMIT`](Self::LIMIT).
-    pub const fn new(number: u64) -> Option<Self> {
-        if number < Self::LIMIT { Some(Self(number)) } else { None }
-    }
-
-    /// Returns the number.
-    pub const fn get(self) -> u64 {
-        self.0
-    }
-}
-
-impl TryFrom<u64> for Token {
-    type Error = InvalidValue;
-
-    fn try_from(number: u64) -> Result<Self, InvalidValue> {
-        Self::new(number).ok_or_else(|| {
-            InvalidValue::new(format!("{number} is not a fencing token: it is not below 2^53"))
-        })
-    }
-}
-
-impl From<Token> for u64 {
-    fn from(token: Token) -> Self {
-        token.0
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// A random number of 128 bits that identifies one acquisition or one attempt to write. Written as 32 lower-case
-/// hexadecimal digits.
-///
-/// ```
-/// use leasehold::{lease::Id, random::Random};
-///
-/// let id = Id::random(&Random::from_os());
-/// let text = id.to_string();
-/// assert_eq!(text.len(), 32);
-/// assert_eq!(text.parse::<Id>()?, id);
-/// assert!("0123".parse::<Id>().is_err());
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Id(u128);
-
-impl Id {
-    /// Returns a new random id.
-    pub fn random(random: &Random) -> Self {
-        Self(random.bits())
-    }
-
-    /// Combines this id with a moment, so that equal ids that were drawn at different moments differ.
-    pub(crate) fn at(self, now: Moment) -> Self {
-        Self(self.0 ^ now.bits())
-    }
-}
-
-impl fmt::Display for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl fmt::Debug for Id {
-    /// Shows only the first digits, because anyone who knows the id of a claim can release its lock.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}..", self.0 >> 96)
-    }
-}
-
-impl std::str::FromStr for Id {
-    type Err = InvalidValue;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let digits =
-            text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        match u128::from_str_radix(text, 16) {
-            Ok(bits) if digits => Ok(Self(bits)),
-            _ => Err(InvalidValue::new("an id is 32 lower-case hexadecimal digits")),
-        }
-    }
-}
-
-impl TryFrom<String> for Id {
-    type Error = InvalidValue;
-
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-
-impl From<Id> for String {
-    fn from(id: Id) -> Self {
-        id.to_string()
-    }
-}
 
 /// A lease's time to live, and the spans of holder and contender that follow from it.
 ///
@@ -259,13 +127,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_at_a_moment_contains_the_bits_of_that_moment() {
-        let (id, moment) = (Id(0b1100), Moment::from_raw(5, 7));
-        assert_eq!(id.at(moment).0 ^ id.0, moment.bits());
-        assert_ne!(moment.bits(), 0);
-    }
-
-    #[test]
     fn at_the_rate_bounds_the_holder_stops_before_contenders_start() {
         for ms in [500, 1_000, 30_000, 86_400_000] {
             let ttl = Ttl::from_millis(ms).unwrap();
@@ -294,23 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn ttl_and_token_have_limits() {
+    fn a_ttl_has_limits() {
         for bad in
             [Duration::ZERO, Duration::from_millis(499), Duration::from_secs(365 * 86_400), Duration::MAX]
         {
             assert!(Ttl::new(bad).is_err());
-        }
-        assert!(Token::new(Token::LIMIT).is_none());
-        assert_eq!(Token::new(Token::LIMIT - 1).unwrap().get(), 9_007_199_254_740_991);
-    }
-
-    #[test]
-    fn ids_are_read_back_and_nothing_else_is() {
-        let id = Id::random(&Random::seeded(3));
-        assert_eq!(id.to_string().parse::<Id>().unwrap(), id);
-        assert_eq!(format!("{id:?}"), format!("{}..", &id.to_string()[..8]));
-        for bad in ["", "0", "+123456789012345678901234567890123", "ABCDEF00000000000000000000000000", "é"] {
-            assert!(bad.parse::<Id>().is_err(), "{bad}");
         }
     }
 }

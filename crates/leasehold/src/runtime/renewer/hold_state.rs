@@ -1,4 +1,4 @@
-//! [`Lease`]: whether this process may still act on a grant. Its guard, its renewer and its watchdog share it.
+//! [`HoldState`]: whether one task may still act on a grant. Its guard, its renewer and its watchdog share it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,21 +15,22 @@ use crate::env::Env;
 use crate::lease::{Loss, LossReason};
 use crate::observe::{Event, Observers, elapsed};
 
-/// The state of a lease. Its guard, its renewer and its watchdog share it.
+/// The state of a hold. Its guard, its renewer and its watchdog share it.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct HoldState {
     pub(super) env: Env,
-    state: Mutex<State>,
-    /// Cancelled as soon as the lease is no longer held, for any reason.
+    phase: Mutex<Phase>,
+    /// Cancelled as soon as the hold is over, for any reason.
     pub(super) over: CancellationToken,
-    /// Notified when the lease was renewed, and when it is over.
+    /// Notified when the lease was renewed, and when the hold is over.
     renewed: Notify,
     /// Notified when the renewer should renew at once.
     pub(super) renewal_requested: Notify,
 }
 
+/// Whether a lock is held, or how the hold ended.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum Phase {
     Held {
         deadline: Deadline,
         last_error: Option<Box<str>>,
@@ -42,46 +43,46 @@ pub(super) enum State {
     Ended(Moment),
 }
 
-impl Lease {
-    /// Creates a lease until `deadline`. `span` is the span of the hold.
+impl HoldState {
+    /// Creates the state of a hold until `deadline`. `span` is the span of the hold.
     pub(super) fn new(env: Env, deadline: Deadline, span: Span) -> Self {
         let span = (!span.is_disabled()).then(|| Arc::new(span));
-        let state = Mutex::new(State::Held { deadline, last_error: None, span });
+        let phase = Mutex::new(Phase::Held { deadline, last_error: None, span });
         Self {
             env,
-            state,
+            phase,
             over: CancellationToken::new(),
             renewed: Notify::new(),
             renewal_requested: Notify::new(),
         }
     }
 
-    pub(super) fn state<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
-        body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn phase<T>(&self, body: impl FnOnce(&mut Phase) -> T) -> T {
+        body(&mut self.phase.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the span of the hold, or `None` if the lease is over.
+    /// Returns the span of the hold, or `None` if the hold is over.
     pub(crate) fn span(&self) -> Option<Arc<Span>> {
-        self.state(|state| match state {
-            State::Held { span, .. } => span.clone(),
-            State::Lost(_) | State::Ended(_) => None,
+        self.phase(|phase| match phase {
+            Phase::Held { span, .. } => span.clone(),
+            Phase::Lost(_) | Phase::Ended(_) => None,
         })
     }
 
-    /// Returns for how long the lease is certain to be held. Returns zero if it is over.
+    /// Returns for how long the lock is certain to be held. Returns zero if the hold is over.
     pub(crate) fn remaining(&self) -> Duration {
         let now = self.env.now();
-        self.state(|state| match state {
-            State::Held { deadline, .. } => deadline.remaining(now),
-            State::Lost(_) | State::Ended(_) => Duration::ZERO,
+        self.phase(|phase| match phase {
+            Phase::Held { deadline, .. } => deadline.remaining(now),
+            Phase::Lost(_) | Phase::Ended(_) => Duration::ZERO,
         })
     }
 
-    /// Returns the deadline, or `None` if the lease is known to be over.
+    /// Returns the deadline, or `None` if the hold is known to be over.
     pub(crate) fn deadline(&self) -> Option<Deadline> {
-        self.state(|state| match state {
-            State::Held { deadline, .. } => Some(*deadline),
-            State::Lost(_) | State::Ended(_) => None,
+        self.phase(|phase| match phase {
+            Phase::Held { deadline, .. } => Some(*deadline),
+            Phase::Lost(_) | Phase::Ended(_) => None,
         })
     }
 
@@ -89,12 +90,12 @@ impl Lease {
         self.env.now()
     }
 
-    /// Completes at the next renewal after this call, or when the lease is over.
+    /// Completes at the next renewal after this call, or when the hold is over.
     pub(crate) fn renewed(&self) -> Notified<'_> {
         self.renewed.notified()
     }
 
-    /// Waits for a renewal that was sent at `moment` or later, and returns its deadline. Returns an error if the lease
+    /// Waits for a renewal that was sent at `moment` or later, and returns its deadline. Returns an error if the hold
     /// is over.
     pub(crate) async fn renewed_since(&self, moment: Moment) -> Result<Deadline, ()> {
         loop {
@@ -112,9 +113,9 @@ impl Lease {
         }
     }
 
-    /// Returns how a lease that is over has ended.
-    pub(crate) fn loss_of(&self, grant: &Identity) -> Loss {
-        self.loss(grant).unwrap_or_else(|| grant.loss(LossReason::Ended))
+    /// Returns how a hold that is over has ended.
+    pub(crate) fn loss_of(&self, lock: &LockAndToken) -> Loss {
+        self.loss(lock).unwrap_or_else(|| lock.loss(LossReason::Ended))
     }
 
     /// Asks the renewer for one renewal. If one is under way, another one follows.
@@ -122,19 +123,19 @@ impl Lease {
         self.renewal_requested.notify_one();
     }
 
-    /// Returns how the lease ended, or `None` if it is held. Reads the clock, because a timer may fire late.
-    pub(crate) fn loss(&self, grant: &Identity) -> Option<Loss> {
+    /// Returns how the hold ended, or `None` if it is not over. Reads the clock, because a timer may fire late.
+    pub(crate) fn loss(&self, lock: &LockAndToken) -> Option<Loss> {
         let now = self.env.now();
         let mut recorded = None;
-        let loss = self.state(|state| match state {
-            State::Held { deadline, .. } if !deadline.passed(now) => None,
-            State::Held { last_error, .. } => {
-                let loss = grant.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
-                recorded = state.lose(&loss);
+        let loss = self.phase(|phase| match phase {
+            Phase::Held { deadline, .. } if !deadline.passed(now) => None,
+            Phase::Held { last_error, .. } => {
+                let loss = lock.loss(LossReason::Expired { last_error: last_error.take().map(Into::into) });
+                recorded = phase.lose(&loss);
                 Some(loss)
             }
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Ended(_) => Some(grant.loss(LossReason::Ended)),
+            Phase::Lost(loss) => Some(Loss::clone(loss)),
+            Phase::Ended(_) => Some(lock.loss(LossReason::Ended)),
         });
         if let (Some(recorded), Some(loss)) = (recorded, &loss) {
             self.cancel();
@@ -143,13 +144,13 @@ impl Lease {
         loss
     }
 
-    /// Completes when the lease is lost. Never completes if it was released.
-    pub(crate) async fn lost(&self, grant: &Identity) -> Loss {
+    /// Completes when the hold is lost. Never completes if the lock was released.
+    pub(crate) async fn lost(&self, lock: &LockAndToken) -> Loss {
         loop {
             // A change after this line is not missed. A renewal may also bring the deadline forward.
             let changed = self.renewed();
-            match self.loss(grant) {
-                Some(_) if self.state(|state| matches!(state, State::Ended(_))) => {
+            match self.loss(lock) {
+                Some(_) if self.phase(|phase| matches!(phase, Phase::Ended(_))) => {
                     std::future::pending().await
                 }
                 Some(loss) => return loss,
@@ -168,7 +169,7 @@ impl Lease {
         self.over.clone()
     }
 
-    /// Ends the lease. Must be called before any request is sent. Returns the loss if the lease was lost before.
+    /// Ends the hold. Must be called before any request is sent. Returns the loss if the lock was lost before.
     pub(crate) fn end(&self) -> Option<Loss> {
         self.end_as("released")
     }
@@ -178,49 +179,49 @@ impl Lease {
         self.end_as("handed_on")
     }
 
-    /// Ends the lease, and records `outcome` in the span of the hold.
+    /// Ends the hold, and records `outcome` in its span.
     fn end_as(&self, outcome: &str) -> Option<Loss> {
         let now = self.env.now();
         let mut closed = None;
-        let lost = self.state(|state| match state {
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { span, .. } => {
+        let lost = self.phase(|phase| match phase {
+            Phase::Lost(loss) => Some(Loss::clone(loss)),
+            Phase::Held { span, .. } => {
                 closed = span.take();
-                *state = State::Ended(now);
+                *phase = Phase::Ended(now);
                 None
             }
-            State::Ended(_) => None,
+            Phase::Ended(_) => None,
         });
         self.cancel();
         close(closed, outcome);
         lost
     }
 
-    /// Wakes all tasks that wait for the end of the lease.
+    /// Wakes all tasks that wait for the end of the hold.
     fn cancel(&self) {
         self.over.cancel();
         self.renewed.notify_waiters();
     }
 
-    /// Returns when the guard ended, or `None` if the lease is held or was lost before.
+    /// Returns when the guard ended, or `None` if the lock is held or was lost before.
     pub(super) fn ended(&self) -> Option<Moment> {
-        self.state(|state| match state {
-            State::Ended(at) => Some(*at),
-            State::Held { .. } | State::Lost(_) => None,
+        self.phase(|phase| match phase {
+            Phase::Ended(at) => Some(*at),
+            Phase::Held { .. } | Phase::Lost(_) => None,
         })
     }
 
-    /// Returns the loss, if the lease is known to be lost. Does not read the clock.
+    /// Returns the loss, if the lock is known to be lost. Does not read the clock.
     pub(super) fn known_loss(&self) -> Option<Loss> {
-        self.state(|state| match state {
-            State::Lost(loss) => Some(Loss::clone(loss)),
-            State::Held { .. } | State::Ended(_) => None,
+        self.phase(|phase| match phase {
+            Phase::Lost(loss) => Some(Loss::clone(loss)),
+            Phase::Held { .. } | Phase::Ended(_) => None,
         })
     }
 
-    /// Records a loss, unless the lease is over.
+    /// Records a loss, unless the hold is over.
     pub(super) fn lose(&self, loss: Loss) {
-        let recorded = self.state(|state| state.lose(&loss));
+        let recorded = self.phase(|phase| phase.lose(&loss));
         self.cancel();
         if let Some(recorded) = recorded {
             recorded.report(&loss);
@@ -228,11 +229,11 @@ impl Lease {
     }
 
     /// Sets the deadline after a renewal. A loss is final: a renewal that is confirmed after the loss changes nothing
-    /// (rule 9). Returns the time that was left of the lease, or `None` if the lease was over.
+    /// (rule 9). Returns the time that was left of the lease, or `None` if the hold was over.
     pub(super) fn prolong(&self, prolonged: Deadline) -> Option<Duration> {
         let now = self.env.now();
-        let left = self.state(|state| match state {
-            State::Held { deadline, last_error, .. } if !deadline.passed(now) => {
+        let left = self.phase(|phase| match phase {
+            Phase::Held { deadline, last_error, .. } if !deadline.passed(now) => {
                 *last_error = None;
                 Some(std::mem::replace(deadline, prolonged).remaining(now))
             }
@@ -242,17 +243,18 @@ impl Lease {
         left
     }
 
+    /// Records the error of a renewal, for the loss that may follow.
     pub(super) fn note(&self, error: &impl ToString) {
-        self.state(|state| {
-            if let State::Held { last_error, .. } = state {
+        self.phase(|phase| {
+            if let Phase::Held { last_error, .. } = phase {
                 *last_error = Some(error.to_string().into());
             }
         });
     }
 }
 
-impl State {
-    /// Records a loss, unless the lease is over.
+impl Phase {
+    /// Records a loss, unless the hold is over.
     fn lose(&mut self, loss: &Loss) -> Option<Recorded> {
         let Self::Held { span, .. } = self else { return None };
         let span = span.take();
@@ -267,28 +269,28 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Reports the loss. Must not be called while the state is locked, because a subscriber may do anything.
+    /// Reports the loss. Must not be called while the phase is locked, because a subscriber may do anything.
     fn report(self, loss: &Loss) {
         tracing::warn!(%loss, "lock lost");
         close(self.span, "lost");
     }
 }
 
-/// Closes the span of a hold. Must not be called while the state is locked, because a subscriber may do anything.
+/// Closes the span of a hold. Must not be called while the phase is locked, because a subscriber may do anything.
 fn close(span: Option<Arc<Span>>, outcome: &str) {
     if let Some(span) = span {
         span.record("outcome", outcome);
     }
 }
 
-/// The name and the token of a grant, for losses.
+/// The name and the token of a lock that is held.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct LockAndToken {
     pub(crate) name: crate::LockName,
     pub(crate) token: crate::Token,
 }
 
-impl Identity {
+impl LockAndToken {
     /// Creates a span for this hold. It has no parent, because a hold may outlast every span of its caller.
     pub(super) fn span(&self) -> Span {
         info_span!(parent: None, "leasehold.hold", lock = %self.name, token = self.token.get(), outcome = Empty)
@@ -299,23 +301,23 @@ impl Identity {
     }
 }
 
-/// Binds leases together: as soon as one of them is lost, the others end and are released. Must be called inside a
-/// tokio runtime.
-pub(crate) fn bind(leases: Vec<Arc<Lease>>) {
+/// Binds holds together: as soon as one of them is lost, the others end and are released. Must be called inside a tokio
+/// runtime.
+pub(crate) fn bind(holds: Vec<Arc<HoldState>>) {
     tokio::spawn(async move {
-        select_all(leases.iter().map(|lease| Box::pin(lease.over.cancelled()))).await;
+        select_all(holds.iter().map(|hold| Box::pin(hold.over.cancelled()))).await;
         // `None` if their guard has ended them.
-        if let Some(loss) = leases.iter().find_map(|lease| lease.known_loss()) {
-            for lease in &leases {
-                lease.lose(loss.clone());
+        if let Some(loss) = holds.iter().find_map(|hold| hold.known_loss()) {
+            for hold in &holds {
+                hold.lose(loss.clone());
             }
         }
     });
 }
 
-/// The watchdog of a lease.
+/// The watchdog of a hold.
 pub(super) struct Watchdog {
-    pub(super) identity: Identity,
+    pub(super) lock: LockAndToken,
     /// When it became known that the task has the lock.
     pub(super) granted: Moment,
     pub(super) observers: Observers,
@@ -323,21 +325,21 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// Records a loss when the deadline passes. Reports every loss, including one that the renewer has recorded.
-    pub(super) async fn watch(self, lease: Arc<Lease>) {
-        let Self { identity, granted, observers } = self;
+    pub(super) async fn watch(self, hold: Arc<HoldState>) {
+        let Self { lock, granted, observers } = self;
         loop {
             // A change after this line is not missed. A renewal may also bring the deadline forward.
-            let changed = lease.renewed();
-            if lease.loss(&identity).is_some() {
+            let changed = hold.renewed();
+            if hold.loss(&lock).is_some() {
                 break;
             }
             tokio::select! {
                 () = changed => {}
-                () = lease.env.sleep(lease.remaining()) => {}
+                () = hold.env.sleep(hold.remaining()) => {}
             }
         }
-        if let Some(Loss { reason, .. }) = lease.known_loss() {
-            let (lock, token, held) = (&identity.name, identity.token, elapsed(granted, lease.env.now()));
+        if let Some(Loss { reason, .. }) = hold.known_loss() {
+            let (lock, token, held) = (&lock.name, lock.token, elapsed(granted, hold.env.now()));
             observers.report(&Event::Lost { lock, token, held, reason: &reason });
         }
     }
