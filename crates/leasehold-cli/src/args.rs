@@ -30,7 +30,7 @@ use crate::mode::Mode;
     after_help = "Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run --try nightly -- ./report.sh
-  leasehold once nightly --per 23h -- ./report.sh
+  leasehold once nightly --per 12h -- ./report.sh
   leasehold -s s3://my-bucket/locks run deploy/prod --wait 10m -- make deploy
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold ls

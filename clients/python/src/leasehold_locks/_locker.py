@@ -41,7 +41,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
     ) -> OnceDecorator:
         """Runs a job once per period, on one of several machines.
 
-        >>> @locker.once("nightly", per="23h")
+        >>> @locker.once("nightly", per="12h")
         ... def nightly(day: str) -> str:
         ...     return f"report of {day}"
         >>> result = nightly("monday")
