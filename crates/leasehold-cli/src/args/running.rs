@@ -133,7 +133,8 @@ exit with 0. If the command fails, LOCK is free at once; if its machine crashes,
 process can then run the command in the same period. Processes that start while the command runs wait for its result.
 
 The period starts when the lock is granted, on the store's clock. For a daily job, use --per 12h: longer than the \
-machines' clocks differ, and short enough that a late run does not skip the next night.
+machines' clocks differ, and short enough that a late run does not skip the next night. If a run takes longer than \
+the period, a process that waits runs the command again.
 
 If the command succeeds but leasehold cannot record this in the store, it exits with 125, and the command may run \
 again in the same period. To run the command again early, use `leasehold break LOCK --token N` with the token from \
