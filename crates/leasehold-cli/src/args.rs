@@ -30,7 +30,7 @@ use crate::mode::Mode;
     after_help = "Examples:
   leasehold run deploy/prod -- make deploy
   leasehold run --try nightly -- ./report.sh
-  leasehold once nightly --per 23h -- ./report.sh
+  leasehold once nightly --per 12h -- ./report.sh
   leasehold -s s3://my-bucket/locks run deploy/prod --wait 10m -- make deploy
   leasehold update s3://my-bucket/counter.json -- jq '.n += 1'
   leasehold ls
@@ -349,8 +349,9 @@ pub(crate) struct ManArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Sends requests that the store must refuse, runs concurrent writes against each other, and measures \
-latency: a few hundred requests in a few seconds. It writes only names that begin with leasehold-doctor-, and does \
-not touch other locks. It prints one line per check, with the result and, if needed, the fix.
+latency. This takes some seconds, and up to about 1,700 requests to a bucket. It writes only names that begin with \
+leasehold-doctor- or .leasehold-probe, and does not touch other locks. It prints one line per check, with the result \
+and, if needed, the fix.
 
 Exits with 0 if the store is safe, even with warnings, and with 1 if the store is unsafe or unreachable.
 

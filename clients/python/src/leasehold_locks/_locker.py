@@ -41,7 +41,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
     ) -> OnceDecorator:
         """Runs a job once per period, on one of several machines.
 
-        >>> @locker.once("nightly", per="23h")
+        >>> @locker.once("nightly", per="12h")
         ... def nightly(day: str) -> str:
         ...     return f"report of {day}"
         >>> result = nightly("monday")
@@ -92,7 +92,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         return run(self._capabilities())
 
     def doctor(self, *, ttl: Duration | None = None, thorough: bool = False) -> Report:
-        """Checks whether the store is safe for locks. Takes a few seconds and a few hundred requests."""
+        """Checks whether the store is safe for locks. Takes some seconds, and up to about 1,700 requests to a bucket."""
         return run(self._doctor(ttl, thorough))
 
     def resume(self, ticket: str) -> Guard:

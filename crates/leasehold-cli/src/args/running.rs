@@ -132,16 +132,17 @@ until the period is over (state `cooldown`). Processes that start in this time p
 exit with 0. If the command fails, LOCK is free at once; if its machine crashes, LOCK is free after --ttl. Another \
 process can then run the command in the same period. Processes that start while the command runs wait for its result.
 
-The period starts when the lock is granted, on the store's clock. For a daily cron job, use --per 23h instead of 1d: \
-the next cron run starts slightly less than a day after the grant.
+The period starts when the lock is granted, on the store's clock. For a daily job, use --per 12h: longer than the \
+machines' clocks differ, and short enough that a late run does not skip the next night. If a run takes longer than \
+the period, a process that waits runs the command again.
 
 If the command succeeds but leasehold cannot record this in the store, it exits with 125, and the command may run \
 again in the same period. To run the command again early, use `leasehold break LOCK --token N` with the token from \
 `leasehold show LOCK`.
 
 Examples:
-  leasehold once nightly --per 23h -- ./report.sh             # 0 2 * * * on all machines
-  leasehold once hourly --per 55m -n -E 0 -- ./refresh.sh     # exit with 0 if it is running now
+  leasehold once nightly --per 12h -- ./report.sh             # 0 2 * * * on all machines
+  leasehold once hourly --per 30m -n -E 0 -- ./refresh.sh     # exit with 0 if it is running now
   leasehold once import --per 10m --count-failures -- ./import"
 )]
 pub(crate) struct OnceArgs {

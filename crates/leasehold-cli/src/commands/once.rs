@@ -36,7 +36,7 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failur
 fn period(settings: &Settings, flag: Option<Duration>) -> Result<Duration, Failure> {
     let Some(period) = settings.pick(flag, "per", duration)? else {
         return Err(Failure::usage("--per is missing")
-            .with_help("set the period: --per 10m, or --per 23h for a daily cron job"));
+            .with_help("set the period: --per 10m, or --per 12h for a daily job"));
     };
     if period.is_zero() || period > OncePer::LONGEST {
         let shown = human::span(period);
