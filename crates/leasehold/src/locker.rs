@@ -315,7 +315,7 @@ impl Locker {
     /// Examines whether this store is safe for locks.
     ///
     /// Sends requests that a safe store must refuse, under names that begin with [`doctor::RESERVED`]. Takes a few
-    /// seconds and a few hundred requests.
+    /// seconds, and sends up to 1,700 requests to a bucket and fewer to most other stores.
     ///
     /// Returns no error: a failed request is one of the findings. Not cancel safe: a dropped examination leaves behind
     /// the data that it has written. This data does not affect any lock.

@@ -77,7 +77,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
         section {
             h2 { "Is the store safe?" }
             p {
-                "The doctor tests the store's preconditions, clock and permissions. It sends a few hundred requests, and writes records whose names begin with "
+                "The doctor tests the store's preconditions, clock and permissions. It sends up to 1,700 requests, and writes records whose names begin with "
                 code { (RESERVED) } "."
             }
             (doctor(app, arrival))

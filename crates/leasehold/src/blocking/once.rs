@@ -13,7 +13,7 @@ use crate::primitives::{AlreadyRan, Once};
 /// use std::time::Duration;
 /// use leasehold::{Once, blocking::Locker};
 ///
-/// let nightly = Locker::open("mem:")?.lock("nightly").once_per(Duration::from_secs(23 * 3600));
+/// let nightly = Locker::open("mem:")?.lock("nightly").once_per(Duration::from_secs(12 * 3600));
 /// for _ in 0..2 {
 ///     match nightly.run(|_guard| Ok::<_, std::io::Error>("report sent"))? {
 ///         Once::Ran(Ok(done)) => println!("{done}"),

@@ -26,7 +26,7 @@ use crate::lock::Lock;
 /// use leasehold::{Locker, Once};
 ///
 /// let locker = Locker::open("mem:").await?;
-/// let nightly = locker.lock("nightly").once_per(Duration::from_secs(23 * 3600));
+/// let nightly = locker.lock("nightly").once_per(Duration::from_secs(12 * 3600));
 /// for _ in 0..2 {
 ///     match nightly.run(async |_guard| Ok::<_, std::io::Error>("report sent")).await? {
 ///         Once::Ran(Ok(done)) => println!("{done}"),
@@ -108,7 +108,7 @@ pub enum Due {
 /// use leasehold::{Locker, Once};
 ///
 /// let nightly = Locker::open("mem:").await?.lock("nightly").owner("ci-7");
-/// let nightly = nightly.once_per(Duration::from_secs(23 * 3600));
+/// let nightly = nightly.once_per(Duration::from_secs(12 * 3600));
 /// let first = nightly.run(async |_guard| Ok::<_, std::io::Error>(())).await?;
 /// assert!(matches!(first, Once::Ran(Ok(()))));
 ///
