@@ -7,12 +7,16 @@
 //! `tests/protocol.rs` name the rule that they check. SQLite, etcd, PostgreSQL and Redis have their own rules, in
 //! `stores/X`.
 
+mod report;
+
 use std::time::Duration;
 
+use self::report::foreign;
+pub(super) use self::report::{held, state};
 use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, State, Token};
+use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Token};
 use crate::runtime::hand_off::MOST_TOKENS;
 
 /// How the lease of a dead holder lapses on this store.
@@ -424,46 +428,6 @@ fn past(record: &Record, end: End, store: Option<StoreTime>) -> PastGrant {
         end,
         evicted: None,
     }
-}
-
-/// Describes a record that is not free, for people.
-pub(super) fn held(record: &Record, store: Option<StoreTime>, lapses_within: Option<Duration>) -> HolderInfo {
-    let in_cooldown = record.state == RecordState::Cooldown;
-    // The record contains when its cooldown began. It does not contain when the grant was made if the grant was the
-    // first request of its process.
-    let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
-    HolderInfo {
-        holder: (!in_cooldown).then(|| record.holder.clone()),
-        token: Some(record.token),
-        held_for: store.zip(from_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
-        lapses_within,
-        in_cooldown,
-        last_holder: in_cooldown.then(|| record.holder.clone()),
-        ..HolderInfo::default()
-    }
-}
-
-/// Describes a lock, for people.
-pub(super) fn state(
-    found: Option<&Content>,
-    unchanged_for: Duration,
-    store: Option<StoreTime>,
-    rules: Rules,
-) -> State {
-    match found {
-        None => State::Free,
-        Some(Content::Foreign(what)) => State::Held(foreign(what)),
-        Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
-        Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
-            Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
-            Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
-            Availability::Taken { lapses_within } => State::Held(held(record, store, lapses_within)),
-        },
-    }
-}
-
-fn foreign(what: &str) -> HolderInfo {
-    HolderInfo { foreign: Some(what.to_owned()), ..HolderInfo::default() }
 }
 
 fn since_us(now_us: u64, then_us: u64) -> Duration {

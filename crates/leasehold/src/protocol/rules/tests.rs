@@ -4,7 +4,7 @@
 use super::*;
 use crate::LockName;
 use crate::env::Env;
-use crate::lease::{Holder, Ttl};
+use crate::lease::{Holder, State, Ttl};
 
 const RULES: Rules = Rules { store_clock: true, margin: Duration::from_secs(5) };
 const NOW_US: u64 = 1_000_000_000;

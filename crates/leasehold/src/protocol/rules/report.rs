@@ -1,0 +1,52 @@
+//! Descriptions of a lock for people. No decision depends on them.
+
+use std::time::Duration;
+
+use super::{Availability, Rules, availability, since_us};
+use crate::clock::StoreTime;
+use crate::lease::{HolderInfo, State};
+use crate::protocol::record::{Content, Record, RecordState};
+
+/// Describes a record that is not free, for people.
+pub(in crate::protocol) fn held(
+    record: &Record,
+    store: Option<StoreTime>,
+    lapses_within: Option<Duration>,
+) -> HolderInfo {
+    let in_cooldown = record.state == RecordState::Cooldown;
+    // The record contains when its cooldown began. It does not contain when the grant was made if the grant was the
+    // first request of its process.
+    let from_us = record.granted_at_us.or(record.renewed_at_us.filter(|_| in_cooldown));
+    HolderInfo {
+        holder: (!in_cooldown).then(|| record.holder.clone()),
+        token: Some(record.token),
+        held_for: store.zip(from_us).map(|(store, from_us)| since_us(store.hi_us, from_us)),
+        lapses_within,
+        in_cooldown,
+        last_holder: in_cooldown.then(|| record.holder.clone()),
+        ..HolderInfo::default()
+    }
+}
+
+/// Describes a lock, for people.
+pub(in crate::protocol) fn state(
+    found: Option<&Content>,
+    unchanged_for: Duration,
+    store: Option<StoreTime>,
+    rules: Rules,
+) -> State {
+    match found {
+        None => State::Free,
+        Some(Content::Foreign(what)) => State::Held(foreign(what)),
+        Some(Content::Record(record)) if record.state == RecordState::Free => State::Free,
+        Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
+            Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
+            Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
+            Availability::Taken { lapses_within } => State::Held(held(record, store, lapses_within)),
+        },
+    }
+}
+
+pub(super) fn foreign(what: &str) -> HolderInfo {
+    HolderInfo { foreign: Some(what.to_owned()), ..HolderInfo::default() }
+}
