@@ -26,7 +26,7 @@ use crate::coverage::{Coverage, Event};
 use crate::rules::{Rules, Safeguards};
 use crate::scope::Scope;
 use crate::time::Rate;
-use crate::world::{Budget, Client, Grant, MOST_CLIENTS, Request, Step, Task, Who, World};
+use crate::world::{Budget, Client, Grant, MAX_CLIENTS, Request, Step, Task, Who, World};
 
 /// How many ticks the clock of the second client's front end is ahead of the other clients', if clients use the store's
 /// clock.
@@ -110,7 +110,7 @@ pub enum Copy {
 impl LeaseModel {
     /// Creates a model of the complete protocol within `scope`.
     pub fn new(scope: Scope) -> Self {
-        assert!((1..=MOST_CLIENTS).contains(&scope.clients), "one to three clients");
+        assert!((1..=MAX_CLIENTS).contains(&scope.clients), "one to three clients");
         assert!(scope.claims <= client::CLAIMS_EACH, "up to {} claims each", client::CLAIMS_EACH);
         Self { rules: Rules::ALL, safeguards: Safeguards::ALL, scope, coverage: Coverage::default() }
     }
@@ -222,7 +222,7 @@ impl LeaseModel {
         }
     }
 
-    fn start(&self, rates: [Rate; MOST_CLIENTS], grains: [i8; MOST_CLIENTS]) -> World {
+    fn start(&self, rates: [Rate; MAX_CLIENTS], grains: [i8; MAX_CLIENTS]) -> World {
         let Scope { unanswered, doubled, evictions, edits, deletions, copies, .. } = self.scope;
         let mut world = World {
             store: self.scope.record_exists.then(Default::default),
@@ -256,7 +256,7 @@ impl LeaseModel {
             }
             let rates = [rate(a), rate(b), rate(c)];
             if !self.scope.store_clock {
-                worlds.push(self.start(rates, [0; MOST_CLIENTS]));
+                worlds.push(self.start(rates, [0; MAX_CLIENTS]));
                 continue;
             }
             for (a, b, c) in triples(choices) {

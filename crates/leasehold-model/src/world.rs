@@ -13,7 +13,7 @@ pub type Nonce = u8;
 pub type Who = u8;
 
 /// The maximum number of clients.
-pub const MOST_CLIENTS: usize = 3;
+pub const MAX_CLIENTS: usize = 3;
 
 /// A lock's record. Its version is its content, like an ETag, so records with equal content have equal versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -288,7 +288,7 @@ pub struct World {
     /// The requests in the network. Sorted by content, because the network has no order.
     pub requests: Few<Request, 6>,
     /// The clients. Those beyond the scope do nothing.
-    pub clients: [Client; MOST_CLIENTS],
+    pub clients: [Client; MAX_CLIENTS],
     /// The remaining budget of steps.
     pub budget: Budget,
     /// The highest token that was committed or reported.

@@ -28,7 +28,7 @@ PRINCIPALS = 64
 WAITERS_OF_A_LOCK = 500
 
 # The limit that docs/serve.md states: five per second, for any number of viewers.
-MOST_STORE_REQUESTS_PER_MINUTE = 300
+MAX_STORE_REQUESTS_PER_MINUTE = 300
 
 
 class Client:
@@ -150,7 +150,7 @@ async def viewers(address, metrics, count):
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )
     assert await process.stdout.readline() == b"open\n"
-    watched = f"{await per_minute(metrics, 30):.0f} (bound: {MOST_STORE_REQUESTS_PER_MINUTE})"
+    watched = f"{await per_minute(metrics, 30):.0f} (bound: {MAX_STORE_REQUESTS_PER_MINUTE})"
     report(f"store requests per minute, {count} viewers, 20 locks", watched)
     await latencies(address, f"{count} viewers")
     process.stdin.close()

@@ -6,7 +6,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 
 /// The largest accepted body, in bytes. Lock records are smaller.
-const MOST_BYTES: usize = 1 << 22;
+const MAX_BYTES: usize = 1 << 22;
 
 /// A received request.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Request {
         let mut request = Self { method, target, headers, body: Vec::new() };
         let length: usize =
             request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-        if length > MOST_BYTES || request.header("transfer-encoding").is_some() {
+        if length > MAX_BYTES || request.header("transfer-encoding").is_some() {
             return Err(io::Error::other("a body that is too long or chunked"));
         }
         request.body.resize(length, 0);

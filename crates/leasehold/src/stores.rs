@@ -80,7 +80,7 @@ use crate::ticket::Ticket;
 use crate::url::{Location, StoreUrl};
 
 /// The maximum number of characters of a store URL that an error shows.
-const MOST_SHOWN: usize = 200;
+const MAX_SHOWN: usize = 200;
 
 type Opening<T> = BoxFuture<'static, Result<T, Error>>;
 type Open = fn(StoreUrl, StoreOptions) -> Opening<Arc<dyn LeaseStore>>;
@@ -368,7 +368,7 @@ impl Ticket {
         if is_same_store(&theirs, &here) {
             return Ok(());
         }
-        let shown: String = identity(&theirs).to_string().chars().take(MOST_SHOWN).collect();
+        let shown: String = identity(&theirs).to_string().chars().take(MAX_SHOWN).collect();
         Err(Error::invalid(format!(
             "the ticket is for a lock in the store {shown}, but the store in use is {here}"
         ))

@@ -21,7 +21,7 @@ use super::resource::Client;
 pub const CRASHED: u8 = 77;
 
 /// The most additions that a worker makes in one hold.
-const MOST_ROUNDS: u32 = 500;
+const MAX_ROUNDS: u32 = 500;
 
 /// The kind of lock that workers acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +220,7 @@ impl Worker {
             80..94 => self.random.u32(4..15),
             _ => self.random.u32(20..40),
         };
-        for round in 0..MOST_ROUNDS {
+        for round in 0..MAX_ROUNDS {
             if round >= rounds && !self.resource.asks_to_stay() {
                 break;
             }

@@ -91,10 +91,10 @@ impl Client {
 
     async fn try_until_granted(&self, name: &LockName, ttl: Duration) -> Grant {
         // On paused time, a store whose `changed` always completes at once would never reach the limit.
-        const MOST_TRIES: usize = 100_000;
+        const MAX_TRIES: usize = 100_000;
         let mut claim = self.claim(name, ttl);
         claim.waits = true;
-        for _ in 0..MOST_TRIES {
+        for _ in 0..MAX_TRIES {
             match self.store.try_acquire(&claim).await.unwrap() {
                 AcquireOutcome::Granted(grant) => return grant,
                 AcquireOutcome::Held(seen) => self.store.turn(&claim, &seen).await.unwrap(),
@@ -102,7 +102,7 @@ impl Client {
                 AcquireOutcome::Lost(_) => claim.id = self.claim(name, ttl).id,
             }
         }
-        panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MOST_TRIES} times")
+        panic!("`changed` says that `{name}` is free and `try_acquire` that it is not, {MAX_TRIES} times")
     }
 
     /// Renews the lease, which must succeed.

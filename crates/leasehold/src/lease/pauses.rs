@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Ttl;
 
 /// The maximum number of waiters in a line. Further waiters join when there is room.
-pub(crate) const MOST_WAITERS: usize = 64;
+pub(crate) const MAX_WAITERS: usize = 64;
 
 /// The longest pause between two polls of a waiter in a line.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ fn longest_pause(ttl: Ttl) -> Duration {
 /// that does not fit into the line pauses for longer than any waiter in the line.
 pub(crate) fn pause(pause: Duration, ahead: usize, ttl: Ttl) -> Duration {
     let factor = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    let longest = if ahead < MOST_WAITERS { longest_pause(ttl) } else { LONGEST_PAUSE_OUTSIDE };
+    let longest = if ahead < MAX_WAITERS { longest_pause(ttl) } else { LONGEST_PAUSE_OUTSIDE };
     pause.saturating_mul(factor).min(longest)
 }
 
@@ -51,7 +51,7 @@ mod tests {
         let pause = |ahead| pause(POLL, ahead, Ttl::DEFAULT);
         let polls: f64 = (0..9).map(|ahead| POLL.div_duration_f64(pause(ahead))).sum();
         assert!((polls - 9_f64.ln()).abs() < 1.0, "{polls}");
-        assert_eq!([pause(MOST_WAITERS - 1), pause(MOST_WAITERS)], [LONGEST_PAUSE, LONGEST_PAUSE_OUTSIDE]);
+        assert_eq!([pause(MAX_WAITERS - 1), pause(MAX_WAITERS)], [LONGEST_PAUSE, LONGEST_PAUSE_OUTSIDE]);
     }
 
     #[test]

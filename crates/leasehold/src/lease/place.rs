@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::pauses::{MOST_WAITERS, grace};
+use super::pauses::{MAX_WAITERS, grace};
 use super::{Holder, Id};
 
 /// The place of a [`Claim`](super::Claim) in the line of its lock, as far as its store knows. The store writes and
@@ -57,7 +57,7 @@ impl Place {
     pub(crate) fn found(&self, claim: Id, standing: Standing) {
         let mut known = self.of(claim);
         // If there is no room, it does not help to try again soon.
-        if standing.number.is_some() || standing.before.len() >= MOST_WAITERS {
+        if standing.number.is_some() || standing.before.len() >= MAX_WAITERS {
             known.conflicts = 0;
         }
         known.standing = standing;

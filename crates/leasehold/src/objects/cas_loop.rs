@@ -27,7 +27,7 @@ const OLDEST_SIGHT: Duration = Duration::from_secs(10);
 
 /// The pause after a conflict is drawn at random, up to a bound. The bound is the duration of an attempt, doubled for
 /// each conflict, at most this many times.
-const MOST_DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 /// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const SHORTEST_TRY: Duration = Duration::from_millis(1);
@@ -366,7 +366,7 @@ impl Driver<'_> {
     async fn pause(&mut self, conflicts: u32, took: Duration) -> Result<(), Error> {
         let env = self.change.register.env();
         // The client that wrote may write again at once. A pause as long as an attempt lets that write finish.
-        let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MOST_DOUBLINGS));
+        let bound = took.max(SHORTEST_TRY) * 2_u32.pow(conflicts.min(MAX_DOUBLINGS));
         let pause = bound.min(LONGEST_PAUSE).mul_f64(env.random.fraction());
         if pause >= self.budget.left() {
             return Err(self.change.contended(format!("{:?}", self.change.limits.within)));

@@ -24,7 +24,7 @@ use crate::runtime::task;
 use crate::types::LockName;
 
 /// The maximum number of holders that an error names.
-const MOST_NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 /// The permits `NAME/KIND-1` to `NAME/KIND-N`.
 #[derive(Clone)]
@@ -363,8 +363,8 @@ impl Seen {
     pub(crate) fn described(&self) -> String {
         let known = self.known();
         let mut holders: Vec<_> =
-            known.iter().take(MOST_NAMED).map(|(name, held)| format!("`{name}` by {held}")).collect();
-        if let Some(more) = known.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+            known.iter().take(MAX_NAMED).map(|(name, held)| format!("`{name}` by {held}")).collect();
+        if let Some(more) = known.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
             holders.push(format!("and {more} more"));
         }
         holders.join("; ")

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FORMAT, Record};
 use crate::error::{ErrorKind, Fault};
-use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MOST_WAITERS, Standing, Token};
+use crate::lease::{Before, Holder, Id, LONGEST_PAUSE, MAX_WAITERS, Standing, Token};
 
 /// The waiters for a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ impl Line {
         if line.waiters.iter().any(|waiter| waiter.number > line.last) {
             return Err(corrupt("a waiter has a number above the last one"));
         }
-        line.waiters.truncate(MOST_WAITERS);
+        line.waiters.truncate(MAX_WAITERS);
         Ok(line)
     }
 
@@ -104,7 +104,7 @@ impl Line {
         pause: impl FnOnce(usize) -> Duration,
     ) -> Option<Self> {
         let mut waiters: Vec<Waiter> = line.iter().flat_map(|line| line.waiting(record)).cloned().collect();
-        if waiters.len() >= MOST_WAITERS {
+        if waiters.len() >= MAX_WAITERS {
             return None;
         }
         // If the line was deleted by hand, a new one begins above the numbers that count as served.
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_full_line_takes_no_more_until_waiters_are_served() {
         let record = free();
-        let full = line(&(0..MOST_WAITERS as u64).collect::<Vec<_>>(), &record);
+        let full = line(&(0..MAX_WAITERS as u64).collect::<Vec<_>>(), &record);
         assert_eq!(joined(Some(full.clone()), 99, &record), None);
         let served = Record { served: 1, ..record };
         assert!(joined(Some(full), 99, &served).is_some());
@@ -246,7 +246,7 @@ mod tests {
             bytes[at] = byte;
             if let Ok(line) = Line::parse(&bytes) {
                 let Standing { number, before, .. } = line.standing(waiter(1).claim, &free());
-                prop_assert!(number.is_none() && before.len() <= MOST_WAITERS);
+                prop_assert!(number.is_none() && before.len() <= MAX_WAITERS);
             }
         }
     }

@@ -17,7 +17,7 @@ use super::record::{Content, FORMAT, Record, RecordState};
 use crate::clock::{Moment, RATE_ERROR, StoreTime, micros};
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{Claim, End, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Token};
-use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::hand_off::MAX_TOKENS;
 
 /// How the lease of a dead holder lapses on this store.
 #[derive(Clone, Copy, Debug)]
@@ -295,7 +295,7 @@ pub(super) fn grant(
         return Ok(Record { ttl_ms, ..renewed(own, store, nonce) });
     }
     // A grant reserves several tokens only if the record shows which ones were used before.
-    let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MOST_TOKENS) } else { 1 };
+    let room = if highest_before(previous).is_some() { claim.tokens.clamp(1, MAX_TOKENS) } else { 1 };
     let counted = previous.map_or(0, |previous| previous.token.get() + room);
     let by_clock = store.map(|store| store.lo_us).max(floor_us);
     if previous.is_none_or(|previous| previous.unconfirmed) && floor_us.is_none() {

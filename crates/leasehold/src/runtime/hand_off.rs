@@ -13,7 +13,7 @@ use crate::clock::{Deadline, Moment};
 use crate::lease::{Capabilities, Claim, Grant, Holder, PollInterval, State, Status, Token, Ttl};
 
 /// The largest number of tokens of one grant.
-pub(crate) const MOST_TOKENS: u64 = 1_024;
+pub(crate) const MAX_TOKENS: u64 = 1_024;
 
 /// A cohort period lasts at most the ttl divided by this number, so that it needs no renewal.
 const PART_OF_TTL: u32 = 4;
@@ -52,7 +52,7 @@ impl Tokens {
     pub(crate) fn of(grant: &Grant, others_follow: bool) -> (Token, Self) {
         let top = grant.token;
         let lowest = grant.after.filter(|_| others_follow).and_then(|after| {
-            Token::new(after.get().saturating_add(1).max(top.get().saturating_sub(MOST_TOKENS - 1)))
+            Token::new(after.get().saturating_add(1).max(top.get().saturating_sub(MAX_TOKENS - 1)))
         });
         let first = lowest.unwrap_or(top).min(top);
         (first, Self { first, last: first, top })
@@ -151,7 +151,7 @@ impl CohortPolicy {
     /// Returns how many tokens to ask for if `in_queue` tasks are in the queue. If all tokens of a grant were used, the
     /// next grant gets twice as many, because the tasks that had the lock may be in the queue again.
     pub(crate) fn demand(&self, in_queue: u64) -> u64 {
-        if in_queue > 1 { in_queue.max(self.demand).min(MOST_TOKENS) } else { 1 }
+        if in_queue > 1 { in_queue.max(self.demand).min(MAX_TOKENS) } else { 1 }
     }
 
     /// Records how many tokens were used of a grant that has ended.
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(tokens(9, None, true), [9]);
         assert_eq!(tokens(9, Some(5), false), [9], "alone, it has the token that the store shows");
         let many = tokens(1_000_000, Some(5), true);
-        assert_eq!((many.len() as u64, many.last()), (MOST_TOKENS, Some(&1_000_000)));
+        assert_eq!((many.len() as u64, many.last()), (MAX_TOKENS, Some(&1_000_000)));
         // A token that does not rise, which no store returns.
         assert_eq!(tokens(9, Some(9), true), [9]);
         assert_eq!(tokens(0, None, true), [0]);
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(
             demanded,
             [16, 32, 64, 8, 8, 1_024, 1_024],
-            "at least one token per task in the queue, and at most MOST_TOKENS"
+            "at least one token per task in the queue, and at most MAX_TOKENS"
         );
         assert_eq!(policy.demand(1), 1, "alone, it needs no more than one");
     }

@@ -23,7 +23,7 @@ const PART_OF_NEXT: f64 = 0.125;
 const STEADY: f64 = 0.9;
 
 /// After polls with errors, pauses are longer by a factor of up to two to this power.
-const MOST_STRAIN: i32 = 6;
+const MAX_STRAIN: i32 = 6;
 
 /// Returns how long a lock has certainly been held if it was granted at `granted_us` on the store's clock. Returns zero
 /// if a time is unknown.
@@ -79,7 +79,7 @@ impl Pacing {
     /// Records a response of the store. `with_trouble` says that earlier requests were refused or got no response. The
     /// store is then polled less often for a while.
     pub(crate) fn looked(&mut self, with_trouble: bool) {
-        self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MOST_STRAIN);
+        self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MAX_STRAIN);
     }
 
     /// Sets how many waiters are before this one in the line of the lock, if it has a place there. Waiters behind the

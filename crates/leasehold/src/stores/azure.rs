@@ -57,7 +57,7 @@ const POLL_INTERVAL: PollInterval =
 const METADATA_BYTES: usize = 8_192;
 
 /// Azure refuses requests whose date differs from its clock by more than 15 minutes.
-const MOST_SKEW: Duration = Duration::from_secs(15 * 60);
+const MAX_SKEW: Duration = Duration::from_secs(15 * 60);
 
 /// Opens leases on the container and prefix that `url` names:
 /// `azblob://account/container/prefix?protocol=&endpoint=&credentials=&key_file=&sas_file=&proxy=&ca=&store_clock=&margin=`.
@@ -264,12 +264,12 @@ impl AzureRegister {
                 _ => true,
             };
             answer.clock_is_off = matches!(signed.proof, Proof::Key(_))
-                && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MOST_SKEW));
+                && date.is_some_and(|date| date.abs_diff(dated_us) > clock::micros(MAX_SKEW));
             Err(explain(Failure::Answered(answer)))
         };
         let expected = match requested {
             Requested::Object(Operation::Read) => Expected::Contents(self.contents, blob),
-            _ => Expected::Answer(MOST_ANSWER_BYTES),
+            _ => Expected::Answer(MAX_ANSWER_BYTES),
         };
         exchange(&self.env, uploaded, answer, expected, explain).await
     }
@@ -349,7 +349,7 @@ impl AzureRegister {
 }
 
 /// The maximum length of a response, in bytes. A page has at most 5,000 names of 1,024 bytes, each with its properties.
-const MOST_ANSWER_BYTES: usize = 32 << 20;
+const MAX_ANSWER_BYTES: usize = 32 << 20;
 
 fn date(us: u64) -> Result<HeaderValue, String> {
     let at = i64::try_from(us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());

@@ -252,7 +252,7 @@ impl GcsRegister {
     async fn whole(&self, object: &str) -> Result<Option<VersionedValue>, StoreError> {
         let (content, head) = join(self.content_of(object, None), self.head_of(object)).await;
         let (mut content, mut head) = (content?, head?);
-        for _ in 1..MOST_READS {
+        for _ in 1..MAX_READS {
             let Some(Head { version, metadata, size }) = head else { return Ok(None) };
             if content.as_ref().is_none_or(|cell| cell.version != version) {
                 content = self.content_of(object, Some(version.as_str())).await?;
@@ -320,7 +320,7 @@ impl GcsRegister {
         };
         let expected = match operation {
             Operation::Read => Expected::Contents(self.contents, object),
-            _ => Expected::Answer(MOST_ANSWER_BYTES),
+            _ => Expected::Answer(MAX_ANSWER_BYTES),
         };
         let (headers, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
         Ok((wire::generation(&headers).map(str::to_owned), body))
@@ -373,10 +373,10 @@ impl GcsRegister {
 
 /// The maximum length of a response, in bytes. A page has at most 1,000 names of 1,024 bytes, and JSON escapes can make
 /// them six times as long.
-const MOST_ANSWER_BYTES: usize = 8 << 20;
+const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 /// The maximum number of attempts to read an object that is written at the same time.
-const MOST_READS: usize = 8;
+const MAX_READS: usize = 8;
 
 /// Checks that the content arrived as it is stored. Otherwise decompressed content could be written back with metadata
 /// that says gzip, and the object could no longer be read. An emulator that reports no size passes the check.

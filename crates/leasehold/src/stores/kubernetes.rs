@@ -54,10 +54,10 @@ const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(200), max: Duration::from_secs(2) };
 
 /// A page of a listing has the annotations of 500 Leases.
-const MOST_ANSWER_BYTES: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// An event has one Lease.
-const MOST_EVENT_BYTES: usize = 4 << 20;
+const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// Opens leases in the namespace that `url` names:
 /// `k8s://namespace?kubeconfig=&context=&endpoint=&token_file=&ca=&proxy=&store_clock=&margin=`.
@@ -377,7 +377,7 @@ impl Kubernetes {
             };
             Err(explain(Failure::Answered(answer)))
         };
-        let expected = Expected::Answer(MOST_ANSWER_BYTES);
+        let expected = Expected::Answer(MAX_ANSWER_BYTES);
         let (_, body) = exchange(&self.env, uploaded, answer, expected, explain).await?;
         Ok(body)
     }
@@ -420,7 +420,7 @@ impl Kubernetes {
                     return Some(());
                 }
             }
-            if line.len() > MOST_EVENT_BYTES {
+            if line.len() > MAX_EVENT_BYTES {
                 return None;
             }
         }

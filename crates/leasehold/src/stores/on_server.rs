@@ -101,7 +101,7 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
 
     /// Adds the claim to the waiters, if the lock is not free or has waiters, and if there are fewer than
-    /// [`MOST_WAITERS`](crate::lease::MOST_WAITERS).
+    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS).
     async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
 
     /// Removes the claim from the waiters.

@@ -11,7 +11,7 @@ use crate::types::LockName;
 /// The first pause after an error. Each further pause is twice as long.
 const FIRST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
 /// The longest pause after an error.
-const MOST_AFTER_TROUBLE: Duration = Duration::from_secs(15);
+const MAX_AFTER_TROUBLE: Duration = Duration::from_secs(15);
 
 /// The jitter of pauses. It spreads the polls of observers that started at the same time.
 const SPREAD: f64 = 0.25;
@@ -94,7 +94,7 @@ impl Observer {
 impl Wait {
     fn after_trouble(&self) -> Self {
         let pause = match self {
-            Self::Calm { pause } => (*pause * 2).min(MOST_AFTER_TROUBLE),
+            Self::Calm { pause } => (*pause * 2).min(MAX_AFTER_TROUBLE),
             Self::Nothing | Self::Change { .. } => FIRST_AFTER_TROUBLE,
         };
         Self::Calm { pause }

@@ -18,7 +18,7 @@ use crate::types::LockName;
 
 /// How often the probability of an attempt to join is halved at most. This is enough for the 64 processes that fit into
 /// a line.
-const MOST_HALVINGS: u32 = 6;
+const MAX_HALVINGS: u32 = 6;
 
 /// The fields of the lock's record that a grant to the first in line sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -187,7 +187,7 @@ impl RegisterLeases {
     /// after later polls. Each conflict halves the probability of an attempt, up to a limit, so that any number of
     /// waiters eventually join.
     async fn join(&self, claim: &Claim, record: &Record) -> Result<(), StoreError> {
-        let chance = 0.5_f64.powi(claim.place.conflicts(claim.id).min(MOST_HALVINGS) as i32);
+        let chance = 0.5_f64.powi(claim.place.conflicts(claim.id).min(MAX_HALVINGS) as i32);
         if self.records.env().random.fraction() >= chance {
             return Ok(());
         }

@@ -40,7 +40,7 @@ pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
 
 /// The maximum number of recorded verdicts. Each name of an endpoint has its own.
-const MOST_VERDICTS: usize = 16;
+const MAX_VERDICTS: usize = 16;
 
 /// Returns the probability that a store passes `races` if it lets two requests win in a race with probability
 /// `doubles`.
@@ -193,7 +193,7 @@ impl Marker {
 
     fn judged(mut self, identity: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {
         self.verdicts.retain(|verdict| verdict.identity != identity);
-        if self.verdicts.len() >= MOST_VERDICTS {
+        if self.verdicts.len() >= MAX_VERDICTS {
             // Drops the oldest pass, rather than a refusal. The oldest come first.
             let oldest = self.verdicts.iter().position(|verdict| verdict.refused.is_none());
             self.verdicts.remove(oldest.unwrap_or(0));
@@ -285,7 +285,7 @@ mod tests {
         for n in 0..100 {
             marker = marker.passed(&format!("place-{n}"), at(100), "v1");
         }
-        assert_eq!(marker.verdicts.len(), MOST_VERDICTS);
+        assert_eq!(marker.verdicts.len(), MAX_VERDICTS);
         assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Refused { what: "two won".to_owned() });
         assert_ne!(marker.standing("place-99", "v2", at(100)), unknown());
         assert_eq!(marker.standing("place-0", "v2", at(100)), unknown());

@@ -84,7 +84,7 @@ fn a_failing_store_is_polled_less_often_until_it_recovers() {
         pause(&mut pacing);
     }
     assert!(pause(&mut pacing) >= POLL_INTERVAL.max.mul_f64(STEADY));
-    for _ in 0..MOST_STRAIN {
+    for _ in 0..MAX_STRAIN {
         pacing.looked(false);
     }
     assert!(pause(&mut pacing) <= POLL_INTERVAL.min.mul_f64(1.25));

@@ -15,7 +15,7 @@ const NAME: &str = "leasehold-holder";
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
 /// The maximum length of the entry, in bytes. All metadata of a blob together may have 8 KB.
-const MOST_BYTES: usize = 6_000;
+const MAX_BYTES: usize = 6_000;
 
 /// The holder of a blob's lease. It is valid only while the lease has its id, because other programs do not remove it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl Signature {
     /// Writes the signature into `metadata`. Omits the note and the value if they are too long.
     pub(super) fn write(self, metadata: &mut Metadata) {
         let text = self.text();
-        let text = if text.len() <= MOST_BYTES {
+        let text = if text.len() <= MAX_BYTES {
             text
         } else {
             Self { holder: Holder { note: None, value: None, ..self.holder }, ..self }.text()

@@ -27,7 +27,7 @@ const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_')
 const QUERY: &AsciiSet = &PATH.add(b'/');
 
 /// The maximum length of an error's text, in bytes.
-const MOST_ERROR_BYTES: usize = 4_096;
+const MAX_ERROR_BYTES: usize = 4_096;
 
 /// The prefix of the headers with a blob's user metadata.
 const META: &str = "x-ms-meta-";
@@ -379,7 +379,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     let retry_after = retry_after(response.headers());
     let named = response.headers().get("x-ms-error-code");
     let named = named.and_then(|code| code.to_str().ok()).map(str::to_owned);
-    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = match xml(&text).and_then(|text| quick_xml::de::from_str(text).ok()) {
         Some(Refusal { code, message }) => (code, message),
         None => {

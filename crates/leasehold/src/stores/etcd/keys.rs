@@ -9,7 +9,7 @@ use crate::types::LockName;
 
 /// The maximum number of digits at the end of a lock's key. The claim ids of leasehold have 32 digits, and lease ids
 /// have up to 16.
-const MOST_DIGITS: usize = 32;
+const MAX_DIGITS: usize = 32;
 
 /// Returns the first key after all keys that begin with `prefix`. If there is none, returns etcd's marker for "no end".
 fn end_of(prefix: &[u8]) -> Vec<u8> {
@@ -86,7 +86,7 @@ impl Keys {
     pub(super) fn lock_of(&self, key: &[u8]) -> Option<LockName> {
         let (name, ending) = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?.rsplit_once('/')?;
         let digits = ending.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        let is_id = digits && (1..=MOST_DIGITS).contains(&ending.len());
+        let is_id = digits && (1..=MAX_DIGITS).contains(&ending.len());
         LockName::new(name).ok().filter(|_| is_id)
     }
 }

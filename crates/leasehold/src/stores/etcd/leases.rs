@@ -15,7 +15,7 @@ use super::wire::{KeyValue, RangeRequest, RangeResponse, TxnRequest, TxnResponse
 use super::{STORE_TIMEOUT, requests};
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
-use crate::lease::{Evicted, HolderInfo, Id, MOST_WAITERS, State, Status, Token, Ttl, attempt_limit};
+use crate::lease::{Evicted, HolderInfo, Id, MAX_WAITERS, State, Status, Token, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 use crate::types::LockName;
 
@@ -215,14 +215,14 @@ impl EtcdLeases {
     pub(super) async fn status(&self, name: &LockName) -> Result<Status, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
         let line = self.keys.line(name);
-        let answer = self.range(requests::oldest(&line, 1 + MOST_WAITERS), &mut budget).await?;
+        let answer = self.range(requests::oldest(&line, 1 + MAX_WAITERS), &mut budget).await?;
         let (oldest, is_cut_off) = (answer.kvs.len(), answer.more);
         let mut queue: Vec<_> =
             answer.kvs.into_iter().filter(|kv| self.keys.is_in_line(name, &kv.key)).collect();
         if is_cut_off && queue.len() < oldest {
             // Keys of other locks are among the oldest.
             queue.clear();
-            for kv in self.line_until(name, 0, &mut budget).await?.into_iter().take(1 + MOST_WAITERS) {
+            for kv in self.line_until(name, 0, &mut budget).await?.into_iter().take(1 + MAX_WAITERS) {
                 queue.extend(self.key(&kv.key, &mut budget).await?.0);
             }
         }

@@ -7,7 +7,7 @@ use super::wire::{
 };
 
 /// The maximum number of comparisons in a transaction. etcd's limit (`--max-txn-ops`) is 128 by default.
-pub(super) const MOST_COMPARISONS: usize = 100;
+pub(super) const MAX_COMPARISONS: usize = 100;
 
 /// A claim's own key, and the values to write there.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::client::Client;
 use super::errors::{Effect, EtcdError};
-use super::requests::{self, MOST_COMPARISONS};
+use super::requests::{self, MAX_COMPARISONS};
 use super::rules::{Place, next_key};
 use super::wire::TxnResponse;
 use crate::clock::Moment;
@@ -25,7 +25,7 @@ use crate::lease::{Id, Ttl, attempt_limit};
 use crate::retry::RetryBudget;
 
 /// The maximum number of unused keys that are deleted after one heartbeat.
-const MOST_SWEPT: usize = 16;
+const MAX_SWEPT: usize = 16;
 
 /// The minimum time for which the key of an abandoned request is looked for, even if the lease is shorter. A frozen
 /// member executes the request when it resumes.
@@ -333,7 +333,7 @@ impl Session {
         if all.is_empty() {
             return vec![Vec::new()];
         }
-        all.chunks(MOST_COMPARISONS).map(<[Seen]>::to_vec).collect()
+        all.chunks(MAX_COMPARISONS).map(<[Seen]>::to_vec).collect()
     }
 
     async fn look(
@@ -403,7 +403,7 @@ impl Session {
             entry.swept = true;
             Some((*id, entry.key.clone(), revision))
         });
-        keyed.take(MOST_SWEPT).collect()
+        keyed.take(MAX_SWEPT).collect()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::stores::over_http::https::{body, date_us, retry_after};
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The maximum length of an error's text, in bytes.
-const MOST_ERROR_BYTES: usize = 4_096;
+const MAX_ERROR_BYTES: usize = 4_096;
 
 /// A request without credentials.
 #[derive(Clone, Debug)]
@@ -277,7 +277,7 @@ impl Dated {
 pub(super) async fn refusal(response: Response) -> Answer {
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
-    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = explanation(&text);
     Answer { status, code, message, retry_after, ..Answer::default() }
 }

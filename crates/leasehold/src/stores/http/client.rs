@@ -22,13 +22,13 @@ const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~')
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b'.');
 
 /// The longest response: a page of a listing, with the waiters of each lock.
-const MOST_ANSWER: usize = 16 << 20;
+const MAX_ANSWER: usize = 16 << 20;
 
 /// The longest pause that the server can ask for.
-const MOST_RETRY_AFTER: Duration = Duration::from_secs(10);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// How much of a problem's text is shown in an error, in characters.
-const MOST_DETAIL: usize = 300;
+const MAX_DETAIL: usize = 300;
 
 /// A server and the connections to it.
 pub(super) struct Client {
@@ -104,7 +104,7 @@ impl Client {
         let response =
             builder.send().await.map_err(|error| self.unanswered(request, https::failure(error)))?;
         let (status, headers) = (response.status(), response.headers().clone());
-        let body = https::body(response, MOST_ANSWER)
+        let body = https::body(response, MAX_ANSWER)
             .await
             .map_err(|error| self.unanswered(request, https::failure(error)))?;
         let Some(body) = body else {
@@ -218,10 +218,10 @@ impl Client {
         let mut message = format!("{}: {base} responded with {}", request.what, status.as_u16());
         if let Some(detail) = &problem.detail {
             message.push_str(": ");
-            message.push_str(&printable(detail, MOST_DETAIL));
+            message.push_str(&printable(detail, MAX_DETAIL));
         }
         let fault = |kind| match problem.help.first() {
-            Some(help) => Fault::new(kind, &message).with_help(printable(help, MOST_DETAIL)),
+            Some(help) => Fault::new(kind, &message).with_help(printable(help, MAX_DETAIL)),
             None => Fault::new(kind, &message),
         };
         match (status.as_u16(), problem.word()) {
@@ -255,7 +255,7 @@ impl Request {
 /// Adds the pause that the server asks for to `fault`.
 fn paced(fault: Fault, headers: &HeaderMap) -> Fault {
     match https::retry_after(headers) {
-        Some(pause) => fault.with_retry_after(pause.min(MOST_RETRY_AFTER)),
+        Some(pause) => fault.with_retry_after(pause.min(MAX_RETRY_AFTER)),
         None => fault,
     }
 }

@@ -18,7 +18,7 @@ use crate::url::StoreUrl;
 const VARIABLE: &str = "LEASEHOLD_HTTP_TOKEN";
 
 /// The longest token. Servers do not accept longer tokens.
-const MOST_TOKEN: usize = 8 * 1024;
+const MAX_TOKEN: usize = 8 * 1024;
 
 /// How long a request waits for a read of the token file, which may be on another machine.
 const FILE_LIMIT: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ fn token_in_file(path: &str) -> Result<BearerToken, Error> {
 /// Reads a file, up to slightly more than the longest token.
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MOST_TOKEN as u64 + 3).read_to_string(&mut text)?;
+    File::open(path)?.take(MAX_TOKEN as u64 + 3).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -135,7 +135,7 @@ fn checked(token: &str, source: &str) -> Result<BearerToken, Error> {
 /// Returns the value of the header `Authorization` for the token in `text`.
 fn header(text: &str) -> Option<HeaderValue> {
     let token = text.trim_end_matches(['\r', '\n']);
-    if !(1..=MOST_TOKEN).contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
+    if !(1..=MAX_TOKEN).contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
         return None;
     }
     let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
@@ -275,7 +275,7 @@ mod tests {
         for (text, sent) in [
             (Some("two"), "Bearer two"), // another program has replaced it
             (Some(""), "Bearer two"),
-            (Some(&*"x".repeat(3 * MOST_TOKEN)), "Bearer two"),
+            (Some(&*"x".repeat(3 * MAX_TOKEN)), "Bearer two"),
             (None, "Bearer two"),
             (Some("three"), "Bearer three"),
         ] {

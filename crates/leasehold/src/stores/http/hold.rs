@@ -24,7 +24,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// The number of locks whose latest token is remembered.
-const MOST_TOKENS: usize = 1_000;
+const MAX_TOKENS: usize = 1_000;
 
 /// The response to an acquisition.
 pub(super) enum Acquired {
@@ -110,7 +110,7 @@ impl HttpLeases {
     /// Returns whether `token` is not below that of an earlier grant of the lock, and remembers it.
     fn rises(&self, name: &LockName, token: Token) -> bool {
         let mut tokens = self.tokens.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if tokens.len() >= MOST_TOKENS && !tokens.contains_key(name) {
+        if tokens.len() >= MAX_TOKENS && !tokens.contains_key(name) {
             tokens.clear();
         }
         let latest = tokens.entry(name.clone()).or_insert(token);

@@ -27,7 +27,7 @@ const FILE_LIMIT: Duration = Duration::from_secs(600);
 const BEFORE_END: Duration = Duration::from_secs(60);
 
 /// The maximum number of bytes that a program may print.
-const MOST_PRINTED: usize = 1 << 20;
+const MAX_PRINTED: usize = 1 << 20;
 
 /// The value of the header `Authorization`, if there is one.
 pub(super) type Bearer = Option<Arc<str>>;
@@ -133,8 +133,8 @@ async fn from_plugin(plugin: Plugin, env: Env) -> Result<Loaded<Bearer>, String>
 
 /// Returns the token in the output of a plugin. Errors do not contain the output.
 fn read_printed(text: &[u8]) -> Result<Loaded<Bearer>, String> {
-    if text.len() > MOST_PRINTED {
-        return Err(format!("more than {MOST_PRINTED} bytes"));
+    if text.len() > MAX_PRINTED {
+        return Err(format!("more than {MAX_PRINTED} bytes"));
     }
     let status = serde_json::from_slice::<Printed>(text).ok().and_then(|printed| printed.status);
     let status = status.ok_or("no ExecCredential with a status")?;
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn output_that_is_too_long_is_reported_as_such() {
         let status = r#"{"status":{"token":"t"}}"#;
-        let longest = format!("{status}{}", " ".repeat(MOST_PRINTED - status.len()));
+        let longest = format!("{status}{}", " ".repeat(MAX_PRINTED - status.len()));
         assert!(read_printed(longest.as_bytes()).is_ok());
         let flaw = read_printed(format!("{longest} ").as_bytes()).map(drop).unwrap_err();
         assert_eq!(flaw, "more than 1048576 bytes");

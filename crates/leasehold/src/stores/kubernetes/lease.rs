@@ -34,7 +34,7 @@ pub(super) const LINE: &str = "leasehold/line";
 const UNSEEN: Duration = Duration::from_secs(2);
 
 /// How many seconds ahead of its time a renewal may be shown, so that each renewal shows a new second.
-const MOST_AHEAD_S: u64 = 2;
+const MAX_AHEAD_S: u64 = 2;
 
 /// The fields of a Lease that leasehold reads.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -249,10 +249,10 @@ pub(super) fn spec(record: &Record, over: Option<(&Revision, Option<&Record>)>) 
 
 /// Returns the time to show for a renewal at `renewed_us`, after a renewal that showed the second `shown_s`. Clients
 /// compare whole seconds, so each renewal shows a later second. If renewals are frequent, that second is at most
-/// [`MOST_AHEAD_S`] ahead.
+/// [`MAX_AHEAD_S`] ahead.
 fn next_shown(renewed_us: u64, shown_s: u64) -> u64 {
     let renewed_s = renewed_us / 1_000_000;
-    let next_s = (shown_s + 1).min(renewed_s + MOST_AHEAD_S);
+    let next_s = (shown_s + 1).min(renewed_s + MAX_AHEAD_S);
     if next_s > renewed_s { next_s * 1_000_000 } else { renewed_us }
 }
 

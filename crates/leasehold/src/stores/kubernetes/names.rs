@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use crate::types::LockName;
 
 /// The longest name of an object.
-const MOST_BYTES: usize = 253;
+const MAX_BYTES: usize = 253;
 
 /// The beginning of encoded names and of lines' names.
 const OURS: &str = "lh--";
@@ -20,7 +20,7 @@ pub(super) const LINE: &str = "lh--line.";
 /// name's SHA-256 in base32hex. No two locks have the same Lease.
 pub(super) fn lease(name: &LockName) -> String {
     let name = name.as_str();
-    let most = MOST_BYTES - LINE.len();
+    let most = MAX_BYTES - LINE.len();
     if is_subdomain(name) && !name.starts_with(OURS) && name.len() <= most {
         return name.to_owned();
     }
@@ -124,6 +124,6 @@ mod tests {
         let lines = names.iter().map(|name| line(&LockName::new(name).unwrap()));
         let all: HashSet<_> = leases.iter().cloned().chain(lines).collect();
         assert_eq!(all.len(), 2 * names.len());
-        assert!(all.iter().all(|name| is_subdomain(name) && name.len() <= MOST_BYTES), "{all:?}");
+        assert!(all.iter().all(|name| is_subdomain(name) && name.len() <= MAX_BYTES), "{all:?}");
     }
 }

@@ -14,7 +14,7 @@ use crate::stores::over_http::https::{body, retry_after};
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The longest body of an error response.
-const MOST_ERROR_BYTES: usize = 16_384;
+const MAX_ERROR_BYTES: usize = 16_384;
 
 /// The number of names in a page of a listing.
 const PAGE: usize = 500;
@@ -207,7 +207,7 @@ pub(super) async fn refusal(response: Response) -> Answer {
     }
     let status = response.status().as_u16();
     let retry_after = retry_after(response.headers());
-    let text = body(response, MOST_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
+    let text = body(response, MAX_ERROR_BYTES).await.ok().flatten().unwrap_or_default();
     let (code, message) = match serde_json::from_slice::<Status>(&text) {
         Ok(Status { reason, message, details }) => {
             let kind = details.and_then(|details| details.kind).unwrap_or_default();

@@ -7,7 +7,7 @@ use crate::clock::StoreTime;
 use crate::lease::{
     self, Claim, End, Holder, HolderInfo, Id, Loss, LossReason, Released, Status, Token, grace,
 };
-use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::hand_off::MAX_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
 
@@ -42,7 +42,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
         held.behind = behind(claim, record);
         return Refusal::Held(held);
     }
-    let tokens = claim.tokens.clamp(1, MOST_TOKENS);
+    let tokens = claim.tokens.clamp(1, MAX_TOKENS);
     match record.token {
         Some(token) if token.get() >= Token::LIMIT - tokens => Refusal::OutOfTokens,
         _ => Refusal::Again,

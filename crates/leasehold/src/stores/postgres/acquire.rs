@@ -11,7 +11,7 @@ use super::sessions::Purpose;
 use crate::clock::micros;
 use crate::error::{Fault, StoreError};
 use crate::lease::Claim;
-use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::record::Record;
 use crate::stores::on_server::{Contended, grace};
 
@@ -36,7 +36,7 @@ impl PostgresLeases {
                     (&claim.name.as_str(), Type::TEXT),
                     (&by, Type::TEXT),
                     (&number(micros(span)), Type::INT8),
-                    (&number(claim.tokens.clamp(1, MOST_TOKENS)), Type::INT8),
+                    (&number(claim.tokens.clamp(1, MAX_TOKENS)), Type::INT8),
                     (&holder, Type::TEXT),
                     (&number(claim.ttl.as_millis()), Type::INT8),
                     (&too_late, Type::INT8),

@@ -18,7 +18,7 @@ pub(super) enum Effect {
 }
 
 /// How much of a server's message is shown, in characters.
-const MOST_SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// Returns the error of a statement that was sent.
 pub(super) fn of_statement(error: &Error, effect: Effect, table: &Table) -> StoreError {
@@ -95,7 +95,7 @@ fn connection_help(why: &str, is_tls: bool) -> Option<(ErrorKind, &'static str)>
 /// Returns the fault for an error response of the server.
 fn fault(answer: &DbError, table: &Table) -> Fault {
     let code = answer.code();
-    let (name, said) = (&table.name, printable(answer.message(), MOST_SHOWN));
+    let (name, said) = (&table.name, printable(answer.message(), MAX_SHOWN));
     let (kind, help) = match code.code() {
         "42P01" | "3F000" => (
             ErrorKind::Invalid,
@@ -187,7 +187,7 @@ fn innermost(error: &Error) -> String {
             .downcast_ref::<io::Error>()
             .map_or_else(|| error.source(), |error| error.get_ref().map(|e| e as _));
     }
-    printable(&why, MOST_SHOWN)
+    printable(&why, MAX_SHOWN)
 }
 
 /// Returns whether `notice` reports a commit that did not wait for the standbys. A failover may lose such a commit,

@@ -10,7 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::config::Table;
 use super::epoch;
 use super::sql::{NOW, NOW_US, settings};
-use crate::lease::{LONGEST_PAUSE, MOST_WAITERS, grace};
+use crate::lease::{LONGEST_PAUSE, MAX_WAITERS, grace};
 use crate::stores::on_server::notifications::CALLED_BY;
 
 /// The prefix of a grant's id in `locked_by`. The other columns of leasehold are valid only in a row with this prefix.
@@ -192,7 +192,7 @@ const WAITERS: &str = "(CASE WHEN jsonb_typeof(l.waiters) = 'array' THEN l.waite
 fn own_place() -> String {
     format!(
         "coalesce((SELECT min(o.place) FROM jsonb_array_elements({WAITERS}) WITH ORDINALITY AS o(waiter, place)
-            WHERE o.waiter->>'claim' = $9), {MOST_WAITERS} + 1)"
+            WHERE o.waiter->>'claim' = $9), {MAX_WAITERS} + 1)"
     )
 }
 
@@ -229,7 +229,7 @@ fn join(table: &str) -> String {
             'polls_ms', least((jsonb_array_length({WAITERS}) + 1) * $4, $5)))"
     );
     let condition = format!(
-        "({IS_LIVE} OR jsonb_array_length({WAITERS}) > 0) AND jsonb_array_length({WAITERS}) < {MOST_WAITERS}
+        "({IS_LIVE} OR jsonb_array_length({WAITERS}) > 0) AND jsonb_array_length({WAITERS}) < {MAX_WAITERS}
             AND NOT {WAITERS} @> jsonb_build_array(jsonb_build_object('claim', $2))
             AND l.locked_by <> '{OURS}' || $2"
     );

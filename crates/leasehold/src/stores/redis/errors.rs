@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::printable;
 
 /// How much of a server's message is shown, in characters.
-const MOST_SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// The codes of errors with which the server refuses a script before the script has written anything.
 const REFUSED: &[&str] = &[
@@ -34,7 +34,7 @@ pub(super) fn of_request(error: &RedisError) -> StoreError {
         }
         // The connection broke. The script may still be running.
         None => {
-            let why = printable(&error.to_string(), MOST_SHOWN);
+            let why = printable(&error.to_string(), MAX_SHOWN);
             Fault::unavailable(format!("the connection to Redis was lost: {why}")).maybe_applied()
         }
     }
@@ -57,11 +57,11 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
             fault
         }
         None if error.kind() == redis::ErrorKind::AuthenticationFailed => {
-            Fault::new(ErrorKind::Denied, format!("{host}: {}", printable(&error.to_string(), MOST_SHOWN)))
+            Fault::new(ErrorKind::Denied, format!("{host}: {}", printable(&error.to_string(), MAX_SHOWN)))
                 .with_help("check the user and the password in the store URL")
         }
         None => {
-            let why = printable(&error.to_string(), MOST_SHOWN);
+            let why = printable(&error.to_string(), MAX_SHOWN);
             Fault::unavailable(format!("no connection to Redis at {host}: {why}"))
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn of_connection(error: &RedisError, host: &str) -> Fault {
 
 /// Returns the fault for an error response of the server.
 fn of_answer(code: &str, detail: &str) -> Fault {
-    let message = format!("Redis reports: {} {}", printable(code, 20), printable(detail, MOST_SHOWN));
+    let message = format!("Redis reports: {} {}", printable(code, 20), printable(detail, MAX_SHOWN));
     let says = |words: &str| detail.contains(words);
     let (kind, help) = match code {
         "READONLY" => return not_primary(&message),

@@ -17,7 +17,7 @@ use crate::diagnosis::Examined;
 use crate::env::Env;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{self, Capabilities, Claim, End, Grant, Holder, Id, Swept, Token};
-use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::hand_off::MAX_TOKENS;
 use crate::stores::on_server::grace;
 use crate::stores::on_server::notifications::Calls;
 use crate::stores::on_server::record::{Record, State};
@@ -135,7 +135,7 @@ impl ServerLeases for RedisLeases {
             .key(self.names_key())
             .arg(claim.id.to_string())
             .arg(micros(span))
-            .arg(claim.tokens.clamp(1, MOST_TOKENS))
+            .arg(claim.tokens.clamp(1, MAX_TOKENS))
             .arg(as_json(&claim.holder)?)
             .arg(as_json(&claim.holder.of_the_past())?)
             .arg(claim.ttl.as_millis())

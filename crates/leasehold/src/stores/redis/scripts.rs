@@ -6,7 +6,7 @@
 
 use redis::Script;
 
-use crate::lease::{MOST_WAITERS, Token, grace};
+use crate::lease::{MAX_WAITERS, Token, grace};
 use crate::stores::on_server::notifications::CALLED_BY;
 
 /// How many ended grants a record keeps.
@@ -194,7 +194,7 @@ return answer('found')
 /// Adds a claim to the waiters. `ARGV`: 1 id, 2 the holder, 3 the pause of a single waiter and 4 its longest pause,
 /// both in milliseconds.
 const JOIN: &str = r"
-if not (live or #waiters > 0) or #waiters >= MOST_WAITERS or place_of(ARGV[1]) or r.grant == ARGV[1] or was_granted(ARGV[1]) then
+if not (live or #waiters > 0) or #waiters >= MAX_WAITERS or place_of(ARGV[1]) or r.grant == ARGV[1] or was_granted(ARGV[1]) then
     return answer('found')
 end
 local polls = math.min((#waiters + 1) * tonumber(ARGV[3]), tonumber(ARGV[4]))
@@ -285,7 +285,7 @@ impl Scripts {
 
 fn of_a_lock(step: &str) -> Script {
     let constants = format!(
-        "local HISTORY, MOST, MOST_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MOST_WAITERS}, {}, {}, {CALLED_BY}",
+        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}",
         Token::LIMIT,
         crate::lease::LONGEST_PAUSE.as_millis(),
         grace([std::time::Duration::ZERO]).as_millis(),

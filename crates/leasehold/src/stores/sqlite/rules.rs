@@ -13,7 +13,7 @@ use crate::error::{ErrorKind, Fault};
 use crate::lease::{
     self, Claim, End, Evicted, Eviction, HolderInfo, Id, Loss, LossReason, PastGrant, Released, Status, Token,
 };
-use crate::runtime::hand_off::MOST_TOKENS;
+use crate::runtime::hand_off::MAX_TOKENS;
 use crate::runtime::pacing;
 use crate::types::LockName;
 
@@ -195,7 +195,7 @@ pub(super) fn next_token(
     machine: &Machine,
     now: Moment,
 ) -> Result<Minted, Fault> {
-    let room = tokens.clamp(1, MOST_TOKENS);
+    let room = tokens.clamp(1, MAX_TOKENS);
     let same_boot = counter.boot == machine.boot;
     let highest = if same_boot { counter.token } else { counter.token.max(counter.ceiling) };
     let lowest = least.max(highest.saturating_add(1));

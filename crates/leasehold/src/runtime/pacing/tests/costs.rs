@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 
 use super::*;
 use crate::clock::micros;
-use crate::lease::{MOST_WAITERS, Ttl, pause};
+use crate::lease::{MAX_WAITERS, Ttl, pause};
 
 /// The duration of a request. The request takes effect halfway through.
 const ROUND_TRIP: Duration = Duration::from_millis(30);
@@ -113,7 +113,7 @@ fn drain(order: Order, waiters: usize, rounds: usize, hold: Duration, seed: u64)
                 let is_free = lock.version % 2 == 1;
                 if order == Order::Line && !lock.line.contains(&waiter) && !is_free {
                     totals.reads += 1;
-                    if lock.line.len() < MOST_WAITERS {
+                    if lock.line.len() < MAX_WAITERS {
                         totals.writes += 1;
                         lock.line.push(waiter);
                         totals.joined.push(waiter);

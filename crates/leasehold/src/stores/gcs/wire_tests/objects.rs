@@ -68,5 +68,5 @@ async fn an_object_that_keeps_changing_is_a_transient_error() {
     .await;
     let register = GcsRegister { contents: Contents::Objects, ..register(&server) };
     assert!(register.read("x").await.unwrap_err().is_transient());
-    assert_eq!(server.requests().len(), 2 * MOST_READS);
+    assert_eq!(server.requests().len(), 2 * MAX_READS);
 }
