@@ -278,8 +278,9 @@ async fn many<C: Client>(client: C, options: Options, mut input: BufReader<Stdin
                 drop(lost);
             })
             .await?;
+            let closed = lock.close().await;
             drop(turn_to_release);
-            lock.close().await
+            closed
         });
     }
     drop(told);

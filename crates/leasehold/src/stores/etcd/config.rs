@@ -225,6 +225,7 @@ mod tests {
             ("etcd://h?server_name=", "server_name"),
             ("etcd://h?allow_plaintext_credentials=perhaps", "allow_plaintext_credentials"),
             ("etcd://h?endpoint=x", "endpoint"),
+            ("etcd://h?discovery_srv=on", "discovery_srv"),
         ] {
             let error = read(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{url}: {error:?}");

@@ -206,7 +206,7 @@ mod tests {
         let good = r#"{"kind":"ExecCredential","status":{"token":"t","expirationTimestamp":"2999-01-01T00:00:00Z"}}"#;
         assert_eq!(shown(of(good, 0).proof().await), "Bearer t");
         let ended = good.replace("2999", "1999");
-        assert!(shown(of(&ended, 0).proof().await).contains("ended at once"));
+        assert!(shown(of(&ended, 0).proof().await).contains("already expired"));
         for (text, code, named) in [
             (good, 3, "not signed in"),
             ("hunter2", 0, "no ExecCredential"),

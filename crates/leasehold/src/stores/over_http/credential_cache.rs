@@ -133,7 +133,7 @@ impl<P: Clone + Send + Sync + 'static> Loads<P> {
         self.change(|state| {
             let detail = state.collect().or(failed);
             state.signed(now_us).ok_or_else(|| NotLoaded {
-                detail: detail.unwrap_or_else(|| "they ended at once".to_owned()),
+                detail: detail.unwrap_or_else(|| "they had already expired".to_owned()),
                 before: state.accepted.is_some(),
             })
         })
@@ -171,7 +171,10 @@ impl<P> fmt::Debug for Loads<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::clock::{Clock as _, TestClock};
 
     fn pending() -> Load<u8> {
         future::pending().boxed().shared()
@@ -191,6 +194,20 @@ mod tests {
         let next = loads.proof(pending).await.unwrap();
         assert_eq!((next.load, next.proof), (2, 3));
         assert!(loads.change(|state| state.loading.is_none()), "the new token lasts");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_ends_during_its_load_is_not_sent() {
+        let clock = Arc::new(TestClock::default());
+        let loads = Loads::new(Env::seeded(clock.clone(), 1));
+        let until_us = loads.env.now().wall_us() + 1_000_000;
+        let slow = async move {
+            clock.sleep(Duration::from_secs(2)).await;
+            Ok(Loaded { proof: 1, renew_us: until_us, until_us })
+        };
+        let slow: Load<u8> = slow.boxed().shared();
+        let error = loads.proof(|| slow.clone()).await.err().unwrap();
+        assert_eq!(error.detail, "they had already expired");
     }
 
     #[tokio::test]
