@@ -53,7 +53,7 @@ pub enum Event {
     Copied,
     /// A holder found that its copy had renewed the grant (rule 11).
     RenewedByACopy,
-    /// A server received a request for a claim for which another server acts.
+    /// A server received a request for a claim that another server is already acquiring or holding.
     ActsForTheSameClaim,
     /// A repeated request renewed the hold of its claim (rule 12).
     HoldRepeated,

@@ -65,7 +65,7 @@ pub fn judge(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// The attempt was applied.
-    Landed(Attempt),
+    Applied(Attempt),
     /// The record is the holder's grant, as an earlier write left it.
     Earlier,
     /// The record is the holder's grant, but comes from none of its known writes. A copy of the client also renews the
@@ -91,7 +91,7 @@ pub fn settle_renewal(
         return if rules.renewal_is_no_acquisition { Settled::Gone } else { Settled::Stolen };
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-        Some(attempt) => Settled::Landed(*attempt),
+        Some(attempt) => Settled::Applied(*attempt),
         None if record.nonce == known || !rules.what_a_copy_renews_is_lost => Settled::Earlier,
         None => Settled::Foreign,
     }

@@ -69,7 +69,7 @@ async fn the_key_of_another_client_ends_a_grant_and_stays() {
     store.release(&mut grant, Some(HOUR)).await.unwrap();
     assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, "theirs");
     assert!(refused(&*store).await.token.is_none());
-    // The key also stays if the release is the first to notice it.
+    // The other client's key also stays if no renewal noticed it before the release.
     redis(fresh.url(), &["DEL", "LOCK"]).await;
     let mut grant = granted(&*store).await;
     redis(fresh.url(), &["SET", "LOCK", "theirs", "PX", "60000"]).await;
@@ -312,7 +312,7 @@ async fn nothing_is_granted_for_the_grace_after_a_restart() {
     for (grace, is_granted) in [("0s", true), ("60s", false)] {
         let options = format!("margin=0s&failover_grace={grace}");
         let (mut server, url, _folder) = server(&RedisServer::FORGETTING, &options).await;
-        // The server has just started, so it would grant nothing with a grace.
+        // Without a grace, because a server that has just started grants nothing during the grace.
         let store = open(&with_option(server.url(), "margin=0s&failover_grace=0s")).await;
         let first = granted(&*store).await;
         server.kill(Duration::ZERO).await.unwrap();

@@ -44,7 +44,7 @@ impl Turn<'_> {
         // The record has the same claim but another grant, which a late request of the claim has written.
         let other_token = version.grant == grant && version.token != memo.record.token;
         match settled {
-            Settled::Landed(attempt) => {
+            Settled::Applied(attempt) => {
                 self.count(Event::RenewalFoundByNonce);
                 self.prolong(who, grant, attempt.age, Memo::of(version, memo.confirmed));
             }

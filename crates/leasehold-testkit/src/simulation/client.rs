@@ -177,8 +177,8 @@ impl Client {
         if held && (how == Held::Alone || workload.is_one_lock()) {
             checker.believed(guard.name().as_str(), token, &self.note, self.world.now());
         }
-        // For a single lock, the tokens show more, and the lock may have two holders if its record is deleted by
-        // hand.
+        // Only for several locks. For one lock, the checks of tokens are stricter, and after a deletion by hand the lock
+        // may have two holders.
         if held && !workload.is_one_lock() {
             checker.together(how);
         }
@@ -221,11 +221,10 @@ impl Client {
         }
         let has = |fault| self.world.plan.has(fault);
         match fault {
-            // A clock that jumps while no true time passes simulates a suspend only for the holder of a single lock.
-            // The holder of one of several locks may at the same time be observing how long the others have not been
-            // renewed.
-            // The jump also moves the extrapolated store clock ahead, and so the next token. A deletion by hand would
-            // reveal that.
+            // The simulated suspend is a jump of the clock during which no true time passes. A holder of one of several
+            // locks may also be a contender for the others, and the jump would distort its measurement of how long they
+            // are unchanged. The jump also moves the extrapolated store clock ahead, and with it the next token. After a
+            // deletion by hand, that token would be too high.
             0 if has(Fault::Suspends) && !has(Fault::Deletions) && self.plan().workload.is_one_lock() => {
                 self.host.machine().suspend(length);
                 self.suspended += length;
@@ -235,7 +234,8 @@ impl Client {
             3 if has(Fault::Hangs) => self.link.stall(),
             4..8 => self.link.recover(self.plan().chaos(seed)),
             8 | 9 if has(Fault::Pauses) => self.pause(length).await,
-            // The wall clock reveals a restore, so there are no restores in histories that step wall clocks.
+            // Only the wall clock shows a restore, and a step of it could hide one. So a history has restores or steps,
+            // not both.
             10 if has(Fault::Restores) && !has(Fault::WallSteps) && self.plan().store != Store::File => {
                 self.pause(length).await;
                 self.host.restored(length);

@@ -22,8 +22,8 @@ const HISTORIES: u32 = 8_000;
 /// ```
 pub fn shrink(violation: Box<Violation>) -> Box<Violation> {
     let mut search = Search { smallest: violation, left: HISTORIES };
-    // Leaves out faults first, while the history is long. In a short one, little happens without one fault or
-    // another.
+    // Leaves out faults first, while the history is long. In a short history, few violations remain once a fault is left
+    // out.
     while search.leaves_a_fault_out() {}
     while search.makes_it_smaller() {}
     search.smallest

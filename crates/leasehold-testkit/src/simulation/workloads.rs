@@ -66,8 +66,8 @@ impl Client {
         on_its_clock.div_f64(1.0 - RATE_ERROR.max(self.plan().rates())) + CLOCK_WAITS + late
     }
 
-    /// Returns for how long the dead waiters in the lines delay the next one, according to the pauses that they wrote
-    /// there. Each line delays from the moment when its lock is free, so the longest delay counts. Waiters for one of
+    /// Returns how long dead waiters can delay a grant. Each line delays from the moment when its lock is free, so the
+    /// longest delay of a line counts. It follows from the pauses that the waiters wrote there. Waiters for one of
     /// several permits are in the line of their queue. Waiters for a single permit are in the line of that permit.
     async fn dead_waiters(&self) -> Duration {
         let mut longest = self.dead_waiters_of(LOCK).await;
@@ -101,8 +101,8 @@ impl Client {
         2 * pauses().max().copied().unwrap_or_default() + Duration::from_millis(500) * pauses().count() as u32
     }
 
-    /// Acquires everything that a dead holder held. This must succeed within a lapse, a poll, and the time for which
-    /// it is kept for dead waiters.
+    /// Acquires everything that a dead holder held. This must succeed within
+    /// [`bound`](Self::bound) plus [`dead_waiters`](Self::dead_waiters).
     pub(super) async fn acquire_all(&mut self, invariant: &'static str) -> Vec<Guard> {
         let bound = self.bound() + self.dead_waiters().await;
         let (all, bound) = match self.plan().workload {

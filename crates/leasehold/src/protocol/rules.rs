@@ -209,7 +209,7 @@ pub(super) fn judge<'a>(
 #[derive(Debug)]
 pub(super) enum Settled {
     /// The attempt was applied.
-    Landed(Attempt),
+    Applied(Attempt),
     /// The record of this grant is as an earlier write left it. Try again with a new nonce.
     Earlier,
     /// A record of this grant that none of its known writes produced. A copy of this process renews it too (rule 11),
@@ -240,7 +240,7 @@ pub(super) fn settle_renewal(
         return Settled::Gone(LossReason::Ended);
     }
     match attempts.iter().find(|attempt| attempt.nonce == record.nonce) {
-        Some(attempt) => Settled::Landed(*attempt),
+        Some(attempt) => Settled::Applied(*attempt),
         None if known.is_none_or(|known| known == record.nonce) => Settled::Earlier,
         None => Settled::Foreign,
     }
@@ -250,7 +250,7 @@ pub(super) fn settle_renewal(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     /// The release was applied.
-    Landed,
+    Applied,
     /// The grant still holds the lock. Try again.
     StillOurs,
     /// The grant no longer holds the lock, and this release did not end it.
@@ -263,10 +263,10 @@ pub(super) fn settle_release(grant: Id, attempts: &[Attempt], found: Option<&Con
     if record.grant == grant && record.state == RecordState::Held {
         return Freed::StillOurs;
     }
-    let landed = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
+    let applied = attempts.iter().any(|attempt| attempt.nonce == record.nonce)
         // The grant was released, and another claim was granted the lock since. The history shows it.
         || record.history.iter().any(|past| past.grant == grant && past.end == End::Released);
-    if landed { Freed::Landed } else { Freed::Gone }
+    if applied { Freed::Applied } else { Freed::Gone }
 }
 
 /// Returns the record that grants `claim` over `previous`.

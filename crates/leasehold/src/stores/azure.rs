@@ -248,7 +248,7 @@ impl AzureRegister {
         let answer = async {
             let sent = self.env.now();
             let response = builder.send().await.map_err(|error| explain(failure(error)))?;
-            let date = self.tell_time(&response, sent);
+            let date = self.observe_clock(&response, sent);
             let status = response.status();
             if status.is_success() {
                 self.credentials.accepted(signed.load);
@@ -317,7 +317,7 @@ impl AzureRegister {
 
     /// Observes the store's clock if the response certainly comes from the store, and returns the response's date. An
     /// intermediary has another clock.
-    fn tell_time(&self, response: &Response, sent: Moment) -> Option<u64> {
+    fn observe_clock(&self, response: &Response, sent: Moment) -> Option<u64> {
         let headers = response.headers();
         let us = date_us(headers).filter(|_| headers.contains_key("x-ms-request-id"))?;
         self.clock.observe(us, DATE_RESOLUTION, sent, self.env.now());

@@ -306,12 +306,12 @@ impl GcsRegister {
                 _ => true,
             };
             if response.status().is_success() {
-                self.tell_time(date, None);
+                self.observe_clock(date, None);
                 return Ok(response);
             }
             let mut answer = wire::refusal(response).await;
             answer.signed_before = signed_before;
-            self.tell_time(date, answer.code.as_deref());
+            self.observe_clock(date, answer.code.as_deref());
             if is_throttled(&answer) {
                 let pause = self.env.random.jittered(BETWEEN_WRITES.mul_f64(0.75), 1.0 / 3.0);
                 answer.retry_after.get_or_insert(pause);
@@ -338,7 +338,7 @@ impl GcsRegister {
     }
 
     /// Observes the store's clock if the response certainly comes from the store. `reason` is the reason in an error.
-    fn tell_time(&self, date: Option<wire::Dated>, reason: Option<&str>) {
+    fn observe_clock(&self, date: Option<wire::Dated>, reason: Option<&str>) {
         let is_emulator = !self.target.is_trusted();
         if let Some(date) = date.filter(|date| date.is_the_stores(reason, is_emulator)) {
             self.clock.observe(date.us, DATE_RESOLUTION, date.sent, date.received);

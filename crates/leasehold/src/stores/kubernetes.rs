@@ -363,7 +363,7 @@ impl Kubernetes {
         let answer = async {
             let sent = self.env.now();
             let response = builder.send().await.map_err(|error| explain(failure(error)))?;
-            self.tell_time(&response, sent);
+            self.observe_clock(&response, sent);
             if response.status().is_success() {
                 self.credentials.accepted(load);
                 return Ok(response);
@@ -429,7 +429,7 @@ impl Kubernetes {
 
     /// Reads the server's time, but only from a response that certainly comes from an API server, because an
     /// intermediary has another clock.
-    fn tell_time(&self, response: &Response, sent: Moment) {
+    fn observe_clock(&self, response: &Response, sent: Moment) {
         let headers = response.headers();
         if let Some(us) = date_us(headers).filter(|_| headers.contains_key("audit-id")) {
             self.clock.observe(us, DATE_RESOLUTION, sent, self.env.now());

@@ -90,7 +90,7 @@ impl RegisterLeases {
         let sight = self.look(&grant.name, budget).await?;
         Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
-            Settled::Landed(_) | Settled::Earlier | Settled::Foreign => match sight.observation {
+            Settled::Applied(_) | Settled::Earlier | Settled::Foreign => match sight.observation {
                 Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
                 Some(Observation { record, version, .. }) => {
                     Ok(Memo { shared: true, ..Memo::new(version, record, false) })
@@ -115,7 +115,7 @@ impl RegisterLeases {
             let record = rules::renewed(&memo.record, self.store_time(), self.nonce());
             let Memo { version, record: before, attempts, .. } = &mut *memo;
             let over = Overwrite::Record(Some((version, before)));
-            let landed = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
+            let applied = match self.send(&grant.name, over, &record, sent, attempts, budget).await? {
                 Sent::Committed(record, version) => {
                     (memo.record, memo.version) = (*record, version);
                     memo.attempts.last().copied()
@@ -126,7 +126,7 @@ impl RegisterLeases {
                     let (known, found) = (memo.known(), sight.found.as_ref());
                     let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
                     let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
-                    let landed = match settled {
+                    let applied = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // A late request was applied after the record was deleted, so the original grant is over.
                         Settled::Earlier | Settled::Foreign
@@ -138,17 +138,17 @@ impl RegisterLeases {
                         // The old deadline applies until one of our writes is known to have been applied.
                         Settled::Earlier => None,
                         // Counts from the time at which that attempt was sent.
-                        Settled::Landed(attempt) => Some(attempt),
+                        Settled::Applied(attempt) => Some(attempt),
                     };
                     if let Some(Observation { record, version, .. }) = sight.observation {
                         // The token of a late create of the same claim is not certain.
-                        memo.confirmed &= record.nonce == memo.record.nonce || landed.is_some();
+                        memo.confirmed &= record.nonce == memo.record.nonce || applied.is_some();
                         (memo.record, memo.version) = (record, version);
                     }
-                    landed
+                    applied
                 }
             };
-            if let Some(attempt) = landed {
+            if let Some(attempt) = applied {
                 // This also frees the memory, because there are no attempts between renewals.
                 memo.attempts = Vec::new();
                 // Contenders use the ttl of the record, which may differ from a ticket's, and the record's time of
@@ -200,8 +200,9 @@ impl RegisterLeases {
                 Sent::Unclear(brought) => {
                     let sight = self.resolve(&grant.name, brought, budget).await?;
                     match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
-                        Freed::Landed => return Ok(Released::Released),
-                        // A deletion leaves no trace. But no other client had a reason to delete this record until now.
+                        Freed::Applied => return Ok(Released::Released),
+                        // A deletion leaves no trace. Until now, only this client had a reason to delete the record, so
+                        // its own deletion was applied.
                         Freed::Gone if self.may_have_deleted(&memo.attempts) => {
                             return Ok(Released::Released);
                         }

@@ -96,10 +96,13 @@ fn a_release_landed_if_the_record_or_its_history_shows_it() {
     assert_eq!(settle(&held), Freed::StillOurs);
     // The bytes that were sent, whatever their content.
     let ours = Record { history: Vec::new(), ..freed(&held, End::Released, None, None, id(3)) };
-    assert_eq!(settle(&ours), Freed::Landed);
+    assert_eq!(settle(&ours), Freed::Applied);
     // Granted to another claim since.
     let released = freed(&held, End::Released, None, None, id(4));
-    assert_eq!(settle(&Record { grant: id(5), state: RecordState::Held, ..released.clone() }), Freed::Landed);
+    assert_eq!(
+        settle(&Record { grant: id(5), state: RecordState::Held, ..released.clone() }),
+        Freed::Applied
+    );
     // Ended by another client, or another claim's release.
     assert_eq!(settle(&freed(&held, End::Evicted, None, None, id(4))), Freed::Gone);
     let mut of_another = released;

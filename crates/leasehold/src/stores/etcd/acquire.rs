@@ -127,7 +127,7 @@ impl EtcdLeases {
                 }
                 Step::Confirm(place) => session.put(claim.id, place),
                 Step::Again => {
-                    session.unput(claim.id);
+                    session.forget_place(claim.id);
                     budget.pause_after_conflict().await?;
                 }
                 Step::Crowded(place) => {
@@ -197,7 +197,7 @@ impl EtcdLeases {
                 session.put(claim.id, place);
                 self.withdraw(session, claim.id, &contender.key, budget).await?;
             }
-            None => session.unput(claim.id),
+            None => session.forget_place(claim.id),
         }
         Ok(())
     }

@@ -146,7 +146,7 @@ impl EtcdLeases {
     /// Returns how a grant was lost. The caller knows that it was lost.
     async fn loss_of(&self, grant: &Grant, budget: &mut RetryBudget<'_>) -> Loss {
         let line = self.keys.line(&grant.name);
-        match self.read(requests::post_mortem(&self.keys.mark(grant.id), &line), budget).await {
+        match self.read(requests::end_of_claim(&self.keys.mark(grant.id), &line), budget).await {
             Ok(answer) => rules::loss(&self.keys, &grant.name, grant.token, answer),
             Err(error) => {
                 let reason = LossReason::Expired { last_error: Some(error.to_string()) };
@@ -339,7 +339,7 @@ impl EtcdLeases {
                     session.put(id, Place { revision: kv.mod_revision, ..place });
                     budget.pause_after_conflict().await?;
                 }
-                Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.unput(id),
+                Some(Written::Done(_) | Written::Absent | Written::NoLease) => session.forget_place(id),
                 None => {}
             }
         }

@@ -107,7 +107,7 @@ pub(super) fn check<'a>(keys: impl Iterator<Item = (&'a [u8], i64)> + Clone) -> 
 }
 
 /// Reads the keys that show how a claim ended: its mark, and the first key of the queue.
-pub(super) fn post_mortem(mark: &[u8], line: &Keyspace) -> TxnRequest {
+pub(super) fn end_of_claim(mark: &[u8], line: &Keyspace) -> TxnRequest {
     TxnRequest {
         compare: Vec::new(),
         success: vec![get(mark), op(Op::Range(first(line)))],

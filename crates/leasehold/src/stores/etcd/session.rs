@@ -172,7 +172,7 @@ impl Session {
     }
 
     /// Records that the place of `id` is lost or unknown.
-    pub(super) fn unput(&self, id: Id) {
+    pub(super) fn forget_place(&self, id: Id) {
         if let Some(entry) = self.state().places.get_mut(&id) {
             entry.place = None;
         }
@@ -386,7 +386,7 @@ impl Session {
             let request = requests::end(&key, revision, None);
             let answer = limited(budget, Effect::Writes, client.txn(Effect::Writes, &request)).await;
             if answer.is_ok_and(|answer| answer.succeeded) {
-                self.unput(id);
+                self.forget_place(id);
             }
         }
     }

@@ -34,7 +34,7 @@ impl EtcdLeases {
         tokio::select! {
             fired = self.until_before(&place) => self.calm(fired).await,
             fired = self.until_own_gone(claim, &place) => {
-                session.unput(claim.id);
+                session.forget_place(claim.id);
                 self.calm(fired).await;
             }
             kept = self.stay(claim, &session) => return kept,
@@ -154,7 +154,7 @@ impl EtcdStore {
                 Err(error) => tracing::debug!(%error, "the key of a lock was not watched for a while"),
             }
         }
-        session.unput(grant.id);
+        session.forget_place(grant.id);
     }
 }
 

@@ -19,7 +19,7 @@ pub(in super::super) enum Refusal {
     Lost(Loss),
     /// The next token would be too high.
     OutOfTokens,
-    /// The claim would be granted now, because the grant of the client that was faster has already ended.
+    /// The lock is free again, because the grant that came first has already ended. The claim can be sent again.
     Again,
 }
 
@@ -82,7 +82,7 @@ pub(in super::super) fn reserved(claim: &Claim, record: &Record) -> Option<Holde
     })
 }
 
-/// Returns for how long the server grants no lock, if it refused a claim with `seen` for that reason.
+/// Returns how much of the failover grace is left, if `seen` is a refusal during that grace.
 pub(in super::super) fn withheld(seen: &HolderInfo) -> Option<Duration> {
     seen.foreign.as_ref().and(seen.lapses_within)
 }

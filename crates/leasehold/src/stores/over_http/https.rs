@@ -37,7 +37,8 @@ pub(in crate::stores) fn builder(transport: &Transport) -> Result<reqwest::Clien
         .http1_only()
         .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
     builder = match &transport.proxy {
-        // Unencrypted requests to this machine, which may contain access tokens, must not leave it.
+        // These requests go to this machine, unencrypted, and may contain access tokens. A proxy could be on another
+        // machine.
         Proxy::None => builder.no_proxy(),
         Proxy::Environment => builder,
         Proxy::At(url) => {

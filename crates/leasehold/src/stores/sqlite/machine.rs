@@ -82,9 +82,9 @@ impl Machine {
             return false;
         }
         let both_genuine = !boot.starts_with(MASKED) && !self.boot.starts_with(MASKED);
-        // A boot clock never goes back within a boot. If the ids do not decide, the clock does. If the clock misses a
-        // reboot, the lock becomes free at most one ttl later. Within a boot, no lock is granted that another process
-        // holds.
+        // A boot clock never goes back within a boot. If the ids do not decide, the clock does. If the clock does
+        // not show a reboot, a lock only becomes free later, by at most one ttl. Within a boot, the clock never reports a
+        // reboot, so a held lock stays held.
         both_genuine || now_ns < at_ns
     }
 
