@@ -371,7 +371,7 @@ pub(crate) struct DoctorArgs {
     /// Number of acquisitions per day, to estimate the cost
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub(crate) acquisitions: u32,
-    /// Run more races and measurements: takes a few minutes
+    /// Run more races and measurements: takes a few minutes, and up to about 10,000 requests to a bucket
     #[arg(long)]
     pub(crate) thorough: bool,
     /// Another endpoint of the same store, to include in the races; can be repeated (S3 only)

@@ -100,8 +100,9 @@ pub trait LeaseStore: Watch + Diagnose + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Makes the grant outlive this process. Some stores detect the death of the process, but from now on only the end
-    /// of the lease ends the grant. Called before a grant is handed to another process.
+    /// Makes the grant outlive this process. Some stores detect the death of the process. From now on, that death no longer
+    /// ends the grant: it lasts until it is released or evicted, or lapses. Called before a grant is handed to another
+    /// process.
     ///
     /// # Errors
     /// Returns an error if the store did not respond.
@@ -261,7 +262,8 @@ pub enum AcquireOutcome {
     /// Another claim holds the lock, or the lock is in a cooldown.
     Held(HolderInfo),
     /// The claim may have been granted, but this became known too late: another claim has been granted the lock since,
-    /// or the grant came too late to be used and was released. A new claim may be granted at once.
+    /// or the grant came too late to be used. A late grant was released, unless the claim is repeatable. A new claim may be
+    /// granted at once.
     Lost(Loss),
 }
 

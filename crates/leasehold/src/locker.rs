@@ -314,8 +314,9 @@ impl Locker {
 
     /// Examines whether this store is safe for locks.
     ///
-    /// Sends requests that a safe store must refuse, under names that begin with [`doctor::RESERVED`]. Takes a few
-    /// seconds, and sends up to 1,700 requests to a bucket and fewer to most other stores.
+    /// Sends requests that a safe store must refuse, under names that begin with [`doctor::RESERVED`] or
+    /// `.leasehold-probe`. Takes a few seconds, and sends up to about 1,700 requests to a bucket and fewer to most other
+    /// stores. With [`Examination::thorough`], takes minutes and sends about six times as many requests.
     ///
     /// Returns no error: a failed request is one of the findings. Not cancel safe: a dropped examination leaves behind
     /// the data that it has written. This data does not affect any lock.

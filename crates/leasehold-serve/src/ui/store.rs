@@ -78,7 +78,7 @@ fn content(app: &App, arrival: &Arrival) -> Markup {
             h2 { "Is the store safe?" }
             p {
                 "The doctor tests the store's preconditions, clock and permissions. It sends up to 1,700 requests, and writes records whose names begin with "
-                code { (RESERVED) } "."
+                code { (RESERVED) } " or " code { ".leasehold-probe" } "."
             }
             (doctor(app, arrival))
             p class="muted" { "The same in a terminal:" }
@@ -125,7 +125,7 @@ fn result(last: &Examined) -> Markup {
         @match &last.report {
             None => p class="notice bad" {
                 "The examination had not ended after " (span(last.took_ms)) " and was stopped: " (requested_by(&last.request))
-                ". Records whose names begin with " code { (RESERVED) } " may remain. They affect no lock."
+                ". Records whose names begin with " code { (RESERVED) } " or " code { ".leasehold-probe" } " may remain. They affect no lock."
             },
             Some(report) => {
                 p class=(if report.is_safe() { "notice" } else { "notice bad" }) { b { (summary(report)) } " " (requested_by(&last.request)) "; it took " (took(last.took_ms)) "." }

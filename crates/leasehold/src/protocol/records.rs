@@ -146,10 +146,10 @@ pub(crate) trait Records: fmt::Debug + Send + Sync + 'static {
         Examined::default()
     }
 
-    /// Makes sure that the store enforces preconditions. Probes the store only once.
+    /// Makes sure that the store enforces preconditions. Once the store has passed the probe, it is not probed again.
     async fn trust(&self) -> Result<(), StoreError>;
 
-    /// Makes sure that deletes are conditional too. Probes the store only once. Fails if records cannot be swept.
+    /// Makes sure that deletes are conditional too, like [`trust`](Self::trust). Fails if records cannot be swept.
     async fn trust_deletes(&self) -> Result<(), StoreError> {
         let message = format!("records in {} cannot be swept", self.capabilities().store);
         Err(Fault::new(ErrorKind::Unsupported, message).not_applied())

@@ -141,7 +141,7 @@ pub(super) type Page = (Vec<String>, Option<String>);
 pub(super) struct ServerStore<L: ServerLeases>(OnWorker<L>);
 
 impl<L: ServerLeases> ServerStore<L> {
-    /// Starts the store's thread and calls `connect` on it. `connect` may block.
+    /// Starts the store's thread, and calls `connect` on a blocking thread of its runtime, because `connect` may block.
     pub(super) async fn open(
         store: &str,
         connect: impl FnOnce() -> Result<L, Error> + Send + 'static,

@@ -48,7 +48,7 @@ use crate::register::{
 };
 use crate::url::StoreUrl;
 
-/// A thousand reads cost $0.0004, and a read takes 10 to 30 ms. So polling every quarter of a second notices a release
+/// A thousand reads cost $0.0004, and a read takes 10 to 30 ms. So polling every tenth of a second notices a release
 /// soon at little cost. Pauses above two seconds would delay the user and save only cents a day.
 const POLL_INTERVAL: PollInterval =
     PollInterval { min: Duration::from_millis(100), max: Duration::from_secs(2) };

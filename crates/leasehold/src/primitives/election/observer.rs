@@ -149,7 +149,7 @@ impl Reported {
 /// Returns the leader of an election whose lock is in `state`.
 pub(super) fn leader_of(state: State, capabilities: &Capabilities) -> Option<Leader> {
     let State::Held(held) = state else { return None };
-    // This process is the first in the line, but has not noticed yet that it has the lock.
+    // The first in the line has not noticed yet that it is its turn, so it does not lead yet.
     let waits = capabilities.tokens && held.token.is_none() && held.foreign.is_none();
     if held.in_cooldown || waits {
         return None;

@@ -373,8 +373,8 @@ impl EtcdLeases {
     }
 }
 
-/// Returns the result of a release whose key does not exist. If this process sent a delete whose effect is unknown,
-/// that delete was applied.
+/// Returns the result of a release whose key does not exist. If this process sent a release (a delete, or the
+/// rewrite for a cooldown) whose effect is unknown, that release was applied.
 fn gone(unsure: bool) -> Released {
     if unsure { Released::Released } else { Released::AlreadyLost }
 }

@@ -99,7 +99,8 @@ impl HttpLeases {
         }
     }
 
-    /// Waits for the pause that the server asked for in `error`. Fails if it asked for none.
+    /// Waits for the pause that the server asked for in `error`, or else for [`LEAST_PAUSE`]. Returns `error` if the
+    /// server asked for no pause, or if `error` is not transient.
     async fn asked_to_pause(&self, sent: Moment, error: StoreError) -> Result<(), StoreError> {
         let asked = error.fault().retry_after.filter(|_| error.is_transient());
         self.pace(sent, asked.unwrap_or(LEAST_PAUSE)).await;

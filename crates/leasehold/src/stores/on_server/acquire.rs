@@ -45,8 +45,8 @@ pub(super) async fn acquire<L: ServerLeases>(
     }
 }
 
-/// Returns the grant. If its deadline passed before the response arrived, reports a loss and, unless the claim is
-/// repeatable, releases the grant.
+/// Returns the grant. If `is_late`, or if its deadline passed before the response arrived, reports a loss and, unless the
+/// claim is repeatable, releases the grant.
 async fn granted<L: ServerLeases>(
     leases: &L,
     claim: &Claim,
