@@ -168,7 +168,7 @@ fn a_guard_is_renewed_on_demand() {
 #[test]
 fn an_eviction_reports_its_reason() {
     let locker = locker();
-    let leadership = locker.election("x").campaign_within(Duration::ZERO).unwrap();
+    let leadership = locker.election("x").campaign_within(Duration::from_secs(30)).unwrap();
     let why = Eviction::new("alice", "the machine is gone");
     locker.evict_for(leadership.name(), leadership.term().unwrap(), &why).unwrap();
     assert_eq!(locker.inspect(leadership.name()).unwrap().history[0].evicted, Some(why));

@@ -283,7 +283,7 @@ async fn a_lost_lock_drops_the_job_and_the_error_says_what_ran() {
         .await;
     let lost = said.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
-    assert!(lost.help()[0].contains("before its end"), "{lost:?}");
+    assert!(lost.help()[0].contains("before it finished"), "{lost:?}");
     // The grant is evicted after the last renewal. The release with a cooldown finds that.
     let said = job(&client)
         .run(async |guard| {
