@@ -155,7 +155,7 @@ impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.holder, &self.foreign) {
             (Some(holder), _) if self.reserved => {
-                return write!(f, "no process; it is reserved for {holder}, which is first in the line");
+                return write!(f, "no process; it is reserved for {holder}, which is first in line");
             }
             (Some(holder), _) => holder.fmt(f)?,
             (None, Some(foreign)) => write!(f, "an unknown holder ({foreign})")?,

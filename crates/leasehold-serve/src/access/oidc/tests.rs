@@ -437,7 +437,7 @@ fn a_bad_issuer_is_refused_with_its_reason() {
         (good.replace("\"b\"", "\"\""), "`audience`"),
         (good.replace("\"a\"", "\"A:\""), "`name`"),
         (good.replace("https:", "http:"), "https://"),
-        (good.replace("https://", "https://hunter2@"), "login"),
+        (good.replace("https://", "https://hunter2@"), "user name"),
         (format!("{good}principal = \"{{sub\""), "braces"),
         (format!("{good}principal = \"{{sub:0}}\""), "from 1 to 9"),
         (format!("{good}principal = \"{{a}}{{b}}\""), "between the claims"),
