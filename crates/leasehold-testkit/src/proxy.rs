@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -50,6 +51,9 @@ pub struct Seen {
     pub body: Vec<u8>,
     /// What the proxy did to it.
     pub harm: Harm,
+    /// Whether the client closed the connection before it got a response, as it does at the request's time limit.
+    pub abandoned: bool,
+    number: usize,
 }
 
 /// A proxy on a free loopback port. It stops when it is dropped.
@@ -88,6 +92,8 @@ struct Script {
     next: VecDeque<(String, Harm)>,
     every: Option<Harm>,
     log: Vec<Seen>,
+    /// How many requests were logged.
+    logged: usize,
 }
 
 impl Proxy {
@@ -175,8 +181,8 @@ impl Shared {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs `request` and returns what happens to it.
-    fn harm(&self, request: &Request) -> Harm {
+    /// Logs `request`. Returns what happens to it, and its number.
+    fn harm(&self, request: &Request) -> (Harm, usize) {
         let mut script = self.script();
         let scripted = script.next.iter().position(|(method, _)| *method == request.method);
         let harm = scripted
@@ -184,16 +190,28 @@ impl Shared {
             .map(|(_, harm)| harm)
             .or(script.every)
             .unwrap_or(Harm::None);
+        let number = script.logged;
+        script.logged += 1;
         script.log.push(Seen {
             method: request.method.clone(),
             path: request.path().into(),
             target: request.header("x-amz-target").map(str::to_owned),
             body: request.body.clone(),
             harm,
+            abandoned: false,
+            number,
         });
         drop(script);
         self.seen.send_modify(|seen| *seen += 1);
-        harm
+        (harm, number)
+    }
+
+    /// Records that the client no longer waits for the response to this request.
+    fn abandoned(&self, number: usize) {
+        if let Some(seen) = self.script().log.iter_mut().find(|seen| seen.number == number) {
+            seen.abandoned = true;
+        }
+        self.seen.send_modify(|_| ());
     }
 
     /// Connects to the server whose turn it is, or else to the next one that accepts the connection.
@@ -265,11 +283,15 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn serve(connection: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut connection = BufReader::new(connection);
     let Some(request) = Request::read(&mut connection).await? else { return Ok(()) };
-    let harm = shared.harm(&request);
+    let (harm, number) = shared.harm(&request);
     let reports = shared.servers.len() > 1 && !matches!(harm, Harm::Delayed(_));
+    let mut answering = pin!(shared.answer(&request, harm));
     let answer = tokio::select! {
-        answer = shared.answer(&request, harm) => answer?,
-        () = closed(&mut connection), if reports => None,
+        answer = &mut answering => answer?,
+        () = closed(&mut connection) => {
+            shared.abandoned(number);
+            if reports { None } else { answering.await? }
+        }
     };
     if let Some(answer) = answer {
         connection.write_all(&answer).await?;
@@ -312,6 +334,18 @@ mod tests {
         let [seen] = &proxy.log()[..] else { panic!() };
         assert_eq!((&*seen.method, &*seen.path, seen.harm), ("PUT", "/bucket/key", harm));
         (status, !server.paths().is_empty())
+    }
+
+    #[tokio::test]
+    async fn a_request_that_its_client_abandons_is_marked() {
+        let proxy = Proxy::start("127.0.0.1:1").await;
+        proxy.next("GET", Harm::Delayed(Duration::from_secs(3600)));
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        client.write_all(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        proxy.until(|log| log.len() == 1).await;
+        assert!(!proxy.log()[0].abandoned);
+        drop(client);
+        proxy.until(|log| log[0].abandoned).await;
     }
 
     #[tokio::test]

@@ -67,9 +67,11 @@ impl Counted {
 }
 
 impl Client {
-    /// Returns the requests for the lock's record, in order.
+    /// Returns the requests for the lock's record, in order. Omits those that the client abandoned at their time limit,
+    /// because it repeats them.
     pub(crate) fn requests(&self) -> Vec<String> {
-        self.proxy.log().iter().filter_map(self.budget.request).collect()
+        let log = self.proxy.log();
+        log.iter().filter(|seen| !seen.abandoned).filter_map(self.budget.request).collect()
     }
 
     pub(crate) async fn granted(&self) -> Grant {

@@ -92,7 +92,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         return run(self._capabilities())
 
     def doctor(self, *, ttl: Duration | None = None, thorough: bool = False) -> Report:
-        """Checks whether the store is safe for locks. Takes some seconds, and up to about 1,700 requests to a bucket."""
+        """Checks whether the store is safe for locks. Takes seconds, and up to about 1,700 requests to a bucket."""
         return run(self._doctor(ttl, thorough))
 
     def resume(self, ticket: str) -> Guard:

@@ -70,7 +70,7 @@ class Locker(BaseLocker[Lock, RwLock, Election]):
         return await run(self._capabilities())
 
     async def doctor(self, *, ttl: Duration | None = None, thorough: bool = False) -> Report:
-        """Checks whether the store is safe for locks. Takes some seconds, and up to about 1,700 requests to a bucket."""
+        """Checks whether the store is safe for locks. Takes seconds, and up to about 1,700 requests to a bucket."""
         return await run(self._doctor(ttl, thorough))
 
     async def resume(self, ticket: str) -> Guard:
