@@ -59,10 +59,10 @@ pub struct Seen {
 /// A proxy on a free loopback port. It stops when it is dropped.
 ///
 /// ```no_run
-/// # use leasehold_testkit::{proxy::{Harm, Proxy}, servers::{self, Server}};
+/// # use leasehold_testkit::proxy::{Harm, Proxy};
 /// # async fn example() -> leasehold::Result<()> {
-/// let proxy = Proxy::start(Server::MOTO.address()).await;
-/// let url = servers::through(&Server::MOTO.fresh_url(), proxy.address());
+/// let proxy = Proxy::start("127.0.0.1:9000").await; // an S3-compatible server
+/// let url = format!("s3://bucket/locks?region=us-east-1&endpoint=http://{}", proxy.address());
 /// let locker = leasehold::Locker::open(&url).await?;
 /// proxy.next("PUT", Harm::AnswerLost);
 /// let guard = locker.lock("nightly").acquire().await?;
