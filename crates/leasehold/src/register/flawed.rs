@@ -72,7 +72,7 @@ pub(crate) struct Flawed {
     /// The races in which a second request will be accepted: the key and the precondition, and the number of accepted
     /// requests including the first of the race.
     pub(crate) doubled: Mutex<HashMap<(String, String), usize>>,
-    /// How long each response takes.
+    /// How long each request takes, on average.
     pub(crate) latency: Duration,
     pub(crate) identity: String,
     pub(crate) env: Env,
@@ -103,7 +103,7 @@ impl Flawed {
 
     /// Lets other requests arrive first.
     async fn travel(&self) {
-        self.env.sleep(self.latency).await;
+        self.env.sleep(self.env.random.jittered(self.latency, 0.5)).await;
         tokio::task::yield_now().await;
     }
 

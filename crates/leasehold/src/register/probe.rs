@@ -190,6 +190,8 @@ impl Probe<'_> {
     async fn run(&self) -> Result<(), StoreError> {
         let env = self.register.env();
         let mut seen: Option<(Version, u32)> = None;
+        // The marker of a prober that has died.
+        let mut abandoned = None;
         while let Some(VersionedValue { value, version, .. }) = self.register.read(self.subject.key()).await?
         {
             let marker = Marker::read(&value, self.nonce());
@@ -206,12 +208,13 @@ impl Probe<'_> {
                 _ => 1,
             };
             if looks > LOOKS {
+                abandoned = Some(version);
                 break;
             }
             seen = Some((version, looks));
             env.sleep(env.random.jittered(LOOK, 0.5)).await;
         }
-        match self.run_full().await {
+        match self.run_full(abandoned.as_ref()).await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
                 // Even if this fails, the marker does not record that the store passed.
                 let _ = self.record(Some(&error.fault().message), false).await;
@@ -229,8 +232,9 @@ impl Probe<'_> {
         refuses_outdated(self.register, self.subject.key(), outdated, body(&refused)).await
     }
 
-    /// Runs all checks and the races, and records the verdict.
-    async fn run_full(&self) -> Result<(), StoreError> {
+    /// Runs all checks and the races, and records the verdict. Fails if another process has claimed the probe in the
+    /// meantime, unless the marker is still the `abandoned` one.
+    async fn run_full(&self, abandoned: Option<&Version>) -> Result<(), StoreError> {
         let (fronts, unused) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
@@ -243,12 +247,17 @@ impl Probe<'_> {
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
             return Err(vanished(key));
         };
-        let claim = Marker::read(&value, self.nonce()).probed_by(self.id, &self.identity());
+        let marker = Marker::read(&value, self.nonce());
+        match self.standing(&marker, &outdated) {
+            Standing::Unknown { prober } if prober.is_none_or(|prober| prober == self.id) => {}
+            Standing::Unknown { .. } if abandoned == Some(&outdated) => {}
+            _ => return Err(others_probe()),
+        }
+        let claim = marker.probed_by(self.id, &self.identity());
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return Err(match register.read(key).await? {
                 Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
-                // One of the other processes will finish its probe soon.
-                _ => Fault::unavailable("other processes are checking them right now").not_applied(),
+                _ => others_probe(),
             });
         }
         refuses_outdated(register, key, &outdated, body(&claim)).await?;
@@ -351,6 +360,11 @@ async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreE
         Deleted::Deleted => Ok(()),
         Deleted::Conflict => Err(no_deletes("this store refuses deletes that expect the current version")),
     }
+}
+
+/// Returns the error for a probe that another process runs, and will finish soon.
+fn others_probe() -> StoreError {
+    Fault::unavailable("other processes are checking them right now").not_applied()
 }
 
 fn body(marker: &Marker) -> Body {

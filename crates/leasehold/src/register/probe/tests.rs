@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -21,7 +22,7 @@ const MARKER: &str = ".leasehold-probe";
 const FULL_PROBE: usize = 9 + 2 * RACES_FIRST_USE * RACERS;
 
 #[tokio::test(start_paused = true)]
-async fn a_good_store_is_probed_fully_once_and_then_costs_two_requests() {
+async fn a_good_store_is_probed_once_and_then_costs_two_requests() {
     let store = store(Flaw::None);
     probe(&store).await.unwrap();
     assert_eq!(store.requests(), FULL_PROBE);
@@ -207,15 +208,32 @@ async fn many_processes_at_once_raise_no_false_alarm() {
     }
 }
 
+/// Runs the probe in 16 processes at once, and checks that only one of them ran the full probe.
+async fn only_one_probes(shared: &Flawed) {
+    let lone = store(Flaw::None);
+    probe(&lone).await.unwrap();
+    for outcome in join_all((0..16).map(|_| probe(shared))).await {
+        outcome.unwrap();
+    }
+    let writes = |register: &Flawed| register.accepted.load(Ordering::SeqCst);
+    assert_eq!(writes(shared), writes(&lone), "accepted writes with {:?} each", shared.latency);
+}
+
 /// Processes that all start at once would otherwise keep the store busy with races.
 #[tokio::test(start_paused = true)]
 async fn of_many_processes_one_probes_and_the_others_wait() {
-    let store = store(Flaw::None);
-    for outcome in join_all((0..16).map(|_| probe(&store))).await {
-        outcome.unwrap();
+    for ms in [0, 5, 200] {
+        only_one_probes(&Flawed { latency: Duration::from_millis(ms), ..store(Flaw::None) }).await;
     }
-    let requests = store.requests();
-    assert!(requests < 2 * FULL_PROBE, "{requests} requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prober_that_died_has_only_one_successor() {
+    let store = Flawed { latency: Duration::from_millis(200), ..store(Flaw::None) };
+    let id = || Id::random(&store.env.random);
+    let abandoned = Marker::blank(id()).probed_by(id(), &store.identity);
+    store.write(MARKER, Precondition::Absent, body(&abandoned)).await.unwrap();
+    only_one_probes(&store).await;
 }
 
 #[tokio::test(start_paused = true)]
