@@ -343,8 +343,8 @@ impl AzureRegister {
                 .with_help("check that the endpoint is one of Azure Blob Storage")
                 .not_applied()
         })?;
-        let (objects, next) = listing.into_page();
-        Ok(Page { objects, next })
+        let (items, next) = listing.into_page();
+        Ok(Page { items, next })
     }
 }
 

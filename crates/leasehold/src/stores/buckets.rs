@@ -20,16 +20,10 @@ const MAX_PREFIX_BYTES: usize = 250;
 /// `c.json`. `example` is an object's URL that errors show.
 pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, String), Error> {
     let key = path.strip_prefix('/').unwrap_or(path);
-    let flaw = if key.is_empty() {
-        Some("names no object")
-    } else if key.len() > 1_024 {
-        Some("is longer than 1,024 bytes")
-    } else if key.chars().any(crate::types::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if key.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
+    let flaw = match key {
+        "" => Some("names no object"),
+        key if key.len() > 1_024 => Some("is longer than 1,024 bytes"),
+        key => flaw(key),
     };
     if let Some(flaw) = flaw {
         return Err(Error::invalid(format!("the object key {key:?} {flaw}"))
@@ -43,22 +37,27 @@ pub(super) fn checked_object(path: &str, example: &str) -> Result<(String, Strin
 pub(super) fn checked_prefix(path: &str, example: &str) -> Result<String, Error> {
     let prefix = path.strip_prefix('/').unwrap_or(path);
     let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-    let flaw = if prefix.is_empty() {
-        None
-    } else if prefix.len() > MAX_PREFIX_BYTES {
-        Some("is longer than 250 bytes")
-    } else if prefix.chars().any(crate::types::is_unprintable) {
-        Some("contains a control or invisible character")
-    } else if prefix.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
-        // Clients, proxies and stores disagree on the meaning of such segments.
-        Some("has an empty, `.` or `..` segment")
-    } else {
-        None
+    let flaw = match prefix {
+        "" => None,
+        prefix if prefix.len() > MAX_PREFIX_BYTES => Some("is longer than 250 bytes"),
+        prefix => flaw(prefix),
     };
     match flaw {
         None => Ok(prefix.to_owned()),
         Some(flaw) => Err(Error::invalid(format!("the prefix {prefix:?} {flaw}"))
             .with_help(format!("write the store URL like {example}"))),
+    }
+}
+
+/// Returns what is wrong with the characters or the segments of `path`.
+fn flaw(path: &str) -> Option<&'static str> {
+    if path.chars().any(crate::types::is_unprintable) {
+        Some("contains a control or invisible character")
+    } else if path.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
+        // Clients, proxies and stores disagree on the meaning of such segments.
+        Some("has an empty, `.` or `..` segment")
+    } else {
+        None
     }
 }
 

@@ -17,20 +17,19 @@ mod table;
 #[cfg(test)]
 mod wire_tests;
 
-use std::collections::VecDeque;
+use std::future::ready;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
-use aws_sdk_dynamodb::operation::scan::ScanOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use aws_smithy_runtime_api::http::Response;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 
 use self::config::{Location, NewTable, Target};
 use self::dialect::Dialect;
@@ -38,6 +37,7 @@ use self::errors::{Meaning, Operation, meaning};
 use self::expression::Expression;
 use self::item::{Item, LINE_SUFFIX, VERSION};
 use super::aws::requests::Requests;
+use super::over_http::pages::{self, Page};
 use crate::clock::StoreTime;
 use crate::diagnosis::{Examination, Examined};
 use crate::env::Env;
@@ -252,14 +252,15 @@ impl Records for DynamoDb {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let pages = Pages { prefix: self.key(prefix), page: VecDeque::new(), next: Next::First };
-        let keys = stream::try_unfold(pages, |pages| self.next_listed(pages));
-        keys.filter_map(async |key| match key {
-            // An item whose key is not a valid lock name is not a lock.
-            Ok(key) => LockName::new(key.strip_prefix(&*self.prefix)?).ok().map(Ok),
-            Err(error) => Some(Err(error)),
-        })
-        .boxed()
+        let prefix: Arc<str> = self.key(prefix).into();
+        let fetch = move |start| {
+            let prefix = prefix.clone();
+            async move { self.page(&prefix, start).await }
+        };
+        let keys = pages::items(self.env(), fetch, endless_listing);
+        // An item whose key is not a valid lock name is not a lock.
+        let name = |key: String| LockName::new(key.strip_prefix(&*self.prefix)?).ok();
+        keys.try_filter_map(move |key| ready(Ok(name(key)))).boxed()
     }
 
     async fn trust(&self) -> Result<(), StoreError> {
@@ -394,31 +395,7 @@ impl DynamoDb {
         Ok(Written::Conflict(refusal))
     }
 
-    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(String, Pages)>, StoreError> {
-        loop {
-            if let Some(key) = pages.page.pop_front() {
-                return Ok(Some((key, pages)));
-            }
-            let start = match std::mem::replace(&mut pages.next, Next::None) {
-                Next::First => None,
-                Next::After(start) => Some(start),
-                Next::None => return Ok(None),
-            };
-            let page = || self.page(&pages.prefix, start.clone());
-            let output = retry(self.env(), page).await?;
-            pages.next = match output.last_evaluated_key {
-                None => Next::None,
-                Some(last) if Some(&last) != start.as_ref() => Next::After(last),
-                // A repeated start would list the same page forever.
-                Some(_) => return Err(endless_listing()),
-            };
-            let key_name = self.key_name().await?;
-            let keys = output.items.unwrap_or_default().into_iter();
-            pages.page = keys.filter_map(|mut item| item.remove(key_name)?.as_s().ok().cloned()).collect();
-        }
-    }
-
-    async fn page(&self, prefix: &str, start: Option<Item>) -> Result<ScanOutput, StoreError> {
+    async fn page(&self, prefix: &str, start: Option<Item>) -> Result<Page<String, Item>, StoreError> {
         let key_name = self.key_name().await?;
         let watch = self.requests.watch();
         let mut request = self
@@ -438,9 +415,15 @@ impl DynamoDb {
                 .expression_attribute_values(":prefix", item::s(prefix))
         };
         let result = request.customize().interceptor(watch.clone()).send().await;
-        self.requests
+        let output = self
+            .requests
             .settle(&watch, result)
-            .map_err(|failure| failed(meaning(Operation::List, prefix, &self.target, failure)))
+            .map_err(|failure| failed(meaning(Operation::List, prefix, &self.target, failure)))?;
+        let items = output.items.unwrap_or_default().into_iter();
+        Ok(Page {
+            items: items.filter_map(|mut item| item.remove(key_name)?.as_s().ok().cloned()).collect(),
+            next: output.last_evaluated_key,
+        })
     }
 }
 
@@ -450,19 +433,6 @@ fn item_there(error: &SdkError<UpdateItemError, Response>) -> Option<Item> {
         UpdateItemError::ConditionalCheckFailedException(refused) => refused.item.clone(),
         _ => None,
     }
-}
-
-/// The state of a listing.
-struct Pages {
-    prefix: String,
-    page: VecDeque<String>,
-    next: Next,
-}
-
-enum Next {
-    First,
-    After(Item),
-    None,
 }
 
 fn endless_listing() -> StoreError {

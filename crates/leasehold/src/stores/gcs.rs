@@ -365,7 +365,7 @@ impl GcsRegister {
         let (_, body) = self.ask(Operation::List, prefix, request).await.map_err(failed)?;
         let listing: Listing = serde_json::from_slice(&body).map_err(|_| no_listing().not_applied())?;
         Ok(Page {
-            objects: listing.items.into_iter().map(|item| item.name).collect(),
+            items: listing.items.into_iter().map(|item| item.name).collect(),
             next: listing.next_page_token.filter(|token| !token.is_empty()),
         })
     }

@@ -15,13 +15,13 @@ mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-use std::collections::VecDeque;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Identity, Response};
 use serde_json::{Value, json};
@@ -35,6 +35,7 @@ use self::wire::{Event, Listing, Request};
 use super::over_http::answer::Failure;
 use super::over_http::exchange::{DATE_RESOLUTION, Expected, exchange};
 use super::over_http::https::{self, date_us, failure};
+use super::over_http::pages::{self, Page};
 use super::over_http::{Meaning, Operation, failed};
 use crate::clock::{Moment, StoreClock, StoreTime};
 use crate::diagnosis::{Examination, Examined};
@@ -45,7 +46,6 @@ use crate::protocol::RegisterLeases;
 use crate::protocol::record::Record;
 use crate::protocol::records::{Found, Records, Refusal, Written};
 use crate::register::{Precondition, Version};
-use crate::retry::retry;
 use crate::types::LockName;
 use crate::url::StoreUrl;
 
@@ -199,16 +199,10 @@ impl Records for Kubernetes {
     }
 
     fn list(&self, prefix: &str) -> BoxStream<'_, Result<LockName, StoreError>> {
-        let pages = Pages { page: VecDeque::new(), next: Next::First };
         let prefix = prefix.to_owned();
-        let leases = stream::try_unfold(pages, |pages| self.next_listed(pages));
-        leases
-            .filter_map(move |lease| {
-                let found = match lease {
-                    Ok(lease) => lock_of(&lease).filter(|name| name.as_str().starts_with(&prefix)).map(Ok),
-                    Err(error) => Some(Err(error)),
-                };
-                std::future::ready(found)
+        pages::items(&self.env, async |token| self.page(token).await, endless_listing)
+            .try_filter_map(move |lease| {
+                ready(Ok(lock_of(&lease).filter(|name| name.as_str().starts_with(&prefix))))
             })
             .boxed()
     }
@@ -328,31 +322,11 @@ impl Kubernetes {
         }
     }
 
-    async fn next_listed(&self, mut pages: Pages) -> Result<Option<(Lease, Pages)>, StoreError> {
-        loop {
-            if let Some(lease) = pages.page.pop_front() {
-                return Ok(Some((lease, pages)));
-            }
-            let token = match std::mem::replace(&mut pages.next, Next::None) {
-                Next::First => None,
-                Next::After(token) => Some(token),
-                Next::None => return Ok(None),
-            };
-            let (page, next) = retry(&self.env, || self.page(token.as_deref())).await?.into_page();
-            pages.next = match next {
-                None => Next::None,
-                // A repeated token would list the same page forever.
-                Some(next) if Some(&next) == token.as_ref() => return Err(endless_listing()),
-                Some(next) => Next::After(next),
-            };
-            pages.page = page.into();
-        }
-    }
-
-    async fn page(&self, token: Option<&str>) -> Result<Listing, StoreError> {
-        let request = wire::list(&self.target.namespace, token);
+    async fn page(&self, token: Option<String>) -> Result<Page<Lease, String>, StoreError> {
+        let request = wire::list(&self.target.namespace, token.as_deref());
         let body = self.ask(Operation::List, "*", request).await.map_err(failed)?;
-        Listing::of(&body).map_err(Fault::not_applied)
+        let (items, next) = Listing::of(&body).map_err(Fault::not_applied)?.into_page();
+        Ok(Page { items, next })
     }
 
     /// Sends one request and returns the body of the response, or the meaning of the failure.
@@ -456,16 +430,4 @@ fn endless_listing() -> StoreError {
     Fault::new(ErrorKind::Corrupt, "the listing has more pages, but the position of the next one is missing")
         .with_help("check that the endpoint is a Kubernetes API server")
         .not_applied()
-}
-
-/// The position of a listing.
-struct Pages {
-    page: VecDeque<Lease>,
-    next: Next,
-}
-
-enum Next {
-    First,
-    After(String),
-    None,
 }

@@ -306,7 +306,7 @@ impl S3Register {
         }
         let objects = output.contents.unwrap_or_default().into_iter().filter_map(|object| object.key);
         let objects = objects.filter(|object| object.starts_with(prefix));
-        Ok(Page { objects: objects.collect(), next })
+        Ok(Page { items: objects.collect(), next })
     }
 
     /// Returns the result of a request, with the meaning of a failure.

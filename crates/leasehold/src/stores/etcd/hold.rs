@@ -346,8 +346,8 @@ impl EtcdLeases {
         Ok(())
     }
 
-    /// Sends one write of one key. Returns `None` if the write failed and must be tried again. The caller must read the
-    /// key first.
+    /// Sends one write of one key. Returns `None` if the write failed and must be tried again. A caller that does not
+    /// repeat the same conditional request must read the key first.
     async fn write_once(
         &self,
         request: &TxnRequest,

@@ -1,0 +1,46 @@
+//! Listings that a store returns page by page.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use crate::env::Env;
+use crate::error::StoreError;
+use crate::retry::retry;
+
+/// A page of a listing.
+pub(in crate::stores) struct Page<T, P> {
+    pub(in crate::stores) items: Vec<T>,
+    /// The position of the next page. `None` on the last page.
+    pub(in crate::stores) next: Option<P>,
+}
+
+/// Lists the items of all pages. `fetch` returns the page at a position, and the first page for `None`. It is called
+/// again after a transient error. If a page names itself as the next one, the listing fails with `endless`, because it
+/// would repeat that page forever.
+pub(in crate::stores) fn items<'a, T, P, F>(
+    env: &'a Env,
+    fetch: impl Fn(Option<P>) -> F + Send + Sync + 'a,
+    endless: fn() -> StoreError,
+) -> BoxStream<'a, Result<T, StoreError>>
+where
+    T: Send + 'a,
+    P: Clone + PartialEq + Send + Sync + 'a,
+    F: Future<Output = Result<Page<T, P>, StoreError>> + Send + 'a,
+{
+    let fetch = Arc::new(fetch);
+    // The position of the next page. `None` after the last page.
+    let pages = stream::try_unfold(Some(None), move |position: Option<Option<P>>| {
+        let fetch = fetch.clone();
+        async move {
+            let Some(position) = position else { return Ok(None) };
+            let Page { items, next } = retry(env, || fetch(position.clone())).await?;
+            if next.is_some() && next == position {
+                return Err(endless());
+            }
+            Ok(Some((items, next.map(Some))))
+        }
+    });
+    pages.map_ok(|items| stream::iter(items.into_iter().map(Ok))).try_flatten().boxed()
+}
