@@ -83,7 +83,7 @@ struct Shared {
     /// How many requests were forwarded.
     forwarded: AtomicUsize,
     script: Mutex<Script>,
-    seen: watch::Sender<usize>,
+    changed: watch::Sender<()>,
     env: Env,
 }
 
@@ -118,7 +118,7 @@ impl Proxy {
             servers,
             forwarded: AtomicUsize::new(0),
             script: Mutex::default(),
-            seen: watch::Sender::new(0),
+            changed: watch::Sender::new(()),
             env: Env::system(),
         });
         let listener = tokio::spawn(accept(listener, shared.clone()));
@@ -164,7 +164,7 @@ impl Proxy {
 
     /// Completes when the log satisfies `reached`. Cancel safe.
     pub async fn until(&self, mut reached: impl FnMut(&[Seen]) -> bool) {
-        let mut changes = self.shared.seen.subscribe();
+        let mut changes = self.shared.changed.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
         let _ = changes.wait_for(|_| reached(&self.shared.script().log)).await;
     }
@@ -202,7 +202,7 @@ impl Shared {
             number,
         });
         drop(script);
-        self.seen.send_modify(|seen| *seen += 1);
+        self.changed.send_replace(());
         (harm, number)
     }
 
@@ -211,7 +211,7 @@ impl Shared {
         if let Some(seen) = self.script().log.iter_mut().find(|seen| seen.number == number) {
             seen.abandoned = true;
         }
-        self.seen.send_modify(|_| ());
+        self.changed.send_replace(());
     }
 
     /// Connects to the server whose turn it is, or else to the next one that accepts the connection.

@@ -8,10 +8,12 @@ use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 use leasehold::clock::timeout;
 use leasehold::lease::{AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Renewal, Ttl};
-use leasehold::{Holder, Leader, LockName, Locker, Released};
+use leasehold::{Holder, Leader, Locker, Released};
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores::etcd::Cluster;
 use leasehold_testkit::tcp_proxy::{Answers, Wire};
+
+use crate::leases::{claim_of, granted_to};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -60,12 +62,7 @@ async fn granted(store: &dyn LeaseStore, name: &str) -> Grant {
 }
 
 async fn granted_for(store: &dyn LeaseStore, name: &str, ttl: Duration) -> Grant {
-    let name = LockName::new(name).unwrap();
-    let claim = Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process());
-    match store.try_acquire(&claim).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
+    granted_to(store, &claim_of(store, name, ttl)).await
 }
 
 #[tokio::test]

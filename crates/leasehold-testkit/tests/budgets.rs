@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock};
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, Ttl};
-use leasehold::{Holder, LockName, Locker};
+use leasehold::lease::{Claim, Grant, HolderInfo};
+use leasehold::{Holder, Locker};
 use leasehold_testkit::for_each_storage;
 use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::servers::{Server, through};
 use leasehold_testkit::stores;
 use leasehold_testkit::test_store::Budget;
+
+use crate::leases::{claim_of, granted_to, refused_to};
 
 macro_rules! suite {
     ($($storage:ident: $kind:ident)*) => { $(budgets!($storage $kind);)* };
@@ -79,10 +81,7 @@ impl Client {
     }
 
     async fn refused(&self) -> HolderInfo {
-        match tried(&self.locker).await {
-            AcquireOutcome::Held(held) => held,
-            other => panic!("{other:?}"),
-        }
+        refused_to(&**self.locker.store(), &claim(&self.locker)).await
     }
 
     pub(crate) async fn renewed(&self, grant: &mut Grant) {
@@ -120,17 +119,12 @@ impl Client {
     }
 }
 
-async fn tried(locker: &Locker) -> AcquireOutcome {
-    let (name, ttl) = (LockName::new("lock").unwrap(), Ttl::new(Duration::from_secs(60)).unwrap());
-    let claim = Claim::new(locker.store().env(), name, ttl, Holder::this_process());
-    locker.store().try_acquire(&claim).await.unwrap()
+fn claim(locker: &Locker) -> Claim {
+    claim_of(&**locker.store(), "lock", Duration::from_secs(60))
 }
 
 async fn granted(locker: &Locker) -> Grant {
-    match tried(locker).await {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
+    granted_to(&**locker.store(), &claim(locker)).await
 }
 
 async fn each_step_of_a_lock_costs_what_the_documentation_says(storage: &str) {

@@ -6,39 +6,21 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
+use leasehold::LockName;
 use leasehold::clock::{Clock, SystemClock, timeout};
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, Released, Renewal, Ttl};
+use leasehold::lease::{Grant, LeaseStore, Released, Renewal};
 use leasehold::random::Random;
-use leasehold::{Holder, LockName};
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores::etcd::Cluster;
+
+use crate::leases::{claim_of, granted_to, open, refused_to};
 
 const TTL: Duration = Duration::from_secs(12);
 
 type Store = Arc<dyn LeaseStore>;
 
-async fn open(url: &str) -> Store {
-    let url = leasehold::url::StoreUrl::parse(url).unwrap();
-    leasehold::stores::open(url, leasehold::lease::StoreOptions::default()).await.unwrap()
-}
-
-fn claim(store: &Store, name: &str, ttl: Duration) -> Claim {
-    let name = LockName::new(name).unwrap();
-    Claim::new(store.env(), name, Ttl::new(ttl).unwrap(), Holder::this_process())
-}
-
 async fn granted(store: &Store, name: &str, ttl: Duration) -> Grant {
-    match store.try_acquire(&claim(store, name, ttl)).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{name}: {other:?}"),
-    }
-}
-
-async fn held(store: &Store, claim: &Claim) -> HolderInfo {
-    match store.try_acquire(claim).await.unwrap() {
-        AcquireOutcome::Held(held) => held,
-        other => panic!("{other:?}"),
-    }
+    granted_to(&**store, &claim_of(&**store, name, ttl)).await
 }
 
 /// Awaits `operation` for the rest of `grant`'s lease. After that the lock would be lost.
@@ -64,11 +46,11 @@ const KINDS: usize = 9;
 async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
     let (store, name) = (store.clone(), format!("{kind}-{n}"));
     match kind {
-        0 => async move { drop(store.try_acquire(&claim(&store, &name, TTL)).await) }.boxed(),
+        0 => async move { drop(store.try_acquire(&claim_of(&*store, &name, TTL)).await) }.boxed(),
         // This call needs a lease with another ttl.
         1 => {
             let ttl = TTL + Duration::from_secs(1 + n as u64);
-            async move { drop(store.try_acquire(&claim(&store, &name, ttl)).await) }.boxed()
+            async move { drop(store.try_acquire(&claim_of(&*store, &name, ttl)).await) }.boxed()
         }
         2 => {
             let mut grant = granted(&store, &name, TTL).await;
@@ -86,9 +68,9 @@ async fn call(store: &Store, kind: usize, n: usize) -> BoxFuture<'static, ()> {
         }
         7 => {
             granted(&store, &name, TTL).await;
-            let mut waiting = claim(&store, &name, TTL);
+            let mut waiting = claim_of(&*store, &name, TTL);
             waiting.waits = true;
-            let seen = held(&store, &waiting).await;
+            let seen = refused_to(&*store, &waiting).await;
             async move { drop(store.turn(&waiting, &seen).await) }.boxed()
         }
         _ => {
@@ -181,9 +163,9 @@ fn a_runtime_that_ends_or_stands_still_blocks_no_store() {
             renewed(&store, &mut next).await;
             let released = in_time(&store, &next, "a release", store.release(&mut lock, None)).await;
             assert_eq!(released.unwrap(), Released::Released, "{fate:?}");
-            let mut waiting = claim(&store, "next", TTL);
+            let mut waiting = claim_of(&*store, "next", TTL);
             waiting.waits = true;
-            let seen = held(&store, &waiting).await;
+            let seen = refused_to(&*store, &waiting).await;
             let turn = store.turn(&waiting, &seen);
             let released = store.release(&mut next, None);
             let (turn, released) = within("the turn", futures_util::future::join(turn, released)).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::env::Env;
 use leasehold::lease::{
-    AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, StoreOptions, Ttl, deadline,
+    AcquireOutcome, Claim, Evicted, Grant, LeaseStore, Released, Renewal, State, Ttl, deadline,
 };
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName, Token};
@@ -15,11 +15,9 @@ use leasehold_testkit::proxy::{Harm, Proxy};
 use leasehold_testkit::servers::through;
 use leasehold_testkit::stores::fresh;
 
-const LONG: Duration = Duration::from_secs(600);
+use crate::leases::open;
 
-async fn open(url: &str) -> Arc<dyn LeaseStore> {
-    leasehold::stores::open(StoreUrl::parse(url).unwrap(), StoreOptions::default()).await.unwrap()
-}
+const LONG: Duration = Duration::from_secs(600);
 
 /// A server, with its store through a proxy and directly.
 struct Site {

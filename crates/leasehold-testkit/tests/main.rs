@@ -72,7 +72,6 @@ mod interop_postgres;
 mod interop_redis;
 #[cfg(feature = "dynamodb")]
 mod items_dynamodb;
-#[cfg(any(feature = "postgres", feature = "redis"))]
 #[cfg_attr(not(feature = "chaos"), allow(dead_code, reason = "not every store needs all of it"))]
 mod leases;
 #[cfg(feature = "postgres")]

@@ -5,15 +5,17 @@ use std::future::pending;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold::Holder;
 use leasehold::clock::{Clock, Moment, SystemClock};
 use leasehold::env::Env;
 use leasehold::lease::{AcquireOutcome, Claim, Grant, LeaseStore, StoreOptions, Ttl};
 use leasehold::url::StoreUrl;
-use leasehold::{Holder, LockName};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::process::within;
 use leasehold_testkit::stores;
 use tokio::task::JoinHandle;
+
+use crate::leases::{granted_to, lock};
 
 macro_rules! notified {
     ($($storage:ident)*) => {$(
@@ -44,10 +46,6 @@ impl Clock for WithoutPauses {
     }
 }
 
-fn lock() -> LockName {
-    LockName::new("lock").unwrap()
-}
-
 async fn opened(url: &str, env: Env) -> Arc<dyn LeaseStore> {
     let mut options = StoreOptions::default();
     options.env = env;
@@ -60,10 +58,7 @@ fn claim(store: &dyn LeaseStore, name: &str) -> Claim {
 }
 
 async fn granted(store: &dyn LeaseStore) -> Grant {
-    match store.try_acquire(&claim(store, "holder")).await.unwrap() {
-        AcquireOutcome::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
+    granted_to(store, &claim(store, "holder")).await
 }
 
 /// A process that waits. The task returns its store, its grant, and how often it asked for the lock.

@@ -102,7 +102,7 @@ fn the_number_of_watched_locks_is_limited() {
 }
 
 #[test]
-fn a_prefix_is_listed_when_it_has_a_viewer_and_then_at_intervals() {
+fn a_prefix_is_listed_when_viewed_and_then_at_intervals() {
     let mut known = Known::default();
     assert_eq!(known.next(at(0)), None);
     known.join("a/");
@@ -152,7 +152,7 @@ fn a_listing_shows_what_is_new_and_what_is_gone() {
 }
 
 #[test]
-fn viewers_of_nested_prefixes_learn_what_is_new_and_what_is_gone() {
+fn viewers_of_nested_prefixes_see_new_and_deleted_locks() {
     let mut known = viewed("a/b/", &[("a/b/old", 1, 0)]);
     known.join("a/");
     assert_eq!(known.list("a/", names(&["a/1", "a/b/new"]), true, at(5)), names(&["a/b/old"]));
