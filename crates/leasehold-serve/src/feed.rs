@@ -158,13 +158,13 @@ impl Feed {
 
     /// Reads a lock for a page. The viewers of the lock also get the result, without another request.
     pub(crate) async fn inspect(&self, name: &LockName) -> leasehold::Result<LockDetail> {
-        let look = self.look(name).await?;
+        let look = self.read(name).await?;
         let detail = look.detail.clone();
         self.record(name, look);
         Ok(detail)
     }
 
-    async fn look(&self, name: &LockName) -> leasehold::Result<Look> {
+    async fn read(&self, name: &LockName) -> leasehold::Result<Look> {
         let at = self.locker.store().env().now();
         let status = self.locker.inspect(name).await?;
         Ok(Look { detail: LockDetail::of(&status), at })
@@ -286,7 +286,7 @@ impl Feed {
             let step = self.known().next(env.now());
             match step {
                 Some(Step::List(prefix)) => self.list(&prefix).await,
-                Some(Step::Look(name)) => match self.look(&name).await {
+                Some(Step::Look(name)) => match self.read(&name).await {
                     Ok(look) => {
                         self.record_response(None);
                         self.record(&name, look);

@@ -123,8 +123,8 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     let mut grant = world.holder.granted().await;
     let (first, second) = (world.joined("first").await, world.joined("second").await);
     let (of_first, of_second) = (first.refused().await, second.refused().await);
-    assert_eq!((of_first.ahead, of_first.behind), (Some(0), None));
-    assert_eq!((of_second.ahead, of_second.behind), (Some(1), Some(first.claim.holder.clone())));
+    assert_eq!((of_first.ahead, of_first.waiter_ahead), (Some(0), None));
+    assert_eq!((of_second.ahead, of_second.waiter_ahead), (Some(1), Some(first.claim.holder.clone())));
     assert_eq!(world.in_line().await, "first second");
     let status = second.store.inspect(&lock()).await.unwrap();
     assert_eq!(status.waiters[1].holder.name, "second");

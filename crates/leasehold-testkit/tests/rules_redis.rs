@@ -231,7 +231,7 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     store.release(&mut grant, None).await.unwrap();
     let held = asked(&b).await.unwrap_err();
     assert!(held.reserved && held.ahead == Some(1) && held.holder.unwrap().name == "a");
-    assert_eq!(held.behind.unwrap().name, "a");
+    assert_eq!(held.waiter_ahead.unwrap().name, "a");
     assert!(refused(&*store).await.reserved, "a newcomer stands behind all");
     let mut first = asked(&a).await.unwrap();
     assert_eq!(asked(&b).await.unwrap_err().ahead, Some(0));
@@ -241,11 +241,11 @@ async fn waiters_are_granted_the_lock_in_the_order_of_joining() {
     let now = store.env().now();
     let mut withdrawn = Grant { name, token, after: None, id, ttl, deadline: deadline(ttl, now), memo: None };
     let told = asked(&c).await.unwrap_err();
-    assert_eq!((told.ahead, told.behind.as_ref().unwrap().name.as_str()), (Some(1), "b"));
+    assert_eq!((told.ahead, told.waiter_ahead.as_ref().unwrap().name.as_str()), (Some(1), "b"));
     b.0.release(&mut withdrawn, None).await.unwrap();
     within("the next place", c.0.turn(&c.1, &told)).await.unwrap();
     let told = asked(&c).await.unwrap_err();
-    assert_eq!((told.ahead, told.behind), (Some(0), None), "the one before it gave up");
+    assert_eq!((told.ahead, told.waiter_ahead), (Some(0), None), "the one before it gave up");
     a.0.release(&mut first, None).await.unwrap();
     let mut second = asked(&c).await.unwrap();
     c.0.release(&mut second, None).await.unwrap();

@@ -275,8 +275,8 @@ impl Guard {
     pub async fn into_ticket(mut self) -> Result<Ticket> {
         self.single("cannot be handed on as a ticket")?;
         self.check()?;
-        self.hold.state.hand_on();
-        let (ticket, taken) = self.ask(Command::HandOn).await?;
+        self.hold.state.detach();
+        let (ticket, taken) = self.ask(Command::Detach).await?;
         // There is no await between here and the caller, so the ticket cannot be dropped unnoticed.
         if taken.send(()).is_err() {
             // The response was read too late: the lock has been released, or its lease is over.

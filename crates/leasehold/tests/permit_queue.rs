@@ -93,7 +93,7 @@ async fn each_waiter_for_a_permit_learns_who_is_before_it() {
         let (client, told) = (world.dated(10 + n), told.clone());
         let waiter = semaphore(&client, &format!("waiter-{n}")).on_wait(move |held| {
             if let Some(ahead) = held.ahead {
-                let _ = told.send((n, ahead, held.behind.as_ref().map(|behind| behind.name.clone())));
+                let _ = told.send((n, ahead, held.waiter_ahead.as_ref().map(|behind| behind.name.clone())));
             }
         });
         tokio::spawn(async move { waiter.acquire().await });

@@ -118,7 +118,7 @@ pub(super) fn held_by(held: &HolderInfo) -> Value {
         "reserved": held.reserved,
         "foreign": held.foreign,
         "ahead": held.ahead,
-        "behind": held.behind,
+        "behind": held.waiter_ahead,
     })
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn waiting(name: &str, held: &HolderInfo) -> String {
     if let Some(token) = held.token {
         let _ = write!(text, ", token {token}");
     }
-    let behind = held.behind.clone().map(|behind| Holder { note: None, ..behind });
+    let behind = held.waiter_ahead.clone().map(|behind| Holder { note: None, ..behind });
     let _ = match (held.ahead.map(|ahead| ordinal(ahead + 1)), behind) {
         (Some(place), Some(behind)) => write!(text, "; {place} in line, behind {behind}"),
         (Some(place), None) => write!(text, "; {place} in line"),
@@ -312,11 +312,11 @@ mod tests {
         );
         let place = |held: &HolderInfo| waiting("x", held).split_once("; ").unwrap().1.to_owned();
         let bob = Holder { name: "bob\n".into(), host: "ci-8".into(), pid: 77, ..Holder::default() };
-        held.behind = Some(Holder { note: Some("make test".into()), ..bob });
+        held.waiter_ahead = Some(Holder { note: Some("make test".into()), ..bob });
         assert_eq!(place(&held), "in line behind bob\u{fffd}@ci-8 pid 77", "on etcd");
         held.ahead = Some(2);
         assert_eq!(place(&held), "third in line, behind bob\u{fffd}@ci-8 pid 77");
-        (held.ahead, held.behind) = (Some(0), None);
+        (held.ahead, held.waiter_ahead) = (Some(0), None);
         assert_eq!(place(&held), "first in line");
         held.reserved = true;
         let line = waiting("deploy/prod", &held);

@@ -102,7 +102,7 @@ fn add_holder(object: &mut Map<String, Value>, held: &HolderInfo) {
     if let Some(ahead) = held.ahead {
         object.insert("ahead".into(), ahead.into());
     }
-    if let Some(behind) = &held.behind {
+    if let Some(behind) = &held.waiter_ahead {
         object.insert("behind".into(), json!(behind));
     }
 }

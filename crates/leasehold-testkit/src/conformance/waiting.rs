@@ -70,7 +70,7 @@ pub async fn waiters_are_granted_the_lock_in_order(harness: &dyn Harness) {
         // A store that does not count the waiters does not report how many are before this one.
         let ahead = held.ahead.or(Some(n).filter(|n| *n > 0 && client.store.capabilities().watches));
         let before = waiters.last().map(|(before, _): &(Client, Claim)| before.who());
-        assert_eq!((ahead, held.behind.as_ref()), (Some(n), before), "waiter {n}");
+        assert_eq!((ahead, held.waiter_ahead.as_ref()), (Some(n), before), "waiter {n}");
         waiters.push((client, claim));
     }
     let (client, claim) = waiters.remove(GAVE_UP);
@@ -107,7 +107,7 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     joined(harness, "dead", harness.ttl()).await;
     let (next, next_claim, _) = joined(harness, "next", LONG).await;
     let (last, last_claim, held) = joined(harness, "last", LONG).await;
-    assert_eq!(held.behind.as_ref(), Some(next.who()));
+    assert_eq!(held.waiter_ahead.as_ref(), Some(next.who()));
     let asked = holder.env().now();
     holder.release(&mut grant).await;
     if let AcquireOutcome::Granted(_) = last.attempt(&last_claim).await {
@@ -119,7 +119,7 @@ pub async fn a_waiter_that_died_is_passed_over(harness: &dyn Harness) {
     let mut later = next.within("the lock", acquired(&next, &next_claim)).await;
     next.assert_rises(grant.token, later.token);
     let AcquireOutcome::Held(held) = last.attempt(&last_claim).await else { panic!("the lock is held") };
-    assert_eq!((held.ahead, held.behind), (Some(0), None), "the last waiter is the first now");
+    assert_eq!((held.ahead, held.waiter_ahead), (Some(0), None), "the last waiter is the first now");
     next.release(&mut later).await;
     let mut latest = last.within("the lock", acquired(&last, &last_claim)).await;
     last.assert_rises(later.token, latest.token);

@@ -159,7 +159,7 @@ impl Store {
         }
         held.ahead = row.ahead(claim.id);
         let before = held.ahead.and_then(|ahead| ahead.checked_sub(1));
-        held.behind = match self.0.flaw {
+        held.waiter_ahead = match self.0.flaw {
             Some(Flaw::HidesWhoIsBefore) => None,
             Some(Flaw::NamesTheFirstAsBefore) => before.map(|_| row.line[0].1.clone()),
             _ => before.map(|before| row.line[before].1.clone()),

@@ -138,7 +138,7 @@ impl ClockJumpMonitor {
     }
 
     /// Compares the clock with the timers, and wakes the sleepers if the clock is ahead.
-    fn look(&self, now: Moment) {
+    fn check(&self, now: Moment) {
         self.note(now);
         let mut least = self.least();
         let lead = self.lead(now);
@@ -192,7 +192,7 @@ impl<C: Watched> Duty<C> {
             if self.clock.monitors().dismissed(&self.monitor) {
                 return;
             }
-            self.monitor.look(self.clock.moment());
+            self.monitor.check(self.clock.moment());
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Standing {
     /// The waiters before it.
     pub(crate) before: Vec<Before>,
     /// The last of these waiters.
-    pub(crate) behind: Option<Holder>,
+    pub(crate) waiter_ahead: Option<Holder>,
 }
 
 /// A waiter before a claim.
@@ -107,9 +107,9 @@ impl Place {
     }
 
     /// Returns the waiter directly before `claim`.
-    pub(crate) fn behind(&self, claim: Id, served: u64) -> Option<Holder> {
-        let Standing { before, behind, .. } = &self.of(claim).standing;
-        before.last().filter(|last| last.number > served).and(behind.clone())
+    pub(crate) fn waiter_ahead(&self, claim: Id, served: u64) -> Option<Holder> {
+        let Standing { before, waiter_ahead, .. } = &self.of(claim).standing;
+        before.last().filter(|last| last.number > served).and(waiter_ahead.clone())
     }
 }
 

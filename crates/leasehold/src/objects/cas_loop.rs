@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::write_log::{Nonce, Sight, Verdict, verdict};
+use super::write_log::{Nonce, ObjectState, Verdict, verdict};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Fault, StoreError};
 use crate::lease::Token;
@@ -23,7 +23,7 @@ const SLOWEST_BYTES_PER_SECOND: usize = 256 << 10;
 
 /// The maximum age of the read that a fenced write depends on if versions recur. An older read is repeated. So a write
 /// can find an old version only if it is delayed in transit, and not if its caller takes a long time.
-const OLDEST_SIGHT: Duration = Duration::from_secs(10);
+const MAX_READ_AGE: Duration = Duration::from_secs(10);
 
 /// The pause after a conflict is drawn at random, up to a bound. The bound is the duration of an attempt, doubled for
 /// each conflict, at most this many times.
@@ -49,7 +49,7 @@ impl Default for Limits {
 
 /// What the caller needs to see to make the new content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Needs {
     /// The content.
     Content,
     /// Nothing, because it overwrites any content.
@@ -62,7 +62,7 @@ pub(crate) struct Change<'a> {
     pub(crate) register: &'a dyn Register,
     pub(crate) key: &'a str,
     pub(crate) limits: Limits,
-    pub(crate) look: Look,
+    pub(crate) needs: Needs,
     /// The token to write with. `None` leaves the stored token as it is.
     pub(crate) token: Option<Token>,
     /// The content type to write, instead of the current one.
@@ -94,9 +94,9 @@ pub(crate) async fn trust(register: &dyn Register) -> Result<(), StoreError> {
 
 impl<'a> Change<'a> {
     /// Creates a change of the object `key`, with the default limits and without a token.
-    pub(crate) fn of(register: &'a dyn Register, key: &'a str, look: Look) -> Self {
+    pub(crate) fn of(register: &'a dyn Register, key: &'a str, needs: Needs) -> Self {
         let limits = Limits::default();
-        Self { register, key, limits, look, token: None, content_type: None, raises: false }
+        Self { register, key, limits, needs, token: None, content_type: None, raises: false }
     }
 
     /// Writes the result of `make` for the current content. Writes nothing if the result is `None`.
@@ -116,9 +116,9 @@ impl<'a> Change<'a> {
         if self.token.is_some() && driver.capabilities.metadata.is_none() {
             return Err(no_metadata(&driver.capabilities).into());
         }
-        let mut seen = driver.look(self.look).await.map_err(|error| self.failed(error))?;
+        let mut seen = driver.read(self.needs).await.map_err(|error| self.failed(error))?;
         for attempts in 1..=self.limits.attempts.max(1) {
-            self.check_fence(&seen.sight)?;
+            self.check_fence(&seen.state)?;
             let began = env.now();
             let made = make(seen.content.clone()).await?;
             let took = env.now().longest_since(began);
@@ -143,18 +143,18 @@ impl<'a> Change<'a> {
     }
 
     /// Returns whether a write of `bytes` would change nothing.
-    fn changes_nothing(&self, seen: &Seen, bytes: &Bytes) -> bool {
-        let raises = self.token > seen.sight.token;
+    fn changes_nothing(&self, seen: &Snapshot, bytes: &Bytes) -> bool {
+        let raises = self.token > seen.state.token;
         let retyped =
-            self.content_type.is_some_and(|kind| seen.sight.metadata.content_type.as_deref() != Some(kind));
+            self.content_type.is_some_and(|kind| seen.state.metadata.content_type.as_deref() != Some(kind));
         if retyped {
             return false;
         }
-        match self.look {
-            Look::Content => seen.content.as_ref() == Some(bytes) && !(self.raises && raises),
-            Look::Nothing => {
+        match self.needs {
+            Needs::Content => seen.content.as_ref() == Some(bytes) && !(self.raises && raises),
+            Needs::Nothing => {
                 let version = self.register.version_of(bytes);
-                version.is_some() && version == seen.sight.version && !raises
+                version.is_some() && version == seen.state.version && !raises
             }
         }
     }
@@ -170,7 +170,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    fn check_fence(&self, now: &Sight) -> Result<(), Error> {
+    fn check_fence(&self, now: &ObjectState) -> Result<(), Error> {
         let (Some(by), Some(token)) = (now.refuses(self.token), self.token) else { return Ok(()) };
         let message = format!("{:?} was written with token {by}, which is higher than {token}", self.key);
         Err(Error::refused(message, by)
@@ -207,8 +207,8 @@ impl<'a> Change<'a> {
 
 /// The object as it was read.
 #[derive(Debug)]
-struct Seen {
-    sight: Sight,
+struct Snapshot {
+    state: ObjectState,
     content: Option<Bytes>,
     /// A time before the read.
     at: Moment,
@@ -227,21 +227,21 @@ struct Driver<'a> {
 impl Driver<'_> {
     /// Writes `bytes` over the object as it was `seen`. If the write was certainly not applied, returns the object as
     /// it is now.
-    async fn write(&mut self, seen: &Seen, bytes: Bytes) -> Result<Option<Seen>, Error> {
+    async fn write(&mut self, seen: &Snapshot, bytes: Bytes) -> Result<Option<Snapshot>, Error> {
         let change = self.change;
-        let body = self.body(&seen.sight, bytes)?;
-        let expect = seen.sight.version.as_ref().map_or(Precondition::Absent, Precondition::Version);
+        let body = self.body(&seen.state, bytes)?;
+        let expect = seen.state.version.as_ref().map_or(Precondition::Absent, Precondition::Version);
         let limit = request_limit(body.bytes.len());
-        let mut looked = seen.at;
+        let mut read_at = seen.at;
         let mut unknown = false;
         loop {
             let mut trouble = None;
-            let sent = !self.is_stale(looked);
+            let sent = !self.is_stale(read_at);
             if sent {
                 let write = change.register.write(change.key, expect, body.clone());
                 match self.budget.request_within(limit, write).await {
                     Ok(Write::Committed(version)) => {
-                        self.check_version(&seen.sight, &version)?;
+                        self.check_version(&seen.state, &version)?;
                         return Ok(None);
                     }
                     Ok(Write::Conflict) => {}
@@ -258,14 +258,14 @@ impl Driver<'_> {
             }
             // Reading the metadata is enough to refresh an old read. Reading the content may take longer than the read
             // stays fresh.
-            let what = if sent { change.look } else { Look::Nothing };
+            let what = if sent { change.needs } else { Needs::Nothing };
             // A conflict alone does not show whether an earlier copy of the same write was applied.
-            let now = self.look(what).await.map_err(|error| self.gave_up(unknown || sent, error))?;
-            match verdict(&seen.sight, &self.nonces, unknown, &now.sight, &self.capabilities) {
+            let now = self.read(what).await.map_err(|error| self.gave_up(unknown || sent, error))?;
+            match verdict(&seen.state, &self.nonces, unknown, &now.state, &self.capabilities) {
                 Verdict::Applied => return Ok(None),
-                Verdict::Never if what == change.look => return Ok(Some(now)),
+                Verdict::Never if what == change.needs => return Ok(Some(now)),
                 Verdict::Never => {
-                    let now = self.look(change.look).await.map_err(|error| self.gave_up(unknown, error));
+                    let now = self.read(change.needs).await.map_err(|error| self.gave_up(unknown, error));
                     return now.map(Some);
                 }
                 Verdict::Unknown => {
@@ -273,9 +273,9 @@ impl Driver<'_> {
                         change.unknown_outcome("the response was lost, and other clients have written since")
                     );
                 }
-                Verdict::Again if !sent => looked = now.at,
+                Verdict::Again if !sent => read_at = now.at,
                 Verdict::Again => {
-                    looked = now.at;
+                    read_at = now.at;
                     let trouble = trouble.unwrap_or_else(refused_without_reason);
                     let paused = self.budget.pause_after(trouble).await;
                     paused.map_err(|error| self.gave_up(unknown, error))?;
@@ -285,7 +285,7 @@ impl Driver<'_> {
     }
 
     /// Returns the body to write over `base`.
-    fn body(&mut self, base: &Sight, bytes: Bytes) -> Result<Body, Error> {
+    fn body(&mut self, base: &ObjectState, bytes: Bytes) -> Result<Body, Error> {
         let change = self.change;
         if bytes.len() > MAX_OBJECT_BYTES {
             return Err(Error::unsupported(format!(
@@ -311,14 +311,14 @@ impl Driver<'_> {
         Ok(Body { bytes, metadata })
     }
 
-    /// Returns whether the read at `looked` is too old for a fenced write.
-    fn is_stale(&self, looked: Moment) -> bool {
-        let age = self.change.register.env().now().longest_since(looked);
-        self.change.token.is_some() && !self.capabilities.generations && age > OLDEST_SIGHT
+    /// Returns whether the read at `read_at` is too old for a fenced write.
+    fn is_stale(&self, read_at: Moment) -> bool {
+        let age = self.change.register.env().now().longest_since(read_at);
+        self.change.token.is_some() && !self.capabilities.generations && age > MAX_READ_AGE
     }
 
     /// Fails if the store has given the object a version that would admit delayed writes with lower tokens.
-    fn check_version(&self, base: &Sight, version: &crate::register::Version) -> Result<(), Error> {
+    fn check_version(&self, base: &ObjectState, version: &crate::register::Version) -> Result<(), Error> {
         if !self.capabilities.generations && base.lets_through(self.change.token, version) {
             let error = repeats(&self.capabilities, self.change.key);
             return Err(error.with_help("the object was written anyway").after_maybe_applied());
@@ -326,36 +326,36 @@ impl Driver<'_> {
         Ok(())
     }
 
-    async fn look(&mut self, what: Look) -> Result<Seen, StoreError> {
+    async fn read(&mut self, what: Needs) -> Result<Snapshot, StoreError> {
         let Change { register, key, .. } = self.change;
         loop {
             // The total time limits the attempts. A read gets at least `REQUEST_LIMIT`, so that the outcome of a write
             // does not remain unknown because the time ran out before the read.
             let limit = match (what, self.size) {
                 (_, None) => self.budget.left().max(REQUEST_LIMIT),
-                (Look::Nothing, _) => REQUEST_LIMIT,
+                (Needs::Nothing, _) => REQUEST_LIMIT,
                 // The object may have grown in the meantime.
-                (Look::Content, Some(size)) => request_limit(2 * size),
+                (Needs::Content, Some(size)) => request_limit(2 * size),
             };
             let at = register.env().now();
             let found = match what {
-                Look::Content => self
+                Needs::Content => self
                     .budget
                     .request_within(limit, register.read(key))
                     .await
                     .map(|cell| cell.map(|cell| (cell.version, cell.metadata, Some(cell.value)))),
-                Look::Nothing => self
+                Needs::Nothing => self
                     .budget
                     .request_within(limit, register.head(key))
                     .await
                     .map(|head| head.map(|Head { version, metadata, .. }| (version, metadata, None))),
             };
             match found {
-                Ok(None) => return Ok(Seen { sight: Sight::default(), content: None, at }),
+                Ok(None) => return Ok(Snapshot { state: ObjectState::default(), content: None, at }),
                 Ok(Some((version, metadata, content))) => {
                     self.size = content.as_ref().map(Bytes::len).or(self.size).or(Some(0));
-                    let sight = Sight::new(version, metadata).map_err(Fault::not_applied)?;
-                    return Ok(Seen { sight, content, at });
+                    let state = ObjectState::new(version, metadata).map_err(Fault::not_applied)?;
+                    return Ok(Snapshot { state, content, at });
                 }
                 Err(error) => self.budget.pause_after(error).await?,
             }

@@ -30,7 +30,7 @@
 
 use bytes::Bytes;
 
-use super::cas_loop::{Change, Look, trust};
+use super::cas_loop::{Change, Needs, trust};
 use super::update::Updated;
 use crate::error::Error;
 use crate::lease::Token;
@@ -68,7 +68,7 @@ use crate::register::Register;
 /// - Otherwise the same as [`update`](super::update).
 pub async fn write(register: &dyn Register, key: &str, token: Token, bytes: Bytes) -> Result<(), Error> {
     trust(register).await.map_err(Error::from)?;
-    let change = Change { token: Some(token), ..Change::of(register, key, Look::Nothing) };
+    let change = Change { token: Some(token), ..Change::of(register, key, Needs::Nothing) };
     change.run(async |_| Ok::<_, Error>(Some(bytes.clone()))).await.map(|_| ())
 }
 
@@ -110,7 +110,7 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
     make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
     trust(register).await.map_err(Error::from)?;
-    let change = Change { token: Some(token), ..Change::of(register, key, Look::Content) };
+    let change = Change { token: Some(token), ..Change::of(register, key, Needs::Content) };
     change.run(make).await.map(Updated::from)
 }
 
@@ -144,5 +144,5 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
 /// - Otherwise the same as [`write`](fn@write).
 pub async fn read(register: &dyn Register, key: &str, token: Token) -> Result<Option<Bytes>, Error> {
     trust(register).await.map_err(Error::from)?;
-    Change { token: Some(token), ..Change::of(register, key, Look::Content) }.raise().await
+    Change { token: Some(token), ..Change::of(register, key, Needs::Content) }.raise().await
 }

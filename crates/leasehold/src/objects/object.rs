@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::cas_loop::{Change, Limits, Look, trust};
+use super::cas_loop::{Change, Limits, Needs, trust};
 use super::update::Updated;
 use crate::clock::timeout;
 use crate::env::Env;
@@ -130,7 +130,7 @@ impl Object {
         &self,
         make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
-        self.changed(Look::Content, None, make).await
+        self.changed(Needs::Content, None, make).await
     }
 
     /// Replaces the content of the object with the result of `make`, unless a token higher than `token` has written it
@@ -145,7 +145,7 @@ impl Object {
         token: Token,
         make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
-        self.changed(Look::Content, Some(token), make).await
+        self.changed(Needs::Content, Some(token), make).await
     }
 
     /// Writes the object, unless a token higher than `token` has written it before: see
@@ -158,7 +158,7 @@ impl Object {
     pub async fn write_fenced(&self, token: Token, bytes: impl Into<Bytes>) -> Result<(), Error> {
         let bytes = bytes.into();
         let make = async |_| Ok::<_, Error>(Some(bytes.clone()));
-        self.changed(Look::Nothing, Some(token), make).await.map(|_| ())
+        self.changed(Needs::Nothing, Some(token), make).await.map(|_| ())
     }
 
     /// Reads the object, and makes sure that lower tokens can no longer write it: see
@@ -169,18 +169,18 @@ impl Object {
     pub async fn read_fenced(&self, token: Token) -> Result<Option<Bytes>, Error> {
         let _turn = self.turn().await;
         self.trust().await?;
-        self.change(Look::Content, Some(token)).raise().await
+        self.change(Needs::Content, Some(token)).raise().await
     }
 
     async fn changed<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>>(
         &self,
-        look: Look,
+        needs: Needs,
         token: Option<Token>,
         make: impl FnMut(Option<Bytes>) -> F,
     ) -> Result<Updated, E> {
         let _turn = self.turn().await;
         self.trust().await?;
-        self.change(look, token).run(make).await.map(Updated::from)
+        self.change(needs, token).run(make).await.map(Updated::from)
     }
 
     /// Waits for the turn among clones, which only avoids conflicts. The wait is limited, because the turn may belong
@@ -189,12 +189,12 @@ impl Object {
         timeout(&*self.register.env().clock, TURN, self.turn.lock()).await
     }
 
-    fn change(&self, look: Look, token: Option<Token>) -> Change<'_> {
+    fn change(&self, needs: Needs, token: Option<Token>) -> Change<'_> {
         Change {
             limits: self.limits,
             token,
             content_type: self.content_type.as_deref(),
-            ..Change::of(&*self.register, &self.key, look)
+            ..Change::of(&*self.register, &self.key, needs)
         }
     }
 

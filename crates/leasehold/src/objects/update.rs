@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::cas_loop::{Change, Changed, Look, trust};
+use super::cas_loop::{Change, Changed, Needs, trust};
 use crate::error::Error;
 use crate::register::Register;
 
@@ -91,5 +91,5 @@ pub async fn update<E: From<Error>, F: Future<Output = Result<Option<Bytes>, E>>
     make: impl FnMut(Option<Bytes>) -> F,
 ) -> Result<Updated, E> {
     trust(register).await.map_err(Error::from)?;
-    Change::of(register, key, Look::Content).run(make).await.map(Updated::from)
+    Change::of(register, key, Needs::Content).run(make).await.map(Updated::from)
 }

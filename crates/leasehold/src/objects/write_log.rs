@@ -98,7 +98,7 @@ struct Mark {
 
 /// An object as it was read.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sight {
+pub(crate) struct ObjectState {
     /// `None` if there was no object.
     pub(crate) version: Option<Version>,
     pub(crate) metadata: Metadata,
@@ -109,7 +109,7 @@ pub(crate) struct Sight {
     seen: Vec<Fingerprint>,
 }
 
-impl Sight {
+impl ObjectState {
     /// Parses `metadata` of the given `version`. Fails if the stored token is not a token.
     pub(crate) fn new(version: Version, metadata: Metadata) -> Result<Self, Fault> {
         let user = |name| metadata.user.get(name).map_or("", String::as_str);
@@ -212,10 +212,10 @@ pub(crate) enum Verdict {
 /// Returns the outcome of the writes over `base` if the object is `now`. `own` contains the nonces of this update,
 /// including those of writes over earlier versions. `unknown` says whether any write over `base` got no response.
 pub(crate) fn verdict(
-    base: &Sight,
+    base: &ObjectState,
     own: &[Nonce],
     unknown: bool,
-    now: &Sight,
+    now: &ObjectState,
     capabilities: &RegisterCapabilities,
 ) -> Verdict {
     if now.log.iter().any(|mark| own.contains(&mark.nonce)) {
@@ -307,26 +307,26 @@ mod tests {
         Token::new(number).unwrap()
     }
 
-    fn foreign(version: &str) -> Sight {
-        Sight::new(Version::new(version), Metadata::default()).unwrap()
+    fn foreign(version: &str) -> ObjectState {
+        ObjectState::new(Version::new(version), Metadata::default()).unwrap()
     }
 
-    fn after(base: &Sight, number: u64, version: &str) -> Sight {
+    fn after(base: &ObjectState, number: u64, version: &str) -> ObjectState {
         fenced_after(base, number, None, version, true)
     }
 
     fn fenced_after(
-        base: &Sight,
+        base: &ObjectState,
         number: u64,
         token: Option<Token>,
         version: &str,
         generations: bool,
-    ) -> Sight {
+    ) -> ObjectState {
         let metadata = base.followed_by(nonce(number), token, &capabilities(generations)).unwrap();
-        Sight::new(Version::new(version), metadata).unwrap()
+        ObjectState::new(Version::new(version), metadata).unwrap()
     }
 
-    fn verdict_on(base: &Sight, unknown: bool, now: &Sight) -> Verdict {
+    fn verdict_on(base: &ObjectState, unknown: bool, now: &ObjectState) -> Verdict {
         verdict(base, &[nonce(1)], unknown, now, &capabilities(true))
     }
 
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn rule_2_a_write_is_sent_again_while_nothing_changed() {
-        for base in [foreign("1"), after(&foreign("1"), 7, "2"), Sight::default()] {
+        for base in [foreign("1"), after(&foreign("1"), 7, "2"), ObjectState::default()] {
             assert_eq!(verdict_on(&base, true, &base.clone()), Verdict::Again);
             assert_eq!(verdict_on(&base, false, &base.clone()), Verdict::Again);
         }
@@ -367,7 +367,8 @@ mod tests {
     #[test]
     fn rule_3_a_conflict_means_not_applied() {
         let base = foreign("1");
-        for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), Sight::default()] {
+        for now in [foreign("2"), after(&base, 7, "2"), after(&foreign("5"), 7, "6"), ObjectState::default()]
+        {
             assert_eq!(verdict_on(&base, false, &now), Verdict::Never);
         }
     }
@@ -385,20 +386,20 @@ mod tests {
     #[test]
     fn rule_5_after_a_wipe_or_deletion_the_effect_is_unknown() {
         let base = after(&foreign("0"), 7, "1");
-        for now in [foreign("9"), after(&foreign("9"), 8, "10"), Sight::default()] {
+        for now in [foreign("9"), after(&foreign("9"), 8, "10"), ObjectState::default()] {
             assert_eq!(verdict_on(&base, true, &now), Verdict::Unknown);
         }
         // After a create, another client may have created the object after ours was deleted.
-        let now = after(&Sight::default(), 8, "2");
-        assert_eq!(verdict_on(&Sight::default(), true, &now), Verdict::Unknown);
-        assert_eq!(verdict_on(&Sight::default(), false, &now), Verdict::Never);
+        let now = after(&ObjectState::default(), 8, "2");
+        assert_eq!(verdict_on(&ObjectState::default(), true, &now), Verdict::Unknown);
+        assert_eq!(verdict_on(&ObjectState::default(), false, &now), Verdict::Never);
     }
 
     #[test]
     fn metadata_of_other_clients_is_kept() {
         let mut metadata = Metadata { content_type: Some("text/plain".into()), ..Metadata::default() };
         metadata.user.insert("owner".into(), "ann".into());
-        let base = Sight::new(Version::new("1"), metadata).unwrap();
+        let base = ObjectState::new(Version::new("1"), metadata).unwrap();
         let now = fenced_after(&base, 1, Some(token(5)), "2", true);
         assert_eq!(now.metadata.content_type.as_deref(), Some("text/plain"));
         assert_eq!(now.metadata.user["owner"], "ann");
@@ -413,7 +414,7 @@ mod tests {
         for others in (0..2_048).step_by(50) {
             let mut metadata = Metadata::default();
             metadata.user.insert("o".into(), "x".repeat(others));
-            let mut now = Sight::new(Version::new("0"), metadata).unwrap();
+            let mut now = ObjectState::new(Version::new("0"), metadata).unwrap();
             for number in 1..100 {
                 let next = now.followed_by(nonce(number), Some(token(number)), &capabilities(false));
                 let Ok(metadata) = next else {
@@ -424,7 +425,7 @@ mod tests {
                 let bytes =
                     metadata.user.iter().map(|(name, value)| name.len() + value.len() + NAME_OVERHEAD);
                 assert!(bytes.sum::<usize>() <= 2_048, "{others} {number}");
-                now = Sight::new(Version::new(number.to_string()), metadata).unwrap();
+                now = ObjectState::new(Version::new(number.to_string()), metadata).unwrap();
                 assert!(now.log.len() >= LEAST_LOG.min(number as usize));
             }
         }
@@ -461,18 +462,18 @@ mod tests {
 
     #[test]
     fn a_malformed_token_is_corrupt_and_a_malformed_log_is_empty() {
-        let sight = |name: &str, value: &str| {
+        let state = |name: &str, value: &str| {
             let mut metadata = Metadata::default();
             metadata.user.insert(name.into(), value.into());
-            Sight::new(Version::new("1"), metadata)
+            ObjectState::new(Version::new("1"), metadata)
         };
         for bad in ["x", "-1", "9007199254740992", "1 2", "\u{202e}"] {
-            assert_eq!(sight(TOKEN, bad).unwrap_err().kind, ErrorKind::Corrupt, "{bad}");
+            assert_eq!(state(TOKEN, bad).unwrap_err().kind, ErrorKind::Corrupt, "{bad}");
         }
         for bad in ["x", "0-0", "0000000000000001-0000000g", "0000000000000001-00000001 x", "é-é"] {
-            assert!(sight(LOG, bad).unwrap().log.is_empty(), "{bad}");
+            assert!(state(LOG, bad).unwrap().log.is_empty(), "{bad}");
         }
-        assert_eq!(sight(LOG, "0000000000000001-00000001").unwrap().log.len(), 1);
+        assert_eq!(state(LOG, "0000000000000001-00000001").unwrap().log.len(), 1);
     }
 
     #[test]
@@ -487,7 +488,7 @@ mod tests {
             let (name, value) = line.split_once('=').unwrap();
             metadata.user.insert(name.to_owned(), value.to_owned());
         }
-        let read = Sight::new(Version::new("\"c\""), metadata).unwrap();
+        let read = ObjectState::new(Version::new("\"c\""), metadata).unwrap();
         assert_eq!((read.token, &read.log, &read.seen), (Some(token(42)), &fenced.log, &fenced.seen));
         assert_eq!((read.log.len(), read.seen.len()), (2, 2));
     }

@@ -56,7 +56,7 @@ impl Permits {
         Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
     }
 
-    /// Puts the permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
+    /// Puts the permits waiter_ahead a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
     /// of the gate priority, but does not exclude other processes.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
@@ -75,7 +75,7 @@ impl Permits {
     /// Acquires any permit, waiting for as long as it takes. Cancel safe.
     pub(crate) async fn acquire(&self) -> Result<Guard> {
         let (permits, entry) = (self.clone(), self.queue().enter(None));
-        task::run(async move { permits.acquire_seeing(entry, &Seen::default()).await }).await
+        task::run(async move { permits.acquire_seeing(entry, &Blockers::default()).await }).await
     }
 
     /// Acquires any permit, if one is free. Cancel safe.
@@ -85,7 +85,7 @@ impl Permits {
     }
 
     async fn try_in_turn(&self) -> Result<Guard> {
-        let seen = Seen::default();
+        let seen = Blockers::default();
         let _turn = match self.queue().turn_unless_waiting().await {
             Ok(turn) => turn,
             Err(held) => return Err(self.refused(&seen, held)),
@@ -105,7 +105,7 @@ impl Permits {
         let (permits, entry) =
             (Self { lock: self.lock.with_own_last_error(), ..self.clone() }, self.queue().enter(None));
         task::run(async move {
-            let (seen, queue) = (Seen::default(), permits.queue());
+            let (seen, queue) = (Blockers::default(), permits.queue());
             let clock = permits.lock.locker().store().env().clock.clone();
             // Keep the acquisition alive until the queue has been read: dropping it gives up the turn and discards the
             // known holder.
@@ -122,7 +122,7 @@ impl Permits {
         .await
     }
 
-    async fn acquire_seeing(&self, entry: Entry<Hold>, seen: &Seen) -> Result<Guard> {
+    async fn acquire_seeing(&self, entry: Entry<Hold>, seen: &Blockers) -> Result<Guard> {
         let turn = self.queue().turn(entry, self.lock.on_waiting()).await;
         let mut outage = self.lock.outage();
         let mut attempt = Attempt { permits: self.clone(), tried: false, may_queue: true, first: None };
@@ -143,7 +143,7 @@ impl Permits {
     }
 
     /// Waits until the gate is free. Returns whether it was held.
-    async fn pass_gate(&self, turn: &Turn<Hold>, seen: &Seen, outage: &mut Outage) -> Result<bool> {
+    async fn pass_gate(&self, turn: &Turn<Hold>, seen: &Blockers, outage: &mut Outage) -> Result<bool> {
         let (store, mut waited) = (self.lock.locker().store(), false);
         if !self.gated {
             return Ok(false);
@@ -169,7 +169,7 @@ impl Permits {
 
     /// Tries each permit once. Starts with a random permit, so that processes that start together do not all try the
     /// same one first.
-    async fn round(&self, seen: &Seen) -> Result<Option<Guard>> {
+    async fn round(&self, seen: &Blockers) -> Result<Option<Guard>> {
         let count = self.permits.len();
         let start = (self.lock.locker().store().env().random.fraction() * count as f64) as usize;
         for permit in self.permits.iter().cycle().skip(start).take(count) {
@@ -185,7 +185,7 @@ impl Permits {
     /// has a place in the line of each permit. The task that has waited longest is the first in all lines, so it gets
     /// the first permit that becomes free. Then it leaves the other lines. If another permit is granted at the same
     /// moment, it is released when its guard is dropped.
-    async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Guard> {
+    async fn first_of_all(&self, turn: &Turn<Hold>, seen: &Blockers) -> Result<Guard> {
         turn.report_holder(seen.soonest().unwrap_or_default());
         let waiting = self.permits.iter().map(|permit| {
             let lock = seen.noting(permit, &self.lock);
@@ -202,7 +202,7 @@ impl Permits {
 
     /// Waits for a permit that another task of this process passes on. Returns `None` once another process holds a
     /// permit or waits for one.
-    async fn first_of_this_process(&self, turn: &Turn<Hold>, seen: &Seen) -> Result<Option<Guard>> {
+    async fn first_of_this_process(&self, turn: &Turn<Hold>, seen: &Blockers) -> Result<Option<Guard>> {
         let refused = Arc::new(Notify::new());
         let lock = {
             let (refused, lock) = (refused.clone(), self.lock.clone());
@@ -221,7 +221,7 @@ impl Permits {
     }
 
     /// Returns the error for permits that are all held. It names the holders in `seen` or, if `seen` is empty, `held`.
-    fn refused(&self, seen: &Seen, held: HolderInfo) -> Error {
+    fn refused(&self, seen: &Blockers, held: HolderInfo) -> Error {
         if let Some(held) = seen.of(&self.name) {
             return Error::held(&self.name, held);
         }
@@ -253,7 +253,7 @@ impl Attempt {
     async fn advance(
         &mut self,
         turn: &Turn<Hold>,
-        seen: &Seen,
+        seen: &Blockers,
         outage: &mut Outage,
     ) -> Result<Option<Guard>> {
         let waited = self.permits.pass_gate(turn, seen, outage).await?;
@@ -276,7 +276,7 @@ impl Attempt {
 
     /// Waits until this process is the first in the queue for the permits. When this attempt is dropped, after a grant,
     /// the next process becomes the first. If the queue's lock cannot be acquired, permits are granted in any order.
-    async fn queue_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Seen) {
+    async fn queue_up(&mut self, queue: PermitQueue, turn: &Turn<Hold>, seen: &Blockers) {
         turn.report_holder(seen.soonest().unwrap_or_default());
         let (seen, reporter) = (seen.clone(), self.permits.lock.clone());
         let lock = self.permits.lock.for_queue(&queue.name).on_wait(move |first| {
@@ -284,8 +284,8 @@ impl Attempt {
             // The holder of the queue's lock also waits for a permit, before all waiters in the lock's line.
             let ahead = first.ahead.map(|ahead| ahead + 1);
             let holds = || first.holder.as_ref().map(Holder::of_the_past);
-            let behind = ahead.and_then(|_| first.behind.clone().or_else(holds));
-            reporter.report_holder(&HolderInfo { ahead, behind, ..holder });
+            let waiter_ahead = ahead.and_then(|_| first.waiter_ahead.clone().or_else(holds));
+            reporter.report_holder(&HolderInfo { ahead, waiter_ahead, ..holder });
         });
         let store = self.permits.lock.locker().store().clone();
         let asked = store.env().now();
@@ -308,9 +308,9 @@ impl Attempt {
 
 /// The known holders that prevent one acquisition. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
+pub(crate) struct Blockers(Arc<Mutex<BTreeMap<LockName, HolderInfo>>>);
 
-impl Seen {
+impl Blockers {
     fn known(&self) -> MutexGuard<'_, BTreeMap<LockName, HolderInfo>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,7 +11,7 @@ use crate::guard::Guard;
 use crate::lease::HolderInfo;
 use crate::lock::Lock;
 use crate::locker::Locker;
-use crate::primitives::permits::{Permits, Seen};
+use crate::primitives::permits::{Blockers, Permits};
 use crate::runtime::task;
 use crate::settings::settings;
 
@@ -154,7 +154,7 @@ impl RwLock {
     /// Returns the same errors as [`shared`](Self::shared).
     pub async fn exclusive(&self) -> Result<Guard> {
         let lock = self.clone();
-        task::run(async move { lock.exclusive_seeing(&Seen::default()).await }).await
+        task::run(async move { lock.exclusive_seeing(&Blockers::default()).await }).await
     }
 
     /// Acquires the exclusive hold if there is neither a shared nor an exclusive holder. Otherwise, releases everything
@@ -174,7 +174,7 @@ impl RwLock {
     }
 
     async fn try_all(&self) -> Result<Guard> {
-        let (permits, seen) = (self.permits()?, Seen::default());
+        let (permits, seen) = (self.permits()?, Blockers::default());
         let gate = self.lock.try_acquire().await?;
         let tries = permits.names().iter().map(async |permit| {
             let tried = self.lock.renamed(permit).try_acquire().await;
@@ -209,7 +209,7 @@ impl RwLock {
     pub async fn exclusive_within(&self, limit: Duration) -> Result<Guard> {
         let (lock, permits) = (Self { lock: self.lock.with_own_last_error() }, self.permits()?);
         task::run(async move {
-            let seen = Seen::default();
+            let seen = Blockers::default();
             let clock = lock.lock.locker().store().env().clock.clone();
             match timeout(&*clock, limit, lock.exclusive_seeing(&seen)).await {
                 Some(outcome) => outcome,
@@ -220,7 +220,7 @@ impl RwLock {
         .await
     }
 
-    async fn exclusive_seeing(&self, seen: &Seen) -> Result<Guard> {
+    async fn exclusive_seeing(&self, seen: &Blockers) -> Result<Guard> {
         let permits = self.permits()?;
         loop {
             let gate = seen.noting(permits.name(), &self.lock).acquire().await?;
@@ -250,7 +250,7 @@ impl RwLock {
     }
 
     /// Returns the error for a lock that is held, shared or exclusively.
-    fn refused(&self, permits: &Permits, seen: &Seen) -> Error {
+    fn refused(&self, permits: &Permits, seen: &Blockers) -> Error {
         let (name, held) = (permits.name(), seen.soonest().unwrap_or_default());
         match seen.of(name) {
             Some(held) => Error::held(name, held),

@@ -60,7 +60,7 @@ pub struct RegisterLeases {
 }
 
 /// The result of a read, and a time taken after the response arrived.
-struct Sight {
+struct Reading {
     found: Option<Content>,
     observation: Option<Observation>,
     at: Moment,
@@ -79,7 +79,7 @@ enum Overwrite<'a> {
 enum Sent {
     Committed(Box<Record>, Version),
     /// A conflict, or no response: a read must show the outcome. A conflict may include what was read.
-    Unclear(Option<Box<Sight>>),
+    Unclear(Option<Box<Reading>>),
     /// The write certainly had no effect. The pause before the next attempt is over.
     Again,
 }
@@ -209,11 +209,11 @@ impl LeaseStore for RegisterLeases {
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Status, StoreError> {
-        let sight = self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
-        let unchanged_for = sight.unchanged_for(sight.at);
-        let state = rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules);
+        let reading = self.read(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await?;
+        let unchanged_for = reading.unchanged_for(reading.at);
+        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
         let mut status = Status::new(name.clone(), state);
-        if let Some(Observation { record, .. }) = sight.observation {
+        if let Some(Observation { record, .. }) = reading.observation {
             status.token = Some(record.token);
             status.waiters = self.waiters(name, &record).await;
             status.history = record.history;
@@ -245,14 +245,14 @@ impl LeaseStore for RegisterLeases {
 #[async_trait]
 impl Diagnose for RegisterLeases {
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError> {
-        match self.look(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await? {
-            Sight { found: None, .. } => Ok(true),
-            Sight { observation: Some(Observation { record, version, .. }), .. }
+        match self.read(name, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await? {
+            Reading { found: None, .. } => Ok(true),
+            Reading { observation: Some(Observation { record, version, .. }), .. }
                 if record.state == RecordState::Free =>
             {
                 self.records.discard(name, &version).await
             }
-            Sight { .. } => Ok(false),
+            Reading { .. } => Ok(false),
         }
     }
 
@@ -279,11 +279,13 @@ impl RegisterLeases {
         let mut attempts: Vec<Attempt> = Vec::new();
         self.probed(self.records.trust(), &mut budget).await?;
         loop {
-            let Observation { record, version, .. } = match self.look(name, &mut budget).await? {
-                Sight { observation: Some(observation), .. } => observation,
-                Sight { found: None, .. } if self.may_have_deleted(&attempts) => return Ok(Evicted::Evicted),
-                Sight { found: None, .. } => return Ok(Evicted::Changed),
-                Sight { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
+            let Observation { record, version, .. } = match self.read(name, &mut budget).await? {
+                Reading { observation: Some(observation), .. } => observation,
+                Reading { found: None, .. } if self.may_have_deleted(&attempts) => {
+                    return Ok(Evicted::Evicted);
+                }
+                Reading { found: None, .. } => return Ok(Evicted::Changed),
+                Reading { found: Some(_), .. } => return Err(not_ours_to_evict(name)),
             };
             if attempts.iter().any(|attempt| attempt.nonce == record.nonce) {
                 return Ok(Evicted::Evicted);
@@ -310,7 +312,7 @@ impl RegisterLeases {
     }
 }
 
-impl Sight {
+impl Reading {
     fn unchanged_for(&self, now: Moment) -> Duration {
         self.observation.as_ref().map_or(Duration::ZERO, |observation| observation.unchanged_for(now))
     }

@@ -20,7 +20,7 @@ use crate::fuzzing::{NOW_US, StandingClock, assert_readable, assert_readable_fau
 use crate::lease::{
     AcquireOutcome, Claim, Holder, Id, LeaseStore, Standing, State, StoreOptions, Token, Ttl,
 };
-use crate::objects::write_log::{Nonce, Sight};
+use crate::objects::write_log::{Nonce, ObjectState};
 use crate::protocol::RegisterLeases;
 use crate::random::Random;
 use crate::register::{Body, Metadata, Precondition, Register, Version, probe};
@@ -214,29 +214,29 @@ pub fn update_marks(data: &[u8]) {
     {
         metadata.user.insert(name.to_owned(), value.to_owned());
     }
-    let sight = match Sight::new(Version::new("1"), metadata) {
-        Ok(sight) => sight,
+    let state = match ObjectState::new(Version::new("1"), metadata) {
+        Ok(state) => state,
         Err(fault) => {
             assert_eq!(fault.kind, ErrorKind::Corrupt);
             return assert_readable_fault(&fault);
         }
     };
-    let found = sight.token.map_or(0, Token::get);
+    let found = state.token.map_or(0, Token::get);
     assert!(found < Token::LIMIT);
-    assert_eq!(sight.token.is_some(), !text.split('\n').next().unwrap_or_default().is_empty());
+    assert_eq!(state.token.is_some(), !text.split('\n').next().unwrap_or_default().is_empty());
     for generations in [false, true] {
         for token in [None, Token::new(found), Token::new(found + 1)] {
-            followed(&sight, token, generations, seed(data));
+            followed(&state, token, generations, seed(data));
         }
     }
 }
 
-fn followed(sight: &Sight, token: Option<Token>, generations: bool, seed: u64) {
+fn followed(state: &ObjectState, token: Option<Token>, generations: bool, seed: u64) {
     const MOST: usize = 2_048;
     let mut capabilities = MemoryRegister::new(Env::system()).capabilities();
     (capabilities.generations, capabilities.metadata) = (generations, Some(MOST));
     let nonce = Nonce::random(&Random::seeded(seed));
-    let metadata = match sight.followed_by(nonce, token, &capabilities) {
+    let metadata = match state.followed_by(nonce, token, &capabilities) {
         Ok(metadata) => metadata,
         Err(fault) => {
             assert_eq!(fault.kind, ErrorKind::Unsupported);
@@ -245,13 +245,13 @@ fn followed(sight: &Sight, token: Option<Token>, generations: bool, seed: u64) {
     };
     let bytes: usize = metadata.user.iter().map(|(name, value)| name.len() + value.len()).sum();
     assert!(bytes <= MOST, "{bytes}");
-    for (name, value) in sight.metadata.user.iter().filter(|(name, _)| !name.starts_with("leasehold-")) {
+    for (name, value) in state.metadata.user.iter().filter(|(name, _)| !name.starts_with("leasehold-")) {
         assert_eq!(metadata.user.get(name), Some(value));
     }
-    let next = Sight::new(Version::new("2"), metadata).unwrap();
-    assert_eq!(next.token, token.or(sight.token));
+    let next = ObjectState::new(Version::new("2"), metadata).unwrap();
+    assert_eq!(next.token, token.or(state.token));
     assert_eq!(
-        crate::objects::write_log::verdict(sight, &[nonce], true, &next, &capabilities),
+        crate::objects::write_log::verdict(state, &[nonce], true, &next, &capabilities),
         crate::objects::write_log::Verdict::Applied
     );
     if let Some(token) = next.token {

@@ -90,7 +90,7 @@ impl Line {
             standing.before.push(Before { number: waiter.number, polls });
             last = Some(waiter);
         }
-        standing.behind = last.map(|last| last.holder.of_the_past());
+        standing.waiter_ahead = last.map(|last| last.holder.of_the_past());
         standing
     }
 
@@ -179,14 +179,18 @@ mod tests {
         let standing = |seed| line.standing(waiter(seed).claim, &record);
         assert_eq!(standing(1), first(1));
         let before: Vec<_> = (1..=3).map(|n| Before { number: n, polls: Duration::from_secs(n) }).collect();
-        let behind = Some(waiter(2).holder);
-        assert_eq!(standing(3), Standing { number: Some(3), before: before[..2].to_vec(), behind });
+        let waiter_ahead = Some(waiter(2).holder);
+        assert_eq!(standing(3), Standing { number: Some(3), before: before[..2].to_vec(), waiter_ahead });
         assert_eq!(
             grace(before.iter().map(|before| before.polls)),
             Duration::from_millis(2 * 3_000 + 3 * 500)
         );
-        let behind = Some(waiter(3).holder);
-        assert_eq!(standing(4), Standing { number: None, before, behind }, "behind all, without a place");
+        let waiter_ahead = Some(waiter(3).holder);
+        assert_eq!(
+            standing(4),
+            Standing { number: None, before, waiter_ahead },
+            "behind all, without a place"
+        );
     }
 
     #[test]

@@ -50,8 +50,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many times to check whether another process has finished its probe, and the pause in between: some twenty
 /// seconds in total. A process that takes longer has died or is very slow.
-const LOOKS: u32 = 66;
-const LOOK: Duration = Duration::from_millis(300);
+const POLLS: u32 = 66;
+const POLL_PAUSE: Duration = Duration::from_millis(300);
 
 /// How many times to try to write a verdict while other processes write theirs.
 const RECORDS: u32 = 16;
@@ -203,16 +203,16 @@ impl Probe<'_> {
                 Standing::Unknown { prober: Some(other) } if other != self.id => {}
                 Standing::Unknown { .. } => break,
             }
-            let looks = match seen.take() {
-                Some((before, looks)) if before == version => looks + 1,
+            let polls = match seen.take() {
+                Some((before, polls)) if before == version => polls + 1,
                 _ => 1,
             };
-            if looks > LOOKS {
+            if polls > POLLS {
                 abandoned = Some(version);
                 break;
             }
-            seen = Some((version, looks));
-            env.sleep(env.random.jittered(LOOK, 0.5)).await;
+            seen = Some((version, polls));
+            env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await;
         }
         match self.run_full(abandoned.as_ref()).await {
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {

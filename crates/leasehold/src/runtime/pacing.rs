@@ -78,7 +78,7 @@ impl Pacing {
 
     /// Records a response of the store. `with_trouble` says that earlier requests were refused or got no response. The
     /// store is then polled less often for a while.
-    pub(crate) fn looked(&mut self, with_trouble: bool) {
+    pub(crate) fn polled(&mut self, with_trouble: bool) {
         self.strain = (self.strain + if with_trouble { 1 } else { -1 }).clamp(0, MAX_STRAIN);
     }
 

@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Release the lock with a cooldown that ends this long after the grant.
     Cooldown(Duration, oneshot::Sender<Result<Released>>),
     /// Return a ticket, together with a sender with which the caller confirms that it has the ticket.
-    HandOn(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
+    Detach(oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>),
 }
 
 /// A command, and the span of its caller. Boxed in the channel, because the tasks of ten thousand locks may wait for
@@ -215,7 +215,7 @@ impl Renewer {
             Some(Command::Cooldown(period, reply)) => self.cooldown(period, reply).instrument(span()).await,
             Some(Command::Release(reply)) => self.pass_on_or_release(Some(reply)).instrument(span()).await,
             None => self.pass_on_or_release(None).instrument(span()).await,
-            Some(Command::HandOn(reply)) => self.hand_on(reply).instrument(caller).await,
+            Some(Command::Detach(reply)) => self.detach(reply).instrument(caller).await,
         }
     }
 
@@ -384,7 +384,7 @@ impl Renewer {
         Over::Command(commands.await.ok())
     }
 
-    async fn hand_on(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
+    async fn detach(&mut self, reply: oneshot::Sender<Result<(Ticket, oneshot::Sender<()>)>>) {
         let handed = self.opened.store.detach(&mut self.grant).await;
         let (taken, is_taken) = oneshot::channel();
         let ticket = handed

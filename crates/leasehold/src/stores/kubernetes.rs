@@ -390,7 +390,7 @@ impl Kubernetes {
         while let Ok(Some(chunk)) = response.chunk().await {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
-                if part.ends_with(b"\n") && Event::of(&std::mem::take(&mut line)) == Event::Look {
+                if part.ends_with(b"\n") && Event::of(&std::mem::take(&mut line)) == Event::ReadAgain {
                     return Some(());
                 }
             }

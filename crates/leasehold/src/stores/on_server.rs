@@ -76,8 +76,9 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
 
     fn capabilities(&self) -> Capabilities;
 
-    /// Requests the lock. If the store can prevent it, the lock is not granted after `limit`, when the caller no longer
-    /// waits for the response.
+    /// Requests the lock, for [`Ttl::contender_span`] plus the store's margin for steps of its clock and the claim's
+    /// lock delay. If the store can prevent it, the lock is not granted after `limit`, when the caller no longer waits
+    /// for the response.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
     /// Renews the grant for the ttl in the record, because the ticket of a repeated acquisition may have a longer ttl.

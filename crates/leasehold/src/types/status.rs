@@ -140,7 +140,7 @@ pub struct HolderInfo {
     pub ahead: Option<usize>,
     /// The waiter directly before this one in the line, without its [`value`](Holder::value). `None` if this waiter is
     /// the first, or if the waiter before it is unknown. That waiter may have died or given up since the line was read.
-    pub behind: Option<Holder>,
+    pub waiter_ahead: Option<Holder>,
 }
 
 impl HolderInfo {

@@ -6,7 +6,7 @@ use super::*;
 
 /// Returns how many waiters are before a waiter, and the name of the one directly before it.
 fn place(told: &HolderInfo) -> (Option<usize>, Option<&str>) {
-    (told.ahead, told.behind.as_ref().map(|holder| &*holder.name))
+    (told.ahead, told.waiter_ahead.as_ref().map(|holder| &*holder.name))
 }
 
 #[tokio::test(start_paused = true)]
@@ -19,7 +19,7 @@ async fn each_waiter_learns_who_is_directly_before_it() {
     let third = Waiter::joined(&world, 4).await;
     assert_eq!(place(&first.refused().await), (Some(0), None));
     let told = second.refused().await;
-    assert_eq!(told.behind, Some(first.claim.holder.clone()), "with its host, process and note");
+    assert_eq!(told.waiter_ahead, Some(first.claim.holder.clone()), "with its host, process and note");
     assert_eq!(place(&third.refused().await), (Some(2), Some("waiter-3")));
     assert_eq!(place(&holder.held().await), (None, None), "a try is not in the line");
     holder.leases.release(&mut grant, None).await.unwrap();

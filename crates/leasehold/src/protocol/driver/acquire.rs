@@ -8,7 +8,7 @@ use super::super::records::Found;
 use super::super::rules::{self, Attempt, Availability, Claimed};
 use super::hold::Memo;
 use super::line::Front;
-use super::{Overwrite, RegisterLeases, Sent, Sight};
+use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::StoreTime;
 use crate::error::{Fault, StoreError};
 use crate::lease::{AcquireOutcome, Claim, Grant, Id, LeaseStore, Loss, LossReason, Renewal, deadline};
@@ -27,9 +27,9 @@ enum Next {
     /// The lock was granted too late to be used. It was released unless the claim is repeatable.
     Late(Loss),
     /// Judge the record that was read.
-    Judge(Box<Sight>),
+    Judge(Box<Reading>),
     /// Read the record.
-    Look,
+    Read,
 }
 
 impl RegisterLeases {
@@ -47,76 +47,81 @@ impl RegisterLeases {
         let mut next = self.first_step(claim, known, has_polled, attempts, &mut budget).await?;
         let mut latest: Option<Id> = None;
         loop {
-            let mut sight = match next {
+            let mut reading = match next {
                 Next::Done(grant) => return Ok(AcquireOutcome::Granted(grant)),
                 Next::Late(loss) => return Ok(AcquireOutcome::Lost(loss)),
-                Next::Judge(sight) => sight,
-                Next::Look => {
+                Next::Judge(reading) => reading,
+                Next::Read => {
                     is_old = false;
-                    Box::new(self.look(&claim.name, &mut budget).await?)
+                    Box::new(self.read(&claim.name, &mut budget).await?)
                 }
             };
             // A waiter continues as long as other clients write in between, because their writes show that the store
             // responds.
-            if let Some(Observation { record, .. }) = sight.observation.as_ref().filter(|_| claim.waits)
+            if let Some(Observation { record, .. }) = reading.observation.as_ref().filter(|_| claim.waits)
                 && latest.replace(record.nonce).is_some_and(|latest| latest != record.nonce)
             {
                 budget.progressed();
             }
-            let (store, unchanged_for) = (self.store_time(), sight.unchanged_for(self.now()));
-            next = match rules::judge(claim, attempts, sight.found.as_ref(), unchanged_for, store, self.rules)
-            {
-                Claimed::Taken(mut held) => {
-                    self.stamp(&claim.name, sight.observation.as_ref(), &budget).await;
-                    self.add_place(claim, sight.observation.as_ref(), &mut held);
-                    return Ok(AcquireOutcome::Held(held));
-                }
-                Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
-                Claimed::Ours(attempt) => match sight.observation.take() {
-                    Some(Observation { record, version, .. }) => {
-                        self.granted(claim, attempt, record, version).await?
+            let (store, unchanged_for) = (self.store_time(), reading.unchanged_for(self.now()));
+            next =
+                match rules::judge(claim, attempts, reading.found.as_ref(), unchanged_for, store, self.rules)
+                {
+                    Claimed::Taken(mut held) => {
+                        self.stamp(&claim.name, reading.observation.as_ref(), &budget).await;
+                        self.add_place(claim, reading.observation.as_ref(), &mut held);
+                        return Ok(AcquireOutcome::Held(held));
                     }
-                    None => Next::Look,
-                },
-                Claimed::Grantable { over, floor_from_clock } => {
-                    let front = match over {
-                        None => Front::default(),
-                        Some(record) => match self.front(claim, record, unchanged_for).await {
-                            Ok(front) => front,
-                            Err(_) if is_old => {
-                                next = Next::Look;
-                                continue;
-                            }
-                            // An earlier write whose response was lost may still be applied, so the claim must not be
-                            // refused.
-                            Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
-                                Front::of(record)
-                            }
-                            Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
-                        },
-                    };
-                    self.probed(self.records.trust(), &mut budget).await?;
-                    let floor_us = match floor_from_clock {
-                        true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
-                        false => None,
-                    };
-                    let sent = self.now();
-                    let mut record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
-                        .map_err(Fault::not_applied)?;
-                    (record.served, record.awaited) = (front.served, front.awaited);
-                    let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
-                    let version = sight.observation.as_ref().map(|observation| observation.version.clone());
-                    let over = Overwrite::Record(version.as_ref().zip(over));
-                    let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
-                    if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
-                        attempt.after = after;
+                    Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                    Claimed::Ours(attempt) => match reading.observation.take() {
+                        Some(Observation { record, version, .. }) => {
+                            self.granted(claim, attempt, record, version).await?
+                        }
+                        None => Next::Read,
+                    },
+                    Claimed::Grantable { over, floor_from_clock } => {
+                        let front = match over {
+                            None => Front::default(),
+                            Some(record) => match self.front(claim, record, unchanged_for).await {
+                                Ok(front) => front,
+                                Err(_) if is_old => {
+                                    next = Next::Read;
+                                    continue;
+                                }
+                                // An earlier write whose response was lost may still be applied, so the claim must not be
+                                // refused.
+                                Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
+                                    Front::of(record)
+                                }
+                                Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
+                            },
+                        };
+                        self.probed(self.records.trust(), &mut budget).await?;
+                        let floor_us = match floor_from_clock {
+                            true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
+                            false => None,
+                        };
+                        let sent = self.now();
+                        let mut record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
+                            .map_err(Fault::not_applied)?;
+                        (record.served, record.awaited) = (front.served, front.awaited);
+                        let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
+                        let version =
+                            reading.observation.as_ref().map(|observation| observation.version.clone());
+                        let over = Overwrite::Record(version.as_ref().zip(over));
+                        let written =
+                            self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
+                        if let Some(attempt) =
+                            attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce)
+                        {
+                            attempt.after = after;
+                        }
+                        match self.next(claim, written, attempts).await? {
+                            Some(next) => next,
+                            None => Next::Judge(reading),
+                        }
                     }
-                    match self.next(claim, written, attempts).await? {
-                        Some(next) => next,
-                        None => Next::Judge(sight),
-                    }
-                }
-            };
+                };
         }
     }
 
@@ -131,8 +136,8 @@ impl RegisterLeases {
             Sent::Committed(record, version) => {
                 Some(self.committed(claim, attempts, *record, version).await?)
             }
-            Sent::Unclear(Some(sight)) => Some(Next::Judge(sight)),
-            Sent::Unclear(None) => Some(Next::Look),
+            Sent::Unclear(Some(reading)) => Some(Next::Judge(reading)),
+            Sent::Unclear(None) => Some(Next::Read),
             Sent::Again => None,
         })
     }
@@ -162,10 +167,10 @@ impl RegisterLeases {
                     && !observation.record.unconfirmed
                 {
                     let found = Some(Content::Record(Box::new(observation.record.clone())));
-                    let sight = Sight { found, observation: Some(observation), at: now };
-                    return Ok(Next::Judge(Box::new(sight)));
+                    let reading = Reading { found, observation: Some(observation), at: now };
+                    return Ok(Next::Judge(Box::new(reading)));
                 }
-                Ok(Next::Look)
+                Ok(Next::Read)
             }
             // Only the record shows whether the grant of a repeated claim has ended.
             None if self.records.claims() && !claim.repeatable => {
@@ -174,9 +179,9 @@ impl RegisterLeases {
                 let record = rules::unseen_grant(claim, self.store_time(), self.nonce());
                 let sent =
                     self.send(&claim.name, Overwrite::AnyFree, &record, sent, attempts, budget).await?;
-                Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Look))
+                Ok(self.next(claim, sent, attempts).await?.unwrap_or(Next::Read))
             }
-            None => Ok(Next::Look),
+            None => Ok(Next::Read),
         }
     }
 
@@ -201,7 +206,7 @@ impl RegisterLeases {
         record: Record,
         version: Version,
     ) -> Result<Next, StoreError> {
-        let Some(&attempt) = attempts.last() else { return Ok(Next::Look) };
+        let Some(&attempt) = attempts.last() else { return Ok(Next::Read) };
         if attempt.created && self.records.others_delete() {
             // Now that the record exists, no other claim is granted, and the clock is an upper bound of the tokens that
             // were granted before.
@@ -211,7 +216,7 @@ impl RegisterLeases {
         let stood_still = attempt.created && !self.written_early(&record, attempt).is_zero();
         if stood_still || rules::too_slow_for_create(&attempt, self.now()) {
             // The record is read back and written once more, with a token from the clock at that time.
-            return Ok(Next::Look);
+            return Ok(Next::Read);
         }
         self.granted(claim, attempt, record, version).await
     }
@@ -242,7 +247,7 @@ impl RegisterLeases {
                 Ok(Renewal::Lost(Loss { reason: LossReason::Expired { .. }, .. })) => {
                     grant.deadline = grant.deadline.sooner(early);
                 }
-                Ok(Renewal::Lost(_)) => return Ok(Next::Look),
+                Ok(Renewal::Lost(_)) => return Ok(Next::Read),
                 // The grant is valid, whatever happened to its renewal.
                 Err(StoreError::NotApplied(fault) | StoreError::MaybeApplied(fault)) => {
                     return Err(fault.maybe_applied());

@@ -52,7 +52,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let Some(mut memo) = self.memo.take() else { return };
         if self.is_over {
-            self.leases.look_for_late_creates(&self.grant.name, std::mem::take(&mut memo.late_creates));
+            self.leases.delete_late_creates(&self.grant.name, std::mem::take(&mut memo.late_creates));
         }
         self.grant.memo = Some(Box::new(memo));
     }
@@ -87,10 +87,10 @@ impl RegisterLeases {
             }
         }
         self.probed(self.records.trust(), budget).await?;
-        let sight = self.look(&grant.name, budget).await?;
-        Ok(match rules::settle_renewal(grant.id, None, &[], sight.found.as_ref()) {
+        let reading = self.read(&grant.name, budget).await?;
+        Ok(match rules::settle_renewal(grant.id, None, &[], reading.found.as_ref()) {
             Settled::Gone(reason) => Err(reason),
-            Settled::Applied(_) | Settled::Earlier | Settled::Foreign => match sight.observation {
+            Settled::Applied(_) | Settled::Earlier | Settled::Foreign => match reading.observation {
                 Some(Observation { record, .. }) if is_late_grant(&record, grant) => Err(LossReason::Ended),
                 Some(Observation { record, version, .. }) => {
                     Ok(Memo { shared: true, ..Memo::new(version, record, false) })
@@ -122,15 +122,15 @@ impl RegisterLeases {
                 }
                 Sent::Again => None,
                 Sent::Unclear(brought) => {
-                    let sight = self.resolve(&grant.name, brought, budget).await?;
-                    let (known, found) = (memo.known(), sight.found.as_ref());
+                    let reading = self.resolve(&grant.name, brought, budget).await?;
+                    let (known, found) = (memo.known(), reading.found.as_ref());
                     let settled = rules::settle_renewal(grant.id, known, &memo.attempts, found);
                     let is_late = |observation: &Observation| is_late_grant(&observation.record, grant);
                     let applied = match settled {
                         Settled::Gone(reason) => return Ok(lost(grant, reason)),
                         // A late request was applied after the record was deleted, so the original grant is over.
                         Settled::Earlier | Settled::Foreign
-                            if sight.observation.as_ref().is_some_and(is_late) =>
+                            if reading.observation.as_ref().is_some_and(is_late) =>
                         {
                             return Ok(lost(grant, LossReason::Ended));
                         }
@@ -140,7 +140,7 @@ impl RegisterLeases {
                         // Counts from the time at which that attempt was sent.
                         Settled::Applied(attempt) => Some(attempt),
                     };
-                    if let Some(Observation { record, version, .. }) = sight.observation {
+                    if let Some(Observation { record, version, .. }) = reading.observation {
                         // The token of a late create of the same claim is not certain.
                         memo.confirmed &= record.nonce == memo.record.nonce || applied.is_some();
                         (memo.record, memo.version) = (record, version);
@@ -198,8 +198,8 @@ impl RegisterLeases {
                 Sent::Committed(..) => return Ok(Released::Released),
                 Sent::Again => {}
                 Sent::Unclear(brought) => {
-                    let sight = self.resolve(&grant.name, brought, budget).await?;
-                    match rules::settle_release(grant.id, &memo.attempts, sight.found.as_ref()) {
+                    let reading = self.resolve(&grant.name, brought, budget).await?;
+                    match rules::settle_release(grant.id, &memo.attempts, reading.found.as_ref()) {
                         Freed::Applied => return Ok(Released::Released),
                         // A deletion leaves no trace. Until now, only this client had a reason to delete the record, so
                         // its own deletion was applied.
@@ -208,7 +208,7 @@ impl RegisterLeases {
                         }
                         Freed::Gone => return Ok(Released::AlreadyLost),
                         Freed::StillOurs => {
-                            let Some(Observation { record, version, .. }) = sight.observation else {
+                            let Some(Observation { record, version, .. }) = reading.observation else {
                                 continue;
                             };
                             // The search for late creates will delete this record.
@@ -217,7 +217,7 @@ impl RegisterLeases {
                                 return Ok(if deleted { Released::Released } else { Released::AlreadyLost });
                             }
                             // Rule 11: a copy of this process may have renewed it.
-                            let content = sight.found.as_ref();
+                            let content = reading.found.as_ref();
                             let settled =
                                 rules::settle_renewal(grant.id, memo.known(), &memo.attempts, content);
                             if matches!(settled, Settled::Foreign) && !is_late_grant(&record, grant) {

@@ -19,7 +19,7 @@ use crate::types::LockName;
 
 /// The first pause. All pauses together take about a minute, because no request is under way for longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LOOKS: u32 = 6;
+const ATTEMPTS: u32 = 6;
 
 impl RegisterLeases {
     /// Handles the writes of an acquisition that got no response. They may be applied when the lock is next free. If
@@ -44,22 +44,22 @@ impl RegisterLeases {
                     memo.late_creates = late_creates;
                 }
             }
-            _ => self.look_for_late_creates(name, late_creates),
+            _ => self.delete_late_creates(name, late_creates),
         }
     }
 
     /// Looks for records with these nonces for a while, in the background, and deletes them.
-    pub(super) fn look_for_late_creates(&self, name: &LockName, late_creates: Vec<Id>) {
+    pub(super) fn delete_late_creates(&self, name: &LockName, late_creates: Vec<Id>) {
         // There is no current runtime if a request is dropped while its runtime shuts down.
         if let (false, Ok(runtime)) = (late_creates.is_empty(), Handle::try_current()) {
-            runtime.spawn(look(self.records.clone(), name.clone(), late_creates));
+            runtime.spawn(delete_repeatedly(self.records.clone(), name.clone(), late_creates));
         }
     }
 }
 
-async fn look(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) {
+async fn delete_repeatedly(records: Arc<dyn Records>, name: LockName, late_creates: Vec<Id>) {
     let mut pause = FIRST_PAUSE;
-    for _ in 0..LOOKS {
+    for _ in 0..ATTEMPTS {
         records.env().sleep(pause).await;
         pause *= 2;
         match delete(&*records, &name, &late_creates).await {

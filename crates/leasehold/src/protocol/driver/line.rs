@@ -9,7 +9,7 @@ use super::super::record::{Record, RecordState};
 use super::super::record_cache::Observation;
 use super::super::records::Written;
 use super::super::rules;
-use super::{RegisterLeases, STORE_TIMEOUT, Sight};
+use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Claim, HolderInfo, Id, PermitQueue, Standing, Ttl, grace, pause};
 use crate::register::{Precondition, Version};
@@ -48,7 +48,7 @@ impl RegisterLeases {
         let Some(served) = seen.map(|seen| seen.record.served) else { return };
         if claim.place.is_taken(claim.id, served) {
             held.ahead = Some(claim.place.before(claim.id, served).0);
-            held.behind = claim.place.behind(claim.id, served);
+            held.waiter_ahead = claim.place.waiter_ahead(claim.id, served);
         }
     }
 
@@ -88,16 +88,16 @@ impl RegisterLeases {
     /// Decides whether the queue for several permits lets `claim` take a permit. It does if no process holds the lock
     /// `queue` and `claim` could take that lock.
     async fn front_of_queue(&self, claim: &Claim, queue: &LockName) -> Result<(), HolderInfo> {
-        let sight = match self.look(queue, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await {
-            Ok(sight) => sight,
+        let reading = match self.read(queue, &mut self.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await {
+            Ok(reading) => reading,
             Err(error) => {
                 tracing::debug!(lock = %queue, %error, "the queue for permits cannot be read");
                 return Ok(());
             }
         };
-        let unchanged_for = sight.unchanged_for(sight.at);
-        let state = rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules);
-        match (state, &sight.observation) {
+        let unchanged_for = reading.unchanged_for(reading.at);
+        let state = rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules);
+        match (state, &reading.observation) {
             (lease::State::Held(first), _) => Err(HolderInfo { reserved: true, ..first }),
             (_, Some(Observation { record, .. })) if record.awaited => {
                 self.front_of_line(claim, queue, record, unchanged_for).await.map(drop)
@@ -123,7 +123,7 @@ impl RegisterLeases {
                 return Ok(as_it_was);
             }
         };
-        let Standing { number, before, behind } = note(claim, &line, record);
+        let Standing { number, before, waiter_ahead } = note(claim, &line, record);
         let grace = grace(before.iter().map(|before| before.polls));
         let available_for = rules::available_for(record, unchanged_for, self.store_time(), self.rules);
         let mut waiting = line.waiting(record);
@@ -135,7 +135,7 @@ impl RegisterLeases {
                 lapses_within: Some(grace - available_for),
                 reserved: true,
                 ahead: number.map(|_| before.len()),
-                behind: number.and(behind),
+                waiter_ahead: number.and(waiter_ahead),
                 ..HolderInfo::default()
             }),
             _ => {
@@ -148,8 +148,8 @@ impl RegisterLeases {
 
     /// Makes sure that the waiting `claim` is in the line, and that the lock's record is marked as awaited. Returns
     /// whether the claim has just joined.
-    pub(super) async fn keep_place(&self, claim: &Claim, sight: &Sight) -> bool {
-        let Some(Observation { record, version, .. }) = &sight.observation else { return false };
+    pub(super) async fn keep_place(&self, claim: &Claim, reading: &Reading) -> bool {
+        let Some(Observation { record, version, .. }) = &reading.observation else { return false };
         if record.state == RecordState::Free {
             return false;
         }

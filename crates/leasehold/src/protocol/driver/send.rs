@@ -3,7 +3,7 @@
 use super::super::record::{Content, Record};
 use super::super::records::{Found, Refusal, Written};
 use super::super::rules::Attempt;
-use super::{Overwrite, RegisterLeases, Sent, Sight};
+use super::{Overwrite, Reading, RegisterLeases, Sent};
 use crate::clock::Moment;
 use crate::error::StoreError;
 use crate::lease::Token;
@@ -13,11 +13,11 @@ use crate::types::LockName;
 
 impl RegisterLeases {
     /// Reads a lock's record, with retries.
-    pub(super) async fn look(
+    pub(super) async fn read(
         &self,
         name: &LockName,
         budget: &mut RetryBudget<'_>,
-    ) -> Result<Sight, StoreError> {
+    ) -> Result<Reading, StoreError> {
         loop {
             match budget.request(self.records.read(name)).await {
                 Ok(found) => return Ok(self.seen(name, found)),
@@ -27,11 +27,11 @@ impl RegisterLeases {
     }
 
     /// Caches the content of a response that has just arrived.
-    pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Sight {
+    pub(super) fn seen(&self, name: &LockName, found: Option<Found>) -> Reading {
         let at = self.now(); // After the response: rule 1.
         let Some(Found { content, version }) = found else {
             self.cache.forget(name);
-            return Sight { found: None, observation: None, at };
+            return Reading { found: None, observation: None, at };
         };
         let observation = match &content {
             Content::Record(record) => Some(self.cache.see(name, (**record).clone(), version, at)),
@@ -40,7 +40,7 @@ impl RegisterLeases {
                 None
             }
         };
-        Sight { found: Some(content), observation, at }
+        Reading { found: Some(content), observation, at }
     }
 
     /// Returns the stored record after a write of unclear effect: the record that came with the refusal, or the result
@@ -48,12 +48,12 @@ impl RegisterLeases {
     pub(super) async fn resolve(
         &self,
         name: &LockName,
-        brought: Option<Box<Sight>>,
+        brought: Option<Box<Reading>>,
         budget: &mut RetryBudget<'_>,
-    ) -> Result<Sight, StoreError> {
+    ) -> Result<Reading, StoreError> {
         match brought {
-            Some(sight) => Ok(*sight),
-            None => self.look(name, budget).await,
+            Some(reading) => Ok(*reading),
+            None => self.read(name, budget).await,
         }
     }
 

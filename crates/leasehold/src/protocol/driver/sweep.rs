@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{RegisterLeases, STORE_TIMEOUT, Sight};
+use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{Swept, Ttl};
@@ -29,7 +29,7 @@ impl RegisterLeases {
         // Whether a delete was sent and got no response.
         let mut unknown = false;
         loop {
-            let Sight { found, observation, .. } = self.look(name, &mut budget).await?;
+            let Reading { found, observation, .. } = self.read(name, &mut budget).await?;
             let Some(Observation { record, version, .. }) = observation else {
                 return Ok(if unknown && found.is_none() { Swept::Deleted } else { Swept::Kept });
             };

@@ -62,7 +62,7 @@ fn a_delete_without_a_response_may_have_been_applied() {
 }
 
 async fn observation(leases: &RegisterLeases) -> Option<Observation> {
-    leases.look(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap().observation
+    leases.read(&name(), &mut leases.budget(STORE_TIMEOUT, Ttl::DEFAULT)).await.unwrap().observation
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,9 +88,9 @@ async fn a_read_shows_since_when_nothing_has_changed() {
     let leases = RegisterLeases::new(Arc::new(MemoryRegister::new(env)), StoreOptions::default());
     granted(&leases).await;
     clock.suspend(Duration::from_secs(9));
-    let sight = Sight { found: None, observation: observation(&leases).await, at: leases.now() };
-    assert_eq!(sight.unchanged_for(leases.now()), Duration::from_secs(9));
-    assert_eq!(Sight { observation: None, ..sight }.unchanged_for(leases.now()), Duration::ZERO);
+    let reading = Reading { found: None, observation: observation(&leases).await, at: leases.now() };
+    assert_eq!(reading.unchanged_for(leases.now()), Duration::from_secs(9));
+    assert_eq!(Reading { observation: None, ..reading }.unchanged_for(leases.now()), Duration::ZERO);
 }
 
 #[tokio::test]

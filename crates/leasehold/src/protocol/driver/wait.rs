@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use super::super::record::RecordState;
 use super::super::record_cache::Observation;
 use super::super::rules;
-use super::{RegisterLeases, STORE_TIMEOUT, Sight};
+use super::{Reading, RegisterLeases, STORE_TIMEOUT};
 use crate::clock::Deadline;
 use crate::error::{Fault, StoreError};
 use crate::lease::{self, Claim, HolderInfo, PermitQueue, Ttl, Watch};
@@ -59,10 +59,10 @@ impl Watch for RegisterLeases {
                 // Other waiters come first, so this one need not notice a release.
                 env.sleep(pause).await;
             }
-            let (sight, had_trouble, has_joined) =
+            let (reading, had_trouble, has_joined) =
                 self.poll(&claim.name, (joins || leads).then_some(claim)).await?;
-            let unchanged_for = sight.unchanged_for(sight.at);
-            match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+            let unchanged_for = reading.unchanged_for(reading.at);
+            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if !seen.reserved && still.in_cooldown == seen.in_cooldown => {
                     held = still;
                 }
@@ -71,14 +71,14 @@ impl Watch for RegisterLeases {
                     return Ok(());
                 }
             }
-            pacing.looked(had_trouble);
+            pacing.polled(had_trouble);
             let has_next_holder = joins && has_place && held.token != seen.token;
             if has_joined || has_next_holder {
                 // Returns so that the caller learns who has the lock and who is before it.
                 claim.place.polled(claim.id);
                 return Ok(());
             }
-            observation = sight.observation;
+            observation = reading.observation;
         }
     }
 
@@ -93,14 +93,14 @@ impl Watch for RegisterLeases {
             self.pause(name, pause, &mut freed).await;
             // Polls with a read even if the lease should have lapsed by now. It may have been renewed since the last
             // read, and only one of the waiters can be granted the lock.
-            let (sight, had_trouble, _) = self.poll(name, None).await?;
-            let unchanged_for = sight.unchanged_for(sight.at);
-            match rules::state(sight.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
+            let (reading, had_trouble, _) = self.poll(name, None).await?;
+            let unchanged_for = reading.unchanged_for(reading.at);
+            match rules::state(reading.found.as_ref(), unchanged_for, self.store_time(), self.rules) {
                 lease::State::Held(still) if still.in_cooldown == seen.in_cooldown => held = still,
                 _ => return Ok(()),
             }
-            pacing.looked(had_trouble);
-            age = self.held_for(sight.observation.as_ref());
+            pacing.polled(had_trouble);
+            age = self.held_for(reading.observation.as_ref());
         }
     }
 }
@@ -131,18 +131,22 @@ impl RegisterLeases {
     /// Reads the record for a waiter, and makes sure that `claim` has a place in the line. Also returns whether the
     /// store failed, and whether the claim has just joined. Runs in a task, because a caller that stops polling the
     /// future must not keep its permit.
-    async fn poll(&self, name: &LockName, claim: Option<&Claim>) -> Result<(Sight, bool, bool), StoreError> {
+    async fn poll(
+        &self,
+        name: &LockName,
+        claim: Option<&Claim>,
+    ) -> Result<(Reading, bool, bool), StoreError> {
         let (leases, name, claim) = (self.clone(), name.clone(), claim.cloned());
         let look = task::output_of(async move {
             let permit = leases.polls.permit(Deadline::new(leases.now(), Duration::ZERO)).await;
             let mut budget = leases.budget(STORE_TIMEOUT, Ttl::DEFAULT);
             let look = async {
-                let sight = leases.look(&name, &mut budget).await?;
+                let reading = leases.read(&name, &mut budget).await?;
                 let has_joined = match &claim {
-                    Some(claim) => leases.keep_place(claim, &sight).await,
+                    Some(claim) => leases.keep_place(claim, &reading).await,
                     None => false,
                 };
-                Ok((sight, budget.had_trouble(), has_joined))
+                Ok((reading, budget.had_trouble(), has_joined))
             };
             permit.lent_to(leases.records.env(), look).await
         });

@@ -87,7 +87,7 @@ pub(crate) struct Found {
 }
 
 /// The result of one race.
-enum Seen {
+enum RaceResult {
     Good,
     Unsafe(StoreError),
     Nothing(Option<StoreError>),
@@ -166,13 +166,13 @@ impl Lane<'_> {
                 (Kind::Replaces | Kind::Deletes, None) => match self.created(key).await {
                     Ok(version) if raced.kind == Kind::Replaces => self.replaces(key, &version).await,
                     Ok(version) => self.deletes(key, &version).await,
-                    Err(error) => (Seen::Nothing(Some(error)), None),
+                    Err(error) => (RaceResult::Nothing(Some(error)), None),
                 },
             };
             match seen {
-                Seen::Good => raced.counted += 1,
-                Seen::Unsafe(error) => raced.unsafe_ = raced.unsafe_.take().or(Some(error)),
-                Seen::Nothing(trouble) => raced.trouble = trouble.or(raced.trouble.take()),
+                RaceResult::Good => raced.counted += 1,
+                RaceResult::Unsafe(error) => raced.unsafe_ = raced.unsafe_.take().or(Some(error)),
+                RaceResult::Nothing(trouble) => raced.trouble = trouble.or(raced.trouble.take()),
             }
             current = match version {
                 Some(version) => Some(version),
@@ -193,19 +193,19 @@ impl Lane<'_> {
         }
     }
 
-    async fn creates(&self, key: &str) -> (Seen, Option<Version>) {
+    async fn creates(&self, key: &str) -> (RaceResult, Option<Version>) {
         let writes = (0..self.plan.racers)
             .map(|_| self.register.write(key, Precondition::Absent, fresh(self.register)));
         self.judged(Kind::Creates, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
-    async fn replaces(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
+    async fn replaces(&self, key: &str, version: &Version) -> (RaceResult, Option<Version>) {
         let expect = Precondition::Version(version);
         let writes = (0..self.plan.racers).map(|_| self.register.write(key, expect, fresh(self.register)));
         self.judged(Kind::Replaces, join_all(writes).await.into_iter().map(accepted).collect())
     }
 
-    async fn deletes(&self, key: &str, version: &Version) -> (Seen, Option<Version>) {
+    async fn deletes(&self, key: &str, version: &Version) -> (RaceResult, Option<Version>) {
         let (register, half) = (self.register, self.plan.racers / 2);
         let expect = Precondition::Version(version);
         let writes = join_all((0..half).map(|_| register.write(key, expect, fresh(register))));
@@ -218,7 +218,7 @@ impl Lane<'_> {
     }
 
     /// Evaluates the responses. Returns the result, and the version of the winner if there is exactly one.
-    fn judged(&self, kind: Kind, answers: Vec<Answer>) -> (Seen, Option<Version>) {
+    fn judged(&self, kind: Kind, answers: Vec<Answer>) -> (RaceResult, Option<Version>) {
         let racers = answers.len();
         let (mut winners, mut refused, mut trouble) = (Vec::new(), 0, None);
         for answer in answers {
@@ -230,15 +230,15 @@ impl Lane<'_> {
             }
         }
         match winners.len() {
-            0 => (Seen::Nothing(Some(trouble.unwrap_or_else(|| none_accepted(racers)))), None),
+            0 => (RaceResult::Nothing(Some(trouble.unwrap_or_else(|| none_accepted(racers)))), None),
             1 => {
                 let seen = match 2 * (1 + refused) >= racers {
-                    true => Seen::Good,
-                    false => Seen::Nothing(trouble),
+                    true => RaceResult::Good,
+                    false => RaceResult::Nothing(trouble),
                 };
                 (seen, winners.pop().flatten())
             }
-            accepted => (Seen::Unsafe(two_winners(kind, racers, accepted)), None),
+            accepted => (RaceResult::Unsafe(two_winners(kind, racers, accepted)), None),
         }
     }
 

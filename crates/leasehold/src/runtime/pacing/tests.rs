@@ -23,7 +23,7 @@ fn pauses(age: Duration, count: usize, seed: u64) -> Vec<Duration> {
         let lapse = 30 * SECOND - Duration::from_secs(now.as_secs() % 10);
         let pause = pacing.pause(at(now), Token::new(7), age, Some(lapse), &random);
         now += pause;
-        pacing.looked(false);
+        pacing.polled(false);
         pause
     };
     (0..count).map(next).collect()
@@ -59,7 +59,7 @@ fn a_late_waiter_at_a_long_hold_skips_the_short_pauses() {
 #[test]
 fn the_next_poll_is_just_after_the_lapse_with_jitter() {
     let lapse = 300 * MILLISECOND;
-    let looks: Vec<_> = (0..1_000)
+    let polls: Vec<_> = (0..1_000)
         .map(|seed| {
             let random = Random::seeded(seed);
             let mut pacing = Pacing::new(POLL_INTERVAL, at(Duration::ZERO));
@@ -67,8 +67,8 @@ fn the_next_poll_is_just_after_the_lapse_with_jitter() {
             pacing.pause(at(100 * SECOND), None, 100 * SECOND, Some(lapse), &random)
         })
         .collect();
-    assert!(looks.iter().all(|look| (lapse..lapse + POLL_INTERVAL.min / 2).contains(look)));
-    let in_one = |ms| looks.iter().filter(|look| look.as_millis() == ms).count();
+    assert!(polls.iter().all(|poll| (lapse..lapse + POLL_INTERVAL.min / 2).contains(poll)));
+    let in_one = |ms| polls.iter().filter(|poll| poll.as_millis() == ms).count();
     let most = (300..350).map(in_one).max().unwrap();
     assert!(most < 50, "{most} of a thousand in one millisecond of fifty");
 }
@@ -80,12 +80,12 @@ fn a_failing_store_is_polled_less_often_until_it_recovers() {
     let pause = |pacing: &mut Pacing| pacing.pause(at(Duration::ZERO), None, Duration::ZERO, None, &random);
     assert!(pause(&mut pacing) <= POLL_INTERVAL.min.mul_f64(1.25));
     for _ in 0..20 {
-        pacing.looked(true);
+        pacing.polled(true);
         pause(&mut pacing);
     }
     assert!(pause(&mut pacing) >= POLL_INTERVAL.max.mul_f64(STEADY));
     for _ in 0..MAX_STRAIN {
-        pacing.looked(false);
+        pacing.polled(false);
     }
     assert!(pause(&mut pacing) <= POLL_INTERVAL.min.mul_f64(1.25));
 }
@@ -109,7 +109,7 @@ fn any_poll_interval_is_valid() {
         for s in 0..100 {
             let pause = pacing.pause(at(s * SECOND), None, Duration::MAX, None, &Random::seeded(1));
             assert!(pause <= poll_interval.max, "{pause:?} of {poll_interval:?}");
-            pacing.looked(true);
+            pacing.polled(true);
         }
     }
 }

@@ -175,7 +175,7 @@ impl HoldState {
     }
 
     /// Does the same as [`end`](Self::end), for a hold that becomes a ticket.
-    pub(crate) fn hand_on(&self) -> Option<Loss> {
+    pub(crate) fn detach(&self) -> Option<Loss> {
         self.end_as("handed_on")
     }
 

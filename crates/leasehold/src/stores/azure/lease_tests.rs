@@ -54,7 +54,7 @@ fn step(seen: &Seen) -> &'static str {
         Some("PUT") if seen.line.ends_with("?comp=metadata") => "sign",
         Some("PUT") => "create",
         Some("HEAD") if seen.head.contains("x-ms-lease-id") => "verify",
-        Some("HEAD") => "look",
+        Some("HEAD") => "head",
         _ => "other",
     }
 }
@@ -182,7 +182,7 @@ async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
         };
         assert_eq!(held.holder.as_ref().map(|holder| holder.name.as_str()), holder);
         assert_eq!(held.foreign.is_none(), holder.is_some());
-        assert_eq!(steps(&server), ["acquire", "look", "verify"]);
+        assert_eq!(steps(&server), ["acquire", "head", "verify"]);
     }
 }
 
@@ -204,7 +204,7 @@ async fn a_lease_of_another_program_is_held_and_never_ended() {
             store.evict(&claim.name, signature::number(claim.id), None).await.unwrap(),
             Evicted::Changed
         );
-        assert_eq!(steps(&server), ["acquire", "look", "look"]);
+        assert_eq!(steps(&server), ["acquire", "head", "head"]);
     }
 }
 
@@ -398,7 +398,7 @@ async fn an_eviction_ends_the_lease_of_that_holder_only() {
         assert!(step(release) == "release" && release.has(&header), "{release:?}");
         let other = crate::lease::Token::new(token.get() + 1).unwrap();
         assert_eq!(store.evict(&name, other, None).await.unwrap(), Evicted::Changed);
-        assert_eq!(steps(&server), ["look"]);
+        assert_eq!(steps(&server), ["head"]);
     }
 }
 
@@ -422,7 +422,7 @@ async fn a_waiter_returns_when_the_lease_is_gone_or_changes_hands() {
         let claim = claim(&store, 30);
         let AcquireOutcome::Held(held) = store.try_acquire(&claim).await.unwrap() else { panic!() };
         store.turn(&claim, &held).await.unwrap();
-        assert_eq!(steps(&server), ["acquire", "look", "verify", "look", "look"]);
+        assert_eq!(steps(&server), ["acquire", "head", "verify", "head", "head"]);
     }
 }
 

@@ -60,7 +60,7 @@ enum Answer {
 }
 
 /// The properties of a blob that were read.
-struct Seen {
+struct Properties {
     is_leased: bool,
     has_end: bool,
     is_empty: bool,
@@ -111,14 +111,14 @@ impl AzureLeases {
 
     /// Reads the properties of the blob of `name`. With an `id`, reads them only if the blob is leased with this id.
     /// Returns `None` if there is no such blob.
-    async fn look(&self, name: &LockName, id: Option<Id>) -> Result<Option<Seen>, StoreError> {
+    async fn head(&self, name: &LockName, id: Option<Id>) -> Result<Option<Properties>, StoreError> {
         let (blob, target) = (self.blob(name), &self.blobs.target);
         let request = match id {
             Some(id) => wire::head_leased(target, &blob, &lease_id(id)),
             None => wire::head(target, &blob),
         };
         match self.blobs.ask(Operation::Head, &blob, request).await {
-            Ok((headers, _)) => Ok(Some(Seen::of(&headers))),
+            Ok((headers, _)) => Ok(Some(Properties::of(&headers))),
             Err(Meaning::Absent | Meaning::Conflict) => Ok(None),
             Err(other) => Err(failed(other)),
         }
@@ -126,11 +126,11 @@ impl AzureLeases {
 
     /// Reads the state of the lock.
     async fn state(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<State, StoreError> {
-        let seen = repeated(budget, || self.look(name, None)).await?;
+        let seen = repeated(budget, || self.head(name, None)).await?;
         let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
         // Only Azure can decide whether the signature belongs to the lease.
         if let Some(signature) = &seen.signature
-            && let Some(ours) = repeated(budget, || self.look(name, Some(signature.id))).await?
+            && let Some(ours) = repeated(budget, || self.head(name, Some(signature.id))).await?
             && let Some(ours) = ours.signature.filter(|ours| ours.id == signature.id)
         {
             return Ok(State::Held(ours.shown()));
@@ -151,7 +151,7 @@ impl AzureLeases {
     /// Writes the holder into the metadata of its leased blob, unless the blob has contents. Returns whether the lease
     /// is still in force.
     async fn sign(&self, claim: &Claim) -> Result<bool, StoreError> {
-        let Some(seen) = self.look(&claim.name, Some(claim.id)).await? else { return Ok(false) };
+        let Some(seen) = self.head(&claim.name, Some(claim.id)).await? else { return Ok(false) };
         if !seen.is_empty {
             return Ok(true);
         }
@@ -220,7 +220,7 @@ impl AzureLeases {
     }
 }
 
-impl Seen {
+impl Properties {
     fn of(headers: &HeaderMap) -> Self {
         let (state, kind) = lease_state(headers);
         let metadata = wire::metadata(headers);
@@ -356,7 +356,7 @@ impl LeaseStore for AzureLeases {
         _: Option<&Eviction>,
     ) -> Result<Evicted, StoreError> {
         let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-        let seen = repeated(&mut budget, || self.look(name, None)).await?;
+        let seen = repeated(&mut budget, || self.head(name, None)).await?;
         let signature = seen.filter(|seen| seen.is_leased).and_then(|seen| seen.signature);
         let Some(signature) = signature.filter(|signature| signature.number() == token) else {
             return Ok(Evicted::Changed);
@@ -415,9 +415,9 @@ impl Watch for AzureLeases {
         loop {
             env.sleep(pacing.pause(env.now(), seen.token, Duration::ZERO, None, &env.random)).await;
             let mut budget = self.budget(STORE_TIMEOUT, Ttl::DEFAULT);
-            let found = repeated(&mut budget, || self.look(name, None)).await?;
-            pacing.looked(budget.had_trouble());
-            let is_same = |found: &Seen| {
+            let found = repeated(&mut budget, || self.head(name, None)).await?;
+            pacing.polled(budget.had_trouble());
+            let is_same = |found: &Properties| {
                 let number = found.signature.as_ref().map(Signature::number);
                 found.is_leased && (seen.token.is_none() || seen.token == number)
             };

@@ -17,15 +17,15 @@ use crate::error::{ErrorKind, Fault, StoreError};
 
 /// How many times a new table is checked, and the pause between the checks. Amazon creates a table within about ten
 /// seconds.
-const LOOKS: usize = 120;
+const ATTEMPTS: usize = 120;
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl DynamoDb {
     /// Creates the table unless it exists, and waits until it can be used. Any number of processes may do this at the
     /// same time.
     pub(super) async fn make_table(&self) -> Result<(), StoreError> {
-        for look in 0..LOOKS {
-            if look > 0 {
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
                 self.requests.env().sleep(PAUSE).await;
             }
             match self.described().await? {

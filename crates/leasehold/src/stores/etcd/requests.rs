@@ -29,7 +29,7 @@ impl Own<'_> {
 pub(super) fn ask(line: &Keyspace, own: Own<'_>, waits: bool) -> TxnRequest {
     // etcd compares a range without keys like a key of revision 0, and no key has that revision.
     let empty = compare_range(line, CompareResult::Equal, 0);
-    let mut failure = look(line, own.key, 0);
+    let mut failure = read_line(line, own.key, 0);
     if waits {
         let enter = TxnRequest {
             compare: vec![created(own.key, CompareResult::Equal, 0)],
@@ -66,7 +66,7 @@ pub(super) fn confirm_alone(line: &Keyspace, own: Own<'_>, create: i64, revision
     TxnRequest {
         compare: vec![unchanged(own.key, revision)],
         success: vec![own.put(own.granted)],
-        failure: look(line, own.key, create - 1),
+        failure: read_line(line, own.key, create - 1),
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) fn exactly(key: &[u8]) -> RangeRequest {
 }
 
 /// Reads the first key, the own key, and the last key that was created up to the revision `create` (0: any revision).
-fn look(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
+fn read_line(line: &Keyspace, own: &[u8], create: i64) -> Vec<RequestOp> {
     // Includes the value, which shows who waits directly before this claim.
     let last = RangeRequest { max_create_revision: create, ..sorted(line, SortOrder::Descend) };
     vec![op(Op::Range(first(line))), get(own), op(Op::Range(last))]

@@ -55,10 +55,10 @@ pub(super) fn step(keys: &Keys, claim: &Claim, answer: TxnResponse) -> Result<St
         },
         None => entered.then_some(Place { create: revision, revision, before: None }),
     };
-    Ok(behind(keys, claim, first, last, place, revision))
+    Ok(step_in_line(keys, claim, first, last, place, revision))
 }
 
-fn behind(
+fn step_in_line(
     keys: &Keys,
     claim: &Claim,
     first: Option<KeyValue>,
@@ -84,7 +84,7 @@ fn behind(
                     // No key is between that of the holder and ours.
                     held.ahead = Some(0);
                 } else {
-                    held.behind = value::waiter(&last).map(|waiter| waiter.holder);
+                    held.waiter_ahead = value::waiter(&last).map(|waiter| waiter.holder);
                 }
                 place.before = Some((last.key, revision));
             }
@@ -270,7 +270,7 @@ mod tests {
             let Step::Held(held, Some(_)) = refused(Some(foreign(5)), None, Some(last), true) else {
                 panic!()
             };
-            assert_eq!((held.ahead, held.behind), (ahead, behind));
+            assert_eq!((held.ahead, held.waiter_ahead), (ahead, behind));
         }
     }
 

@@ -32,7 +32,7 @@ const MAX_SWEPT: usize = 16;
 const LATEST: Duration = Duration::from_secs(120);
 
 /// The number of batches of keys that are read at the same time.
-const LOOKS_AT_ONCE: usize = 8;
+const MAX_CONCURRENT_CHECKS: usize = 8;
 
 /// One lease.
 #[derive(Debug)]
@@ -315,33 +315,33 @@ impl Session {
             return Err(EtcdError::NoLease);
         }
         let term = answer.header.unwrap_or_default().raft_term;
-        let looks = stream::iter(self.batches()).map(|batch| self.look(client, budget, term, batch));
-        looks.buffer_unordered(LOOKS_AT_ONCE).try_collect::<Vec<()>>().await?;
+        let checks = stream::iter(self.batches()).map(|batch| self.check_batch(client, budget, term, batch));
+        checks.buffer_unordered(MAX_CONCURRENT_CHECKS).try_collect::<Vec<()>>().await?;
         Ok(Kept { sent, ttl: Duration::from_secs(seconds) })
     }
 
     /// Returns the keys of the claims and their expected revisions, in batches. There is at least one batch, because
     /// the read also returns the term.
-    fn batches(&self) -> Vec<Vec<Seen>> {
+    fn batches(&self) -> Vec<Vec<ExpectedKey>> {
         let state = self.state();
-        let seen = |(id, entry): (&Id, &Entry)| Seen {
+        let seen = |(id, entry): (&Id, &Entry)| ExpectedKey {
             id: *id,
             key: entry.key.clone(),
             revision: entry.place.as_ref().map_or(0, |place| place.revision),
         };
-        let all: Vec<Seen> = state.places.iter().map(seen).collect();
+        let all: Vec<ExpectedKey> = state.places.iter().map(seen).collect();
         if all.is_empty() {
             return vec![Vec::new()];
         }
-        all.chunks(MAX_COMPARISONS).map(<[Seen]>::to_vec).collect()
+        all.chunks(MAX_COMPARISONS).map(<[ExpectedKey]>::to_vec).collect()
     }
 
-    async fn look(
+    async fn check_batch(
         &self,
         client: &Client,
         budget: &RetryBudget<'_>,
         term: u64,
-        batch: Vec<Seen>,
+        batch: Vec<ExpectedKey>,
     ) -> Result<(), EtcdError> {
         let request = if batch.is_empty() {
             // Any linearizable read returns the term.
@@ -359,7 +359,7 @@ impl Session {
     }
 
     /// Updates the places after a read in which some key was not as expected.
-    fn take_in(&self, batch: Vec<Seen>, answer: TxnResponse) {
+    fn take_in(&self, batch: Vec<ExpectedKey>, answer: TxnResponse) {
         let mut answers = answer.responses.into_iter();
         let mut state = self.state();
         for seen in batch {
@@ -419,7 +419,7 @@ fn in_term(answer: &TxnResponse, term: u64) -> Result<(), EtcdError> {
 
 /// A key on the lease, with its expected revision.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ExpectedKey {
     id: Id,
     key: Vec<u8>,
     revision: i64,

@@ -190,7 +190,7 @@ impl HeldBy {
             reserved: self.reserved,
             foreign: self.foreign,
             ahead: None,
-            behind: None,
+            waiter_ahead: None,
         }
     }
 }

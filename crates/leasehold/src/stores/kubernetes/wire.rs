@@ -121,7 +121,7 @@ pub(super) enum Event {
     /// The lock is held.
     Held,
     /// The lock may be free, or the watch has ended. The client must read the Lease.
-    Look,
+    ReadAgain,
 }
 
 impl Event {
@@ -134,10 +134,10 @@ impl Event {
         let event: Option<Line> = serde_json::from_slice(line).ok();
         match event {
             Some(Line { r#type, object }) if matches!(r#type.as_str(), "ADDED" | "MODIFIED") => {
-                if object.is_held() { Self::Held } else { Self::Look }
+                if object.is_held() { Self::Held } else { Self::ReadAgain }
             }
             // The Lease was deleted, or the event is an error, such as 410 for a watch that is too far behind.
-            _ => Self::Look,
+            _ => Self::ReadAgain,
         }
     }
 }
@@ -253,9 +253,9 @@ mod tests {
         assert_eq!(of("ADDED", "x"), Event::Held);
         assert_eq!(of("MODIFIED", "x"), Event::Held);
         for (r#type, holder) in [("MODIFIED", ""), ("DELETED", "x"), ("ERROR", ""), ("ERROR", "x")] {
-            assert_eq!(of(r#type, holder), Event::Look, "{type} {holder:?}");
+            assert_eq!(of(r#type, holder), Event::ReadAgain, "{type} {holder:?}");
         }
-        assert_eq!(Event::of(b"<html>"), Event::Look);
+        assert_eq!(Event::of(b"<html>"), Event::ReadAgain);
         let path_and_query = watch("jobs", "x").path_and_query;
         assert!(
             path_and_query

@@ -39,7 +39,7 @@ pub(in super::super) fn refused(claim: &Claim, record: &Record) -> Refusal {
     }
     if let Some(mut held) = record.is_live.then(|| held(record)).or_else(|| reserved(claim, record)) {
         held.ahead = ahead(claim, record);
-        held.behind = behind(claim, record);
+        held.waiter_ahead = waiter_ahead(claim, record);
         return Refusal::Held(held);
     }
     let tokens = claim.tokens.clamp(1, MAX_TOKENS);
@@ -55,7 +55,7 @@ pub(in super::super) fn ahead(claim: &Claim, record: &Record) -> Option<usize> {
 }
 
 /// Returns the waiter directly before `claim`, unless it cannot be read.
-fn behind(claim: &Claim, record: &Record) -> Option<Holder> {
+fn waiter_ahead(claim: &Claim, record: &Record) -> Option<Holder> {
     let before = record.waiters.get(ahead(claim, record)?.checked_sub(1)?)?;
     before.claim.map(|_| before.holder.of_the_past())
 }
@@ -249,16 +249,16 @@ mod tests {
         assert_eq!(held.holder.unwrap().name, "w1");
         assert!(reserved(&claim, &record(2_000_000)).is_none());
         assert!(reserved(&claim, &record(-1)).is_none(), "the clock was set back");
-        assert_eq!(behind(&claim, &record(0)).unwrap().name, "w2");
+        assert_eq!(waiter_ahead(&claim, &record(0)).unwrap().name, "w2");
         claim.id = theirs();
-        assert_eq!((ahead(&claim, &record(0)), behind(&claim, &record(0))), (None, None));
+        assert_eq!((ahead(&claim, &record(0)), waiter_ahead(&claim, &record(0))), (None, None));
         assert_eq!(grace_before(&claim, &record(0)), Duration::from_secs(22), "behind all");
         claim.barges = true;
         assert!(reserved(&claim, &record(0)).is_none());
         claim.id = format!("{:032x}", 1).parse().unwrap();
         claim.barges = false;
         assert!(reserved(&claim, &record(0)).is_none(), "the first");
-        assert_eq!(behind(&claim, &record(0)), None);
+        assert_eq!(waiter_ahead(&claim, &record(0)), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) async fn until_changed<L: ServerLeases>(
     loop {
         let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
         let record = repeated(&mut budget, || leases.read(name)).await?;
-        pacing.looked(budget.had_trouble());
+        pacing.polled(budget.had_trouble());
         let Some(record) = record.filter(|record| rules::is_still(record, seen)) else { return Ok(()) };
         let (now, age) = (env.now(), rules::held_for(&record));
         let pause = pacing.pause(now, seen.token, age, Some(record.left()), &env.random);
@@ -58,7 +58,7 @@ pub(super) async fn until_turn<L: ServerLeases>(
                 Changed::Found(record) => record,
             },
         };
-        pacing.looked(budget.had_trouble());
+        pacing.polled(budget.had_trouble());
         let Some(record) = record else { return Ok(()) };
         let place = rules::ahead(claim, &record);
         has_place = place.is_some();

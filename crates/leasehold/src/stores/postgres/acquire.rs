@@ -18,7 +18,7 @@ use crate::stores::on_server::{Contended, grace};
 impl PostgresLeases {
     /// Sends the claim once. The server does not grant it after `limit`, when the caller no longer waits for the
     /// response.
-    pub(super) async fn contended(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
+    pub(super) async fn send_claim(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         grace::check(self.sessions.failover_grace(), span, Duration::ZERO)?;
         let by = locked_by(claim.id);

@@ -144,7 +144,7 @@ impl ServerLeases for PostgresLeases {
     }
 
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError> {
-        self.contended(claim, limit).await
+        self.send_claim(claim, limit).await
     }
 
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError> {

@@ -22,7 +22,7 @@ impl RedisLeases {
     pub(super) async fn examined(&self) -> Examined {
         let mut examined = Examined { least_permissions: least_permissions(), ..Examined::default() };
         let budget = RetryBudget::of_question(&self.env);
-        match budget.request(self.look(&mut examined)).await {
+        match budget.request(self.examine_server(&mut examined)).await {
             Ok(()) => {}
             Err(error) if error.fault().kind == ErrorKind::Denied => {
                 examined.push(Finding::of_error("permission-server", CheckStatus::Failed, &error));
@@ -32,7 +32,7 @@ impl RedisLeases {
         examined
     }
 
-    async fn look(&self, examined: &mut Examined) -> Result<(), StoreError> {
+    async fn examine_server(&self, examined: &mut Examined) -> Result<(), StoreError> {
         let link = self.links.connector.connect_to_any(&self.env).await?;
         let (server, grace) = (&link.server, self.links.connector.location.failover_grace);
         examined.push(primary(server, &link.host));

@@ -354,15 +354,15 @@ struct Monitor {
 }
 
 /// How often a monitor checks. It ends when no request waits.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Monitor {
     async fn watch(mut self, env: Env) {
-        let mut pause = LOOK;
+        let mut pause = CHECK_INTERVAL;
         loop {
             env.sleep(pause).await;
-            match self.look() {
-                Some(left) => pause = left.min(LOOK),
+            match self.check() {
+                Some(left) => pause = left.min(CHECK_INTERVAL),
                 None => {
                     // Keeps `drop` from removing the entry of another monitor, which may have begun.
                     self.queue = Weak::new();
@@ -374,7 +374,7 @@ impl Monitor {
 
     /// Checks the requests once, and returns the shortest time that any of them has left. Returns `None` if there are
     /// none. This monitor has then ended.
-    fn look(&self) -> Option<Duration> {
+    fn check(&self) -> Option<Duration> {
         let queue = self.queue.upgrade()?;
         if let Ok(runtime) = Handle::try_current() {
             queue.start_missing_runner(&runtime);

@@ -245,7 +245,7 @@ pub(super) fn add_place(
     })?;
     held.ahead = usize::try_from(count).ok();
     let last = last.and_then(|last| from_json::<Holder>(&last).ok());
-    held.behind = last.map(|last| last.of_the_past());
+    held.waiter_ahead = last.map(|last| last.of_the_past());
     Ok(())
 }
 

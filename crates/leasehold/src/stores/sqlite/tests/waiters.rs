@@ -255,7 +255,7 @@ async fn inspection_and_refusals_show_the_queue() {
         let told = refused(&store, &waiter).await;
         assert_eq!(told.ahead, Some(ahead));
         let behind = ahead.checked_sub(1).map(|before| names[before]);
-        assert_eq!(told.behind.as_ref().map(|holder| &*holder.name), behind);
+        assert_eq!(told.waiter_ahead.as_ref().map(|holder| &*holder.name), behind);
     }
     assert_eq!(super::held(&store).await.ahead, None, "a try is not in the queue");
     site.clock.suspend(Duration::from_secs(9));
