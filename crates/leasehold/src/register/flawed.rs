@@ -75,6 +75,7 @@ pub(crate) struct Flawed {
     /// How long each request takes, on average.
     pub(crate) latency: Duration,
     pub(crate) identity: String,
+    pub(crate) has_clock: bool,
     pub(crate) env: Env,
 }
 
@@ -92,6 +93,7 @@ pub(crate) fn store(flaw: Flaw) -> Flawed {
         doubled: Mutex::default(),
         latency: Duration::ZERO,
         identity: "here".to_owned(),
+        has_clock: true,
         env: Env::seeded(Arc::new(TestClock::default()), 1),
     }
 }
@@ -248,7 +250,7 @@ impl Register for Flawed {
     }
 
     fn store_time(&self) -> Option<StoreTime> {
-        Some(StoreTime::exactly(self.env.now().wall_us()))
+        self.has_clock.then(|| StoreTime::exactly(self.env.now().wall_us()))
     }
 
     fn env(&self) -> &Env {

@@ -53,6 +53,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const POLLS: u32 = 66;
 const POLL_PAUSE: Duration = Duration::from_millis(300);
 
+/// How many times to leave the probe to another process that claims it first. On a store with one set of objects, that
+/// process makes progress. If two endpoints of a store have different objects, the claim itself finds that.
+const CLAIMS: u32 = 8;
+
 /// How many times to try to write a verdict while other processes write theirs.
 const RECORDS: u32 = 16;
 
@@ -179,6 +183,19 @@ async fn patiently<'a>(
     probe().await
 }
 
+/// The result of waiting for other processes.
+struct Waited {
+    /// The version of the marker of a prober that has died.
+    abandoned: Option<Version>,
+}
+
+/// The result of a full probe that found no flaw.
+enum Full {
+    Passed,
+    /// Another process runs it.
+    LeftToOther,
+}
+
 struct Probe<'a> {
     register: &'a dyn Register,
     subject: Subject,
@@ -189,15 +206,33 @@ struct Probe<'a> {
 impl Probe<'_> {
     async fn run(&self) -> Result<(), StoreError> {
         let env = self.register.env();
+        for round in 1.. {
+            let Some(waited) = self.wait().await? else { return Ok(()) };
+            match self.run_full(&waited, round > CLAIMS).await {
+                Ok(Full::Passed) => return Ok(()),
+                Ok(Full::LeftToOther) => env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await,
+                Err(error) if error.fault().kind == ErrorKind::Unsupported => {
+                    // Even if this fails, the marker does not record that the store passed.
+                    let _ = self.record(Some(&error.fault().message), false).await;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(others_probe())
+    }
+
+    /// Waits while another process runs the full probe. Returns `None` if the store passed.
+    async fn wait(&self) -> Result<Option<Waited>, StoreError> {
+        let env = self.register.env();
         let mut seen: Option<(Version, u32)> = None;
-        // The marker of a prober that has died.
-        let mut abandoned = None;
         while let Some(VersionedValue { value, version, .. }) = self.register.read(self.subject.key()).await?
         {
             let marker = Marker::read(&value, self.nonce());
             match self.standing(&marker, &version) {
                 Standing::Passed { outdated } => {
-                    return self.still_refuses(marker, &Version::new(outdated)).await;
+                    self.still_refuses(marker, &Version::new(outdated)).await?;
+                    return Ok(None);
                 }
                 Standing::Refused { what } => return Err(self.refused_before(&what)),
                 Standing::Unknown { prober: Some(other) } if other != self.id => {}
@@ -208,20 +243,12 @@ impl Probe<'_> {
                 _ => 1,
             };
             if polls > POLLS {
-                abandoned = Some(version);
-                break;
+                return Ok(Some(Waited { abandoned: Some(version) }));
             }
             seen = Some((version, polls));
             env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await;
         }
-        match self.run_full(abandoned.as_ref()).await {
-            Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                // Even if this fails, the marker does not record that the store passed.
-                let _ = self.record(Some(&error.fault().message), false).await;
-                Err(error)
-            }
-            outcome => outcome,
-        }
+        Ok(Some(Waited { abandoned: None }))
     }
 
     /// Checks a store that passed according to its marker. Sends one more write that must be refused. If the store
@@ -232,9 +259,9 @@ impl Probe<'_> {
         refuses_outdated(self.register, self.subject.key(), outdated, body(&refused)).await
     }
 
-    /// Runs all checks and the races, and records the verdict. Fails if another process has claimed the probe in the
-    /// meantime, unless the marker is still the `abandoned` one.
-    async fn run_full(&self, abandoned: Option<&Version>) -> Result<(), StoreError> {
+    /// Runs all checks and the races, and records the verdict. Leaves them to another process if that has claimed them
+    /// in the meantime, unless `insists`.
+    async fn run_full(&self, waited: &Waited, insists: bool) -> Result<Full, StoreError> {
         let (fronts, unused) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
@@ -249,16 +276,20 @@ impl Probe<'_> {
         };
         let marker = Marker::read(&value, self.nonce());
         match self.standing(&marker, &outdated) {
+            Standing::Refused { what } => return Err(self.refused_before(&what)),
             Standing::Unknown { prober } if prober.is_none_or(|prober| prober == self.id) => {}
-            Standing::Unknown { .. } if abandoned == Some(&outdated) => {}
-            _ => return Err(others_probe()),
+            _ if insists || waited.abandoned.as_ref() == Some(&outdated) => {}
+            _ => return Ok(Full::LeftToOther),
         }
         let claim = marker.probed_by(self.id, &self.identity());
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
-            return Err(match register.read(key).await? {
-                Some(cell) if cell.version == outdated => cause_of_conflict(register, key, &outdated).await,
-                _ => others_probe(),
-            });
+            return match register.read(key).await? {
+                Some(cell) if cell.version == outdated => {
+                    Err(cause_of_conflict(register, key, &outdated).await)
+                }
+                _ if insists => Err(others_probe()),
+                _ => Ok(Full::LeftToOther),
+            };
         }
         refuses_outdated(register, key, &outdated, body(&claim)).await?;
         let nothing = format!("{NOTHING}{}", self.nonce());
@@ -277,7 +308,8 @@ impl Probe<'_> {
             }
         }
         front_ends::log(&self.identity(), &unused);
-        self.record(None, false).await
+        self.record(None, false).await?;
+        Ok(Full::Passed)
     }
 
     /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with

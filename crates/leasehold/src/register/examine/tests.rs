@@ -1,17 +1,19 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex;
 
-use super::super::probe::evidence::RACES_DOCTOR;
+use super::super::probe::evidence::{Marker, RACES_DOCTOR};
 use super::super::probe::{probe, probe_deletes};
 use super::*;
 use crate::clock::StoreTime;
 use crate::env::Env;
 use crate::error::Error;
+use crate::lease::Id;
 use crate::register::flawed::{Flaw, Flawed, store};
 use crate::register::{FrontEnds, RegisterCapabilities};
 
@@ -208,6 +210,8 @@ async fn verdicts_of_busy(busy: &Flawed) -> Vec<&'static str> {
 #[derive(Debug)]
 struct Front {
     store: Arc<Flawed>,
+    /// The objects at the second address, if they are not the same.
+    second: Option<Arc<Flawed>>,
     endpoint: String,
     /// The addresses of the endpoint's name.
     addresses: Vec<IpAddr>,
@@ -223,14 +227,27 @@ impl Front {
 
     fn at(store: Arc<Flawed>, endpoint: &str, addresses: &[IpAddr]) -> Arc<dyn Register> {
         let (endpoint, addresses) = (endpoint.to_owned(), addresses.to_vec());
-        Arc::new(Self { store, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
+        Arc::new(Self {
+            store,
+            second: None,
+            endpoint,
+            addresses,
+            silent: Vec::new(),
+            turn: Mutex::default(),
+        })
+    }
+
+    /// Creates a front end whose name has two addresses with different objects. The name leads to the first address.
+    fn split([store, second]: [Arc<Flawed>; 2], endpoint: &str) -> Arc<dyn Register> {
+        let (endpoint, addresses, second) = (endpoint.to_owned(), two_addresses().to_vec(), Some(second));
+        Arc::new(Self { store, second, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
     }
 
     /// Creates a front end whose name has one more address, which does not respond.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
         let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
-        Arc::new(Self { store, endpoint, addresses, silent, turn: Mutex::default() })
+        Arc::new(Self { store, second: None, endpoint, addresses, silent, turn: Mutex::default() })
     }
 }
 
@@ -266,13 +283,20 @@ impl Register for Front {
         Ok(Self::of(self.store.clone(), endpoint))
     }
     async fn fronts(&self) -> Result<FrontEnds, Error> {
-        let front = |address: &IpAddr| (*address, Self::of(self.store.clone(), &self.endpoint));
+        let front = |(n, address): (usize, &IpAddr)| {
+            let store = self.second.as_ref().filter(|_| n == 1).unwrap_or(&self.store);
+            (*address, Self::of(store.clone(), &self.endpoint))
+        };
         let mut ends = FrontEnds::default();
-        ends.answering = self.addresses.iter().take(RACERS).map(front).collect();
+        ends.answering = self.addresses.iter().take(RACERS).enumerate().map(front).collect();
         ends.more = self.addresses.len() - ends.answering.len();
         ends.silent = self.silent.iter().map(|address| (*address, "refused".to_owned())).collect();
         Ok(ends)
     }
+}
+
+fn two_addresses() -> [IpAddr; 2] {
+    [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,7 +327,7 @@ async fn front_ends_that_are_only_atomic_alone_fail_in_races() {
 /// This also applies before the first use, without named endpoints.
 #[tokio::test(start_paused = true)]
 async fn the_addresses_of_one_name_are_raced_together() {
-    let addresses = [1, 2].map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n)));
+    let addresses = two_addresses();
     let alone = Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "name", &addresses[..0]);
     probe(&*alone).await.unwrap();
     let together = || Front::at(Arc::new(store(Flaw::ChecksInTwoSteps)), "name", &addresses);
@@ -419,4 +443,32 @@ async fn a_store_without_endpoints_is_reported() {
     let [finding] = &examined.findings[..] else { panic!("{:#?}", examined.findings) };
     assert_eq!((finding.check, finding.verdict), ("endpoints", CheckStatus::Failed));
     assert!(finding.seen.contains("http://b") && !finding.help.is_empty(), "{finding:?}");
+}
+
+/// Whatever the markers at the two addresses say, the store is refused and does not stay busy.
+#[tokio::test(start_paused = true)]
+async fn addresses_with_different_objects_are_refused() {
+    let marker = |register: &Flawed| Marker::blank(Id::random(&register.env.random));
+    let probed = |register: &Flawed| marker(register).probed_by(Id::random(&register.env.random), "name");
+    let refused = |register: &Flawed| marker(register).refused("name", register.store_time(), "a flaw");
+    type Make<'a> = &'a dyn Fn(&Flawed) -> Marker;
+    let cases: [[Option<Make<'_>>; 2]; 5] = [
+        [None, None],
+        [Some(&marker), Some(&probed)],
+        [Some(&probed), Some(&refused)],
+        [Some(&probed), Some(&probed)],
+        [None, Some(&probed)],
+    ];
+    for (number, case) in cases.iter().enumerate() {
+        let stores = [(); 2].map(|()| Arc::new(store(Flaw::None)));
+        for (n, (store, make)) in stores.iter().zip(case).enumerate() {
+            store.requests.store(10 * n, Ordering::SeqCst); // for different versions
+            if let Some(make) = make {
+                let body = make(store).to_bytes().into();
+                store.write(".leasehold-probe", Precondition::Absent, body).await.unwrap();
+            }
+        }
+        let error = probe(&*Front::split(stores, "name")).await.unwrap_err();
+        assert_eq!(error.fault().kind, ErrorKind::Unsupported, "case {number}: {error:?}");
+    }
 }

@@ -227,6 +227,16 @@ async fn of_many_processes_one_probes_and_the_others_wait() {
     }
 }
 
+/// Without a clock of the store, a recorded pass is not used, so each process runs the full probe in its turn.
+#[tokio::test(start_paused = true)]
+async fn processes_that_probe_in_turn_do_not_fail() {
+    let latency = Duration::from_millis(50);
+    let store = Flawed { latency, has_clock: false, ..store(Flaw::None) };
+    for outcome in join_all((0..24).map(|_| probe(&store))).await {
+        outcome.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_prober_that_died_has_only_one_successor() {
     let store = Flawed { latency: Duration::from_millis(200), ..store(Flaw::None) };
