@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "reports how long histories take, in real time")]
 
 use std::env::var;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_testkit::simulation::{Fault, Faults, History, Plan, Store, Violation, Workload, run, shrink};
@@ -208,8 +209,10 @@ fn a_violation_is_shrunk_to_the_faults_it_needs() {
     };
     // How far a plan can be shrunk depends on its seed, so the best of three counts.
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
-    let of_three = violations.filter(|violation| violation.invariant == "I1").take(3).map(shrink);
-    let violation = of_three.min_by_key(|violation| violation.plan.faults.count()).unwrap();
+    let three = violations.filter(|violation| violation.invariant == "I1").take(3);
+    let shrinking: Vec<_> = three.map(|violation| thread::spawn(|| shrink(violation))).collect();
+    let shrunk = shrinking.into_iter().map(|thread| thread.join().unwrap());
+    let violation = shrunk.min_by_key(|violation| violation.plan.faults.count()).unwrap();
     println!("{violation}");
     assert_eq!(violation.invariant, "I1");
     assert!(violation.plan.faults.has(Fault::Rates), "{violation}");
