@@ -56,7 +56,7 @@ impl Permits {
         Ok(Self { lock: lock.queued(queue), name, permits, plural, gated: false })
     }
 
-    /// Puts the permits waiter_ahead a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
+    /// Puts the permits behind a gate: an acquisition first waits until the lock `NAME` is free. This gives the holder
     /// of the gate priority, but does not exclude other processes.
     pub(crate) fn gated(self) -> Self {
         Self { gated: true, ..self }
