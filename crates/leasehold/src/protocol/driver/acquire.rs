@@ -64,64 +64,59 @@ impl RegisterLeases {
                 budget.progressed();
             }
             let (store, unchanged_for) = (self.store_time(), reading.unchanged_for(self.now()));
-            next =
-                match rules::judge(claim, attempts, reading.found.as_ref(), unchanged_for, store, self.rules)
-                {
-                    Claimed::Taken(mut held) => {
-                        self.stamp(&claim.name, reading.observation.as_ref(), &budget).await;
-                        self.add_place(claim, reading.observation.as_ref(), &mut held);
-                        return Ok(AcquireOutcome::Held(held));
+            let found = reading.found.as_ref();
+            next = match rules::judge(claim, attempts, found, unchanged_for, store, self.rules) {
+                Claimed::Taken(mut held) => {
+                    self.stamp(&claim.name, reading.observation.as_ref(), &budget).await;
+                    self.add_place(claim, reading.observation.as_ref(), &mut held);
+                    return Ok(AcquireOutcome::Held(held));
+                }
+                Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
+                Claimed::Ours(attempt) => match reading.observation.take() {
+                    Some(Observation { record, version, .. }) => {
+                        self.granted(claim, attempt, record, version).await?
                     }
-                    Claimed::Lost(loss) => return Ok(AcquireOutcome::Lost(loss)),
-                    Claimed::Ours(attempt) => match reading.observation.take() {
-                        Some(Observation { record, version, .. }) => {
-                            self.granted(claim, attempt, record, version).await?
-                        }
-                        None => Next::Read,
-                    },
-                    Claimed::Grantable { over, floor_from_clock } => {
-                        let front = match over {
-                            None => Front::default(),
-                            Some(record) => match self.front(claim, record, unchanged_for).await {
-                                Ok(front) => front,
-                                Err(_) if is_old => {
-                                    next = Next::Read;
-                                    continue;
-                                }
-                                // An earlier write whose response was lost may still be applied, so the claim must not be
-                                // refused.
-                                Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
-                                    Front::of(record)
-                                }
-                                Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
-                            },
-                        };
-                        self.probed(self.records.trust(), &mut budget).await?;
-                        let floor_us = match floor_from_clock {
-                            true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
-                            false => None,
-                        };
-                        let sent = self.now();
-                        let mut record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
-                            .map_err(Fault::not_applied)?;
-                        (record.served, record.awaited) = (front.served, front.awaited);
-                        let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
-                        let version =
-                            reading.observation.as_ref().map(|observation| observation.version.clone());
-                        let over = Overwrite::Record(version.as_ref().zip(over));
-                        let written =
-                            self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
-                        if let Some(attempt) =
-                            attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce)
-                        {
-                            attempt.after = after;
-                        }
-                        match self.next(claim, written, attempts).await? {
-                            Some(next) => next,
-                            None => Next::Judge(reading),
-                        }
+                    None => Next::Read,
+                },
+                Claimed::Grantable { over, floor_from_clock } => {
+                    let front = match over {
+                        None => Front::default(),
+                        Some(record) => match self.front(claim, record, unchanged_for).await {
+                            Ok(front) => front,
+                            Err(_) if is_old => {
+                                next = Next::Read;
+                                continue;
+                            }
+                            // An earlier write whose response was lost may still be applied, so the claim must not be
+                            // refused.
+                            Err(_) if !claim.waits && attempts.iter().any(|attempt| attempt.unknown) => {
+                                Front::of(record)
+                            }
+                            Err(reserved) => return Ok(AcquireOutcome::Held(reserved)),
+                        },
+                    };
+                    self.probed(self.records.trust(), &mut budget).await?;
+                    let floor_us = match floor_from_clock {
+                        true => self.floor(&claim.name, over.is_none(), store, &mut budget).await?,
+                        false => None,
+                    };
+                    let sent = self.now();
+                    let mut record = rules::grant(claim, over, self.store_time(), floor_us, self.nonce())
+                        .map_err(Fault::not_applied)?;
+                    (record.served, record.awaited) = (front.served, front.awaited);
+                    let after = rules::highest_before(over).filter(|_| self.records.counts_tokens());
+                    let version = reading.observation.as_ref().map(|observation| observation.version.clone());
+                    let over = Overwrite::Record(version.as_ref().zip(over));
+                    let written = self.send(&claim.name, over, &record, sent, attempts, &mut budget).await?;
+                    if let Some(attempt) = attempts.iter_mut().find(|attempt| attempt.nonce == record.nonce) {
+                        attempt.after = after;
                     }
-                };
+                    match self.next(claim, written, attempts).await? {
+                        Some(next) => next,
+                        None => Next::Judge(reading),
+                    }
+                }
+            };
         }
     }
 
