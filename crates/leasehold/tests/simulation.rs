@@ -210,7 +210,8 @@ fn a_violation_is_shrunk_to_the_faults_it_needs() {
     let violations = (0..400).filter_map(|seed| run(&plan(seed)).err());
     let three = violations.filter(|violation| violation.invariant == "I1").take(3);
     let mut shrunk = three.map(shrink);
-    let violation = shrunk.find(|violation| violation.plan.faults.count() <= 2).expect("two kinds of fault");
+    let violation =
+        shrunk.find(|violation| violation.plan.faults.count() <= 2).expect("two faults are enough");
     println!("{violation}");
     assert_eq!(violation.invariant, "I1");
     assert!(violation.plan.faults.has(Fault::Rates), "{violation}");

@@ -75,6 +75,7 @@ pub(crate) struct Flawed {
     /// How long each request takes, on average.
     pub(crate) latency: Duration,
     pub(crate) identity: String,
+    /// Whether responses contain the time of the store.
     pub(crate) has_clock: bool,
     pub(crate) env: Env,
 }

@@ -184,9 +184,11 @@ async fn patiently<'a>(
 }
 
 /// The result of waiting for other processes.
-struct Waited {
-    /// The version of the marker of a prober that has died.
-    abandoned: Option<Version>,
+enum Waited {
+    /// The store passed.
+    Passed,
+    /// This process may run the full probe. `abandoned` is the version of the marker of a prober that has died.
+    MayProbe { abandoned: Option<Version> },
 }
 
 /// The result of a full probe that found no flaw.
@@ -206,11 +208,14 @@ struct Probe<'a> {
 impl Probe<'_> {
     async fn run(&self) -> Result<(), StoreError> {
         let env = self.register.env();
-        for round in 1.. {
-            let Some(waited) = self.wait().await? else { return Ok(()) };
-            match self.run_full(&waited, round > CLAIMS).await {
+        for round in 0..=CLAIMS {
+            if round > 0 {
+                env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await;
+            }
+            let Waited::MayProbe { abandoned } = self.wait().await? else { return Ok(()) };
+            match self.run_full(abandoned.as_ref(), round == CLAIMS).await {
                 Ok(Full::Passed) => return Ok(()),
-                Ok(Full::LeftToOther) => env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await,
+                Ok(Full::LeftToOther) => {}
                 Err(error) if error.fault().kind == ErrorKind::Unsupported => {
                     // Even if this fails, the marker does not record that the store passed.
                     let _ = self.record(Some(&error.fault().message), false).await;
@@ -219,11 +224,11 @@ impl Probe<'_> {
                 Err(error) => return Err(error),
             }
         }
-        Err(others_probe())
+        Err(Fault::unavailable("other processes are checking them right now").not_applied())
     }
 
-    /// Waits while another process runs the full probe. Returns `None` if the store passed.
-    async fn wait(&self) -> Result<Option<Waited>, StoreError> {
+    /// Waits while another process runs the full probe.
+    async fn wait(&self) -> Result<Waited, StoreError> {
         let env = self.register.env();
         let mut seen: Option<(Version, u32)> = None;
         while let Some(VersionedValue { value, version, .. }) = self.register.read(self.subject.key()).await?
@@ -232,7 +237,7 @@ impl Probe<'_> {
             match self.standing(&marker, &version) {
                 Standing::Passed { outdated } => {
                     self.still_refuses(marker, &Version::new(outdated)).await?;
-                    return Ok(None);
+                    return Ok(Waited::Passed);
                 }
                 Standing::Refused { what } => return Err(self.refused_before(&what)),
                 Standing::Unknown { prober: Some(other) } if other != self.id => {}
@@ -243,12 +248,12 @@ impl Probe<'_> {
                 _ => 1,
             };
             if polls > POLLS {
-                return Ok(Some(Waited { abandoned: Some(version) }));
+                return Ok(Waited::MayProbe { abandoned: Some(version) });
             }
             seen = Some((version, polls));
             env.sleep(env.random.jittered(POLL_PAUSE, 0.5)).await;
         }
-        Ok(Some(Waited { abandoned: None }))
+        Ok(Waited::MayProbe { abandoned: None })
     }
 
     /// Checks a store that passed according to its marker. Sends one more write that must be refused. If the store
@@ -261,7 +266,7 @@ impl Probe<'_> {
 
     /// Runs all checks and the races, and records the verdict. Leaves them to another process if that has claimed them
     /// in the meantime, unless `insists`.
-    async fn run_full(&self, waited: &Waited, insists: bool) -> Result<Full, StoreError> {
+    async fn run_full(&self, abandoned: Option<&Version>, insists: bool) -> Result<Full, StoreError> {
         let (fronts, unused) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
             fault.with_help(error.help().join("; ")).not_applied()
@@ -278,7 +283,7 @@ impl Probe<'_> {
         match self.standing(&marker, &outdated) {
             Standing::Refused { what } => return Err(self.refused_before(&what)),
             Standing::Unknown { prober } if prober.is_none_or(|prober| prober == self.id) => {}
-            _ if insists || waited.abandoned.as_ref() == Some(&outdated) => {}
+            _ if insists || abandoned == Some(&outdated) => {}
             _ => return Ok(Full::LeftToOther),
         }
         let claim = marker.probed_by(self.id, &self.identity());
@@ -287,7 +292,6 @@ impl Probe<'_> {
                 Some(cell) if cell.version == outdated => {
                     Err(cause_of_conflict(register, key, &outdated).await)
                 }
-                _ if insists => Err(others_probe()),
                 _ => Ok(Full::LeftToOther),
             };
         }
@@ -392,11 +396,6 @@ async fn accepts_delete(register: &dyn Register, key: &str) -> Result<(), StoreE
         Deleted::Deleted => Ok(()),
         Deleted::Conflict => Err(no_deletes("this store refuses deletes that expect the current version")),
     }
-}
-
-/// Returns the error for a probe that another process runs, and will finish soon.
-fn others_probe() -> StoreError {
-    Fault::unavailable("other processes are checking them right now").not_applied()
 }
 
 fn body(marker: &Marker) -> Body {

@@ -221,33 +221,29 @@ struct Front {
 }
 
 impl Front {
+    fn new(store: Arc<Flawed>, endpoint: &str) -> Self {
+        let (endpoint, addresses, silent) = (endpoint.to_owned(), Vec::new(), Vec::new());
+        Self { store, second: None, endpoint, addresses, silent, turn: Mutex::default() }
+    }
+
     fn of(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
-        Self::at(store, endpoint, &[])
+        Arc::new(Self::new(store, endpoint))
     }
 
     fn at(store: Arc<Flawed>, endpoint: &str, addresses: &[IpAddr]) -> Arc<dyn Register> {
-        let (endpoint, addresses) = (endpoint.to_owned(), addresses.to_vec());
-        Arc::new(Self {
-            store,
-            second: None,
-            endpoint,
-            addresses,
-            silent: Vec::new(),
-            turn: Mutex::default(),
-        })
+        Arc::new(Self { addresses: addresses.to_vec(), ..Self::new(store, endpoint) })
     }
 
     /// Creates a front end whose name has two addresses with different objects. The name leads to the first address.
     fn split([store, second]: [Arc<Flawed>; 2], endpoint: &str) -> Arc<dyn Register> {
-        let (endpoint, addresses, second) = (endpoint.to_owned(), two_addresses().to_vec(), Some(second));
-        Arc::new(Self { store, second, endpoint, addresses, silent: Vec::new(), turn: Mutex::default() })
+        let (addresses, second) = (two_addresses().to_vec(), Some(second));
+        Arc::new(Self { second, addresses, ..Self::new(store, endpoint) })
     }
 
     /// Creates a front end whose name has one more address, which does not respond.
     fn beside_a_silent_one(store: Arc<Flawed>, endpoint: &str) -> Arc<dyn Register> {
         let silent = vec![IpAddr::from(Ipv4Addr::new(10, 0, 0, 9))];
-        let (endpoint, addresses) = (endpoint.to_owned(), Vec::new());
-        Arc::new(Self { store, second: None, endpoint, addresses, silent, turn: Mutex::default() })
+        Arc::new(Self { silent, ..Self::new(store, endpoint) })
     }
 }
 
