@@ -78,6 +78,11 @@ impl<'a> RetryBudget<'a> {
         Self { last_error: last_error.clone(), ..self }
     }
 
+    /// Returns the record of the latest error.
+    pub(crate) fn last_error(&self) -> &LastError {
+        &self.last_error
+    }
+
     /// Creates the budget of a request that no lease depends on, such as a request of an examination or a page of a
     /// listing.
     pub(crate) fn of_question(env: &'a Env) -> Self {

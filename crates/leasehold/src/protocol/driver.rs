@@ -127,8 +127,12 @@ impl RegisterLeases {
         probe: impl Future<Output = Result<(), StoreError>>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
+        const CHECKING: &str = "leasehold is still checking whether the store honours preconditions";
         let began = self.now();
+        // For the error message, if the caller gives up.
+        budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
         probe.await?;
+        budget.last_error().clear();
         budget.extend(self.now().longest_since(began));
         Ok(())
     }

@@ -67,7 +67,7 @@ pub(crate) struct Flawed {
     /// How many requests fail as busy before the register works normally.
     pub(crate) busy_first: AtomicUsize,
     pub(crate) writing: AtomicUsize,
-    /// The number of writes and deletes that were accepted.
+    /// The number of writes that were accepted.
     pub(crate) accepted: AtomicUsize,
     /// The races in which a second request will be accepted: the key and the precondition, and the number of accepted
     /// requests including the first of the race.

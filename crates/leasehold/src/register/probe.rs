@@ -29,7 +29,7 @@ use self::checks::{
     refuses_version_of_nothing, vanished,
 };
 use self::evidence::{Marker, Standing};
-use self::races::{Found, Kind, NO_DELETES_HELP, Plan, no_deletes};
+use self::races::{Found, Kind, NO_DELETES_HELP, Plan, Raced, no_deletes};
 use super::front_ends::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
@@ -49,12 +49,12 @@ const TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many times to check whether another process has finished its probe, and the pause in between: some twenty
-/// seconds in total. A process that takes longer has died or is very slow.
+/// seconds in total. A process that takes longer has died or is very slow. The marker records when the probe began, so a
+/// process that cannot wait this long takes over once the time limit of that probe has passed.
 const POLLS: u32 = 66;
 const POLL_PAUSE: Duration = Duration::from_millis(300);
 
-/// How many times to leave the probe to another process that claims it first. On a store with one set of objects, that
-/// process makes progress. If two endpoints of a store have different objects, the claim itself finds that.
+/// How many times to leave the probe to another process that claims it first. That process makes progress.
 const CLAIMS: u32 = 8;
 
 /// How many times to try to write a verdict while other processes write theirs.
@@ -196,6 +196,10 @@ enum Full {
     Passed,
     /// Another process runs it.
     LeftToOther,
+    /// Another process found a flaw.
+    RefusedBefore {
+        what: String,
+    },
 }
 
 struct Probe<'a> {
@@ -214,8 +218,10 @@ impl Probe<'_> {
             }
             let Waited::MayProbe { abandoned } = self.wait().await? else { return Ok(()) };
             match self.run_full(abandoned.as_ref(), round == CLAIMS).await {
-                Ok(Full::Passed) => return Ok(()),
+                Ok(Full::Passed) => return self.record(None, false).await,
                 Ok(Full::LeftToOther) => {}
+                // This process has no verdict of its own to record.
+                Ok(Full::RefusedBefore { what }) => return Err(self.refused_before(&what)),
                 Err(error) if error.fault().kind == ErrorKind::Unsupported => {
                     // Even if this fails, the marker does not record that the store passed.
                     let _ = self.record(Some(&error.fault().message), false).await;
@@ -243,6 +249,9 @@ impl Probe<'_> {
                 Standing::Unknown { prober: Some(other) } if other != self.id => {}
                 Standing::Unknown { .. } => break,
             }
+            if marker.claim_is_over(LIMIT, self.register.store_time()) {
+                return Ok(Waited::MayProbe { abandoned: Some(version) });
+            }
             let polls = match seen.take() {
                 Some((before, polls)) if before == version => polls + 1,
                 _ => 1,
@@ -264,8 +273,8 @@ impl Probe<'_> {
         refuses_outdated(self.register, self.subject.key(), outdated, body(&refused)).await
     }
 
-    /// Runs all checks and the races, and records the verdict. Leaves them to another process if that has claimed them
-    /// in the meantime, unless `insists`.
+    /// Claims the probe, and runs all checks and the races. Leaves them to another process if that has claimed them in
+    /// the meantime, unless `insists`.
     async fn run_full(&self, abandoned: Option<&Version>, insists: bool) -> Result<Full, StoreError> {
         let (fronts, unused) = Fronts::of(self.register, evidence::RACERS).await.map_err(|error| {
             let fault = Fault::new(error.kind(), error.to_string());
@@ -273,7 +282,7 @@ impl Probe<'_> {
         })?;
         let register = fronts.as_ref().map_or(self.register, |fronts| fronts);
         let key = self.subject.key();
-        let blank = Marker::blank(self.nonce()).probed_by(self.id, &self.identity());
+        let blank = self.claimed(Marker::blank(self.nonce()));
         refuses_second_create(register, key, body(&blank)).await?;
         // The content is unknown, because another process may have created the object just now.
         let Some(VersionedValue { value, version: outdated, .. }) = register.read(key).await? else {
@@ -281,12 +290,13 @@ impl Probe<'_> {
         };
         let marker = Marker::read(&value, self.nonce());
         match self.standing(&marker, &outdated) {
-            Standing::Refused { what } => return Err(self.refused_before(&what)),
+            Standing::Refused { what } => return Ok(Full::RefusedBefore { what }),
             Standing::Unknown { prober } if prober.is_none_or(|prober| prober == self.id) => {}
             _ if insists || abandoned == Some(&outdated) => {}
+            _ if self.is_still_at(abandoned).await? => {}
             _ => return Ok(Full::LeftToOther),
         }
-        let claim = marker.probed_by(self.id, &self.identity());
+        let claim = self.claimed(marker);
         if register.write(key, Precondition::Version(&outdated), body(&claim)).await? == Write::Conflict {
             return match register.read(key).await? {
                 Some(cell) if cell.version == outdated => {
@@ -305,46 +315,58 @@ impl Probe<'_> {
             }
         }
         let Found { kinds, .. } = races::run(register, Plan::first_use(self.subject.kinds())).await;
-        for raced in kinds {
-            let too_few = raced.counted < evidence::RACES_FIRST_USE;
-            if let Some(error) = raced.unsafe_.or(raced.trouble.filter(|_| too_few)) {
-                return Err(error);
-            }
-        }
+        verdict(kinds)?;
         front_ends::log(&self.identity(), &unused);
-        self.record(None, false).await?;
         Ok(Full::Passed)
+    }
+
+    /// Returns `marker` with the claim of this process.
+    fn claimed(&self, marker: Marker) -> Marker {
+        marker.probed_by(self.id, &self.identity(), self.register.store_time())
+    }
+
+    /// Returns whether the marker has the version `abandoned`, although another address of the store had another marker
+    /// just now. Then the two addresses have different objects. The claim will find that, so there is nobody to wait
+    /// for.
+    async fn is_still_at(&self, abandoned: Option<&Version>) -> Result<bool, StoreError> {
+        let Some(abandoned) = abandoned else { return Ok(false) };
+        let marker = self.register.read(self.subject.key()).await?;
+        Ok(marker.is_some_and(|marker| marker.version == *abandoned))
     }
 
     /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let (register, key) = (self.register, self.subject.key());
+        let env = self.register.env();
+        let message = format!("the object {} kept changing", self.subject.key());
+        let mut last = Fault::unavailable(message).not_applied();
         for _ in 0..RECORDS {
-            let cell = match register.read(key).await? {
-                Some(cell) => cell,
-                None => {
-                    register.write(key, Precondition::Absent, body(&Marker::blank(self.nonce()))).await?;
-                    continue;
-                }
-            };
-            let marker = Marker::read(&cell.value, self.nonce());
-            let now = register.store_time();
-            let judged = match (unsafe_, self.standing(&marker, &cell.version)) {
-                (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
-                (None, _) => marker.passed(&self.identity(), now, cell.version.as_str()),
-                (Some(what), _) => marker.refused(&self.identity(), now, what),
-            };
-            match register.write(key, Precondition::Version(&cell.version), body(&judged)).await {
+            match self.record_once(unsafe_, lifts).await {
                 Ok(Write::Committed(_)) => return Ok(()),
                 Ok(Write::Conflict) => {}
-                Err(error) if error.is_transient() => {}
+                Err(error) if error.is_transient() => last = error,
                 Err(error) => return Err(error),
             }
-            let env = register.env();
-            env.sleep(env.random.jittered(FIRST_PAUSE, 0.5)).await;
+            let asked = last.fault().retry_after.unwrap_or_default();
+            env.sleep(env.random.jittered(FIRST_PAUSE, 0.5).max(asked)).await;
         }
-        Err(Fault::unavailable(format!("the object {key} kept changing")).not_applied())
+        Err(last)
+    }
+
+    async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Write, StoreError> {
+        let (register, key, identity) = (self.register, self.subject.key(), self.identity());
+        let Some(cell) = register.read(key).await? else {
+            register.write(key, Precondition::Absent, body(&Marker::blank(self.nonce()))).await?;
+            return Ok(Write::Conflict);
+        };
+        let marker = Marker::read(&cell.value, self.nonce());
+        let now = register.store_time();
+        let judged = match (unsafe_, self.standing(&marker, &cell.version)) {
+            (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
+            (None, _) => marker.passed(&identity, now, cell.version.as_str()),
+            (Some(what), _) => marker.refused(&identity, now, what),
+        };
+        register.write(key, Precondition::Version(&cell.version), body(&judged)).await
     }
 
     fn standing(&self, marker: &Marker, version: &Version) -> Standing {
@@ -370,6 +392,23 @@ impl Probe<'_> {
     fn nonce(&self) -> Id {
         Id::random(&self.register.env().random)
     }
+}
+
+/// Returns the verdict of the races. Two winners in any race prove that the store is unsafe, even if other races got no
+/// result.
+fn verdict(kinds: Vec<Raced>) -> Result<(), StoreError> {
+    let mut incomplete = None;
+    for Raced { counted, unsafe_, trouble, .. } in kinds {
+        if let Some(error) = unsafe_ {
+            return Err(error);
+        }
+        if counted < evidence::RACES_FIRST_USE {
+            let message = format!("only {counted} of {} races had a result", evidence::RACES_FIRST_USE);
+            let trouble = trouble.unwrap_or_else(|| Fault::unavailable(message).not_applied());
+            incomplete = incomplete.or(Some(trouble));
+        }
+    }
+    incomplete.map_or(Ok(()), Err)
 }
 
 /// Checks that a delete of a replaced version is refused. If the delete succeeds, the store has no marker that records

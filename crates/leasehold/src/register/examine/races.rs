@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Patient;
 use crate::diagnosis::{CheckStatus, Finding};
 use crate::register::Register;
-use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_THOROUGH, excluded};
+use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE, RACES_THOROUGH, excluded};
 use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
 use crate::retry::retry;
@@ -73,20 +73,17 @@ impl Patient<'_> {
                 ),
             ),
             Some(error) => Finding::of_error(check, CheckStatus::Failed, &error),
-            None if counted > 0 => {
+            // With fewer races, a process would not use the store either.
+            None if counted >= RACES_FIRST_USE => {
                 let seen = format!("of {racers} {} at once, one is accepted, {counted} times", kind.what());
                 Finding::passed(check, format!("{seen}: {}", excluded(counted)))
             }
             None => {
                 let cause = trouble.map_or_else(String::new, |error| format!(": {}", error.fault().message));
-                Finding::warning(
-                    check,
-                    format!(
-                        "of {racers} requests at once, fewer than half got a definite \
-                    response in every race{cause}"
-                    ),
-                )
-                .with_help(
+                let seen = format!(
+                    "only {counted} races of {racers} requests had a result, too few for a conclusion"
+                );
+                Finding::warning(check, seen + &cause).with_help(
                     "it remains unknown whether the store checks preconditions atomically: try again \
                         when it is less busy",
                 )

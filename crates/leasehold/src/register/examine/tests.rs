@@ -2,13 +2,15 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex;
 
 use super::super::probe::evidence::{Marker, RACES_DOCTOR};
-use super::super::probe::{probe, probe_deletes};
+use super::super::probe::trust::within;
+use super::super::probe::{LIMIT, Subject, probe, probe_deletes, record};
 use super::*;
 use crate::clock::StoreTime;
 use crate::env::Env;
@@ -441,11 +443,28 @@ async fn a_store_without_endpoints_is_reported() {
     assert!(finding.seen.contains("http://b") && !finding.help.is_empty(), "{finding:?}");
 }
 
+/// A few races say little, and processes would use the store for thirty days.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_too_slow_for_enough_races_is_not_recorded_as_safe() {
+    let slow = Arc::new(Flawed { latency: Duration::from_secs(3), ..store(Flaw::None) });
+    record(&*slow, Subject::Writes, Some("two won")).await.unwrap();
+    let findings = examine(&*slow, false, &Examination::default()).await.findings;
+    let find = |check: &str| findings.iter().find(|finding| finding.check == check);
+    for race in ["create-race", "atomic-race"] {
+        let race = find(race).unwrap_or_else(|| panic!("{findings:#?}"));
+        assert_eq!(race.verdict, CheckStatus::Warning);
+        assert!(race.seen.starts_with("only ") && !race.seen.starts_with("only 0 "), "{race:?}");
+    }
+    assert!(probe(&*slow).await.unwrap_err().to_string().contains("two won"));
+}
+
 /// Whatever the markers at the two addresses say, the store is refused and does not stay busy.
 #[tokio::test(start_paused = true)]
 async fn addresses_with_different_objects_are_refused() {
     let marker = |register: &Flawed| Marker::blank(Id::random(&register.env.random));
-    let probed = |register: &Flawed| marker(register).probed_by(Id::random(&register.env.random), "name");
+    let probed = |register: &Flawed| {
+        marker(register).probed_by(Id::random(&register.env.random), "name", register.store_time())
+    };
     let refused = |register: &Flawed| marker(register).refused("name", register.store_time(), "a flaw");
     type Make<'a> = &'a dyn Fn(&Flawed) -> Marker;
     let cases: [[Option<Make<'_>>; 2]; 5] = [
@@ -464,7 +483,17 @@ async fn addresses_with_different_objects_are_refused() {
                 store.write(".leasehold-probe", Precondition::Absent, body).await.unwrap();
             }
         }
-        let error = probe(&*Front::split(stores, "name")).await.unwrap_err();
+        let env = stores[0].env.clone();
+        let register = Front::split(stores.clone(), "name");
+        let error = within(&env, LIMIT, probe(&*register)).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Unsupported, "case {number}: {error:?}");
+        for store in stores {
+            let marker = store.cells.lock().unwrap()[".leasehold-probe"].value.clone();
+            let text = String::from_utf8_lossy(&marker);
+            assert!(
+                !text.contains("found unsafe"),
+                "case {number}: a refusal that was read, not found: {text}"
+            );
+        }
     }
 }

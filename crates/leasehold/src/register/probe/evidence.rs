@@ -91,6 +91,9 @@ pub(crate) struct Marker {
     /// The process that is probing the store. Other processes wait for it.
     #[serde(default, rename = "examiner", skip_serializing_if = "Option::is_none")]
     prober: Option<Id>,
+    /// When that process began, on the store's clock: microseconds since 1970, lower bound.
+    #[serde(default, rename = "examiner_since_us", skip_serializing_if = "Option::is_none")]
+    prober_since_us: Option<u64>,
     /// Makes every write, and so every version, different.
     nonce: Id,
 }
@@ -138,6 +141,7 @@ impl Marker {
             outdated: None,
             verdicts: Vec::new(),
             prober: None,
+            prober_since_us: None,
             nonce,
         }
     }
@@ -171,12 +175,18 @@ impl Marker {
         }
     }
 
-    /// Records that `prober` is probing the store `identity`. The store has not passed until the probe ends.
+    /// Records that `prober` is probing the store `identity` since `now`. The store has not passed until the probe ends.
     #[must_use]
-    pub(crate) fn probed_by(mut self, prober: Id, identity: &str) -> Self {
+    pub(crate) fn probed_by(mut self, prober: Id, identity: &str, now: Option<StoreTime>) -> Self {
         self.verdicts.retain(|verdict| verdict.identity != identity || verdict.refused.is_some());
-        self.prober = Some(prober);
+        (self.prober, self.prober_since_us) = (Some(prober), now.map(|now| now.lo_us));
         self
+    }
+
+    /// Returns whether the process that probes the store began more than `limit` ago.
+    pub(crate) fn claim_is_over(&self, limit: Duration, now: Option<StoreTime>) -> bool {
+        let since = self.prober_since_us.zip(now);
+        since.is_some_and(|(since_us, now)| now.lo_us.saturating_sub(since_us) > micros(limit))
     }
 
     /// Records that the store `identity` passed. `replaced` is the version of the marker that this one will replace.
@@ -200,7 +210,7 @@ impl Marker {
         }
         let at_us = now.map_or(0, |now| now.lo_us);
         self.verdicts.push(Verdict { identity: identity.to_owned(), at_us, refused });
-        self.prober = None;
+        (self.prober, self.prober_since_us) = (None, None);
         self
     }
 }
@@ -267,7 +277,7 @@ mod tests {
         }
         assert_eq!(marker.standing(HERE, "v2", None), refused);
         assert_eq!(marker.standing(elsewhere, "v2", at(100)), Standing::Passed { outdated: "v1".to_owned() });
-        let probed = marker.probed_by(id(7), HERE);
+        let probed = marker.probed_by(id(7), HERE, at(100));
         assert_eq!(probed.standing(HERE, "v2", at(100)), refused);
         let passed = probed.passed(HERE, at(101), "v3");
         assert_eq!(passed.standing(HERE, "v4", at(101)), Standing::Passed { outdated: "v3".to_owned() });
@@ -275,8 +285,18 @@ mod tests {
 
     #[test]
     fn a_store_that_is_being_probed_has_not_passed() {
-        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").probed_by(id(7), HERE);
+        let marker = Marker::blank(id(1)).passed(HERE, at(100), "v1").probed_by(id(7), HERE, at(100));
         assert_eq!(marker.standing(HERE, "v2", at(100)), Standing::Unknown { prober: Some(id(7)) });
+    }
+
+    #[test]
+    fn a_claim_is_over_when_its_time_limit_has_passed() {
+        let limit = Duration::from_secs(24 * 3_600);
+        let marker = Marker::blank(id(1)).probed_by(id(7), HERE, at(100));
+        assert!(!marker.claim_is_over(limit, at(101)) && marker.claim_is_over(limit, at(102)));
+        assert!(!marker.claim_is_over(limit, at(99)), "of the future");
+        assert!(!marker.claim_is_over(limit, None), "of unknown age");
+        assert!(!Marker::blank(id(1)).probed_by(id(7), HERE, None).claim_is_over(limit, at(102)));
     }
 
     #[test]
@@ -298,10 +318,12 @@ mod tests {
         let nonce = "00112233445566778899aabbccddeeff".parse().unwrap();
         let marker = Marker::blank(nonce)
             .refused("https://mirror.example.com/bucket", at(20_400), "two won")
-            .probed_by(id(7), HERE);
-        let marker = Marker { prober: Some(id(7)), ..marker.passed(HERE, at(20_412), "\"9b2cf5-1\"") };
-        assert_written("2-probe-marker.json", std::str::from_utf8(&marker.to_bytes()).unwrap());
-        assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), marker);
+            .passed(HERE, at(20_412), "\"9b2cf5-1\"");
+        let older = Marker { prober: Some(id(7)), ..marker.clone() };
+        assert_eq!(Marker::read(golden("2-probe-marker.json").as_bytes(), nonce), older);
+        let marker = Marker { prober_since_us: Some(20_412 * DAY_US), ..older };
+        assert_written("2-probe-marker-since.json", std::str::from_utf8(&marker.to_bytes()).unwrap());
+        assert_eq!(Marker::read(golden("2-probe-marker-since.json").as_bytes(), nonce), marker);
         assert_eq!(Marker::read(b"garbage", nonce), Marker::blank(nonce));
     }
 }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use super::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE};
 use super::races::Raced;
 use super::*;
-use crate::clock::TestClock;
+use crate::clock::{TestClock, timeout};
 use crate::env::Env;
 use crate::lease::{Claim, Holder, LeaseStore, StoreOptions, Ttl};
 use crate::protocol::RegisterLeases;
@@ -241,21 +241,91 @@ async fn processes_that_probe_in_turn_do_not_fail() {
 async fn a_prober_that_died_has_only_one_successor() {
     let store = Flawed { latency: Duration::from_millis(200), ..store(Flaw::None) };
     let id = || Id::random(&store.env.random);
-    let abandoned = Marker::blank(id()).probed_by(id(), &store.identity);
+    let abandoned = Marker::blank(id()).probed_by(id(), &store.identity, store.store_time());
     store.write(MARKER, Precondition::Absent, body(&abandoned)).await.unwrap();
     only_one_probes(&store).await;
+}
+
+/// Starts a probe of `store`, and returns it when its races have begun.
+async fn racing<'a>(store: &'a Flawed) -> BoxFuture<'a, Result<(), StoreError>> {
+    let mut probe: BoxFuture<'a, _> = Box::pin(probe(store));
+    while store.cells.lock().unwrap().len() < 3 {
+        assert!(probe.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
+    probe
+}
+
+/// A process that waits for the lock for a few seconds would otherwise never take over.
+#[tokio::test(start_paused = true)]
+async fn a_prober_whose_time_limit_has_passed_is_replaced_at_once() {
+    let store = store(Flaw::None);
+    drop(racing(&store).await);
+    tokio::time::advance(LIMIT + Duration::from_secs(1)).await;
+    let start = store.env.now();
+    probe(&store).await.unwrap();
+    assert_eq!(store.env.now().shortest_since(start), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_by_another_process_is_reported_and_not_recorded_again() {
+    let store = store(Flaw::None);
+    let probe = racing(&store).await;
+    record(&store, Subject::Writes, Some("two won")).await.unwrap();
+    let recorded = store.cells.lock().unwrap()[MARKER].clone();
+    let error = probe.await.unwrap_err();
+    assert!(error.to_string().ends_with("found unsafe: two won"), "{error}");
+    assert_eq!(store.cells.lock().unwrap()[MARKER].version, recorded.version);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_is_recorded_although_the_store_is_busy() {
+    let store = store(Flaw::None);
+    let start = store.env.now();
+    store.busy_first.store(3, Ordering::SeqCst);
+    record(&store, Subject::Writes, Some("two won")).await.unwrap();
+    assert!(store.env.now().shortest_since(start) >= Duration::from_secs(3), "as the store asked");
+    store.busy_first.store(usize::MAX, Ordering::SeqCst);
+    let error = record(&store, Subject::Writes, None).await.unwrap_err();
+    assert_eq!(error.to_string(), "429");
+}
+
+#[test]
+fn two_winners_outweigh_races_without_a_result() {
+    let busy = || Some(Fault::unavailable("503").not_applied());
+    let two = || Some(Fault::new(ErrorKind::Unsupported, "two won").not_applied());
+    let raced = |kind, counted, unsafe_, trouble| Raced { kind, counted, unsafe_, trouble };
+    for kinds in [
+        vec![raced(Kind::Creates, 3, None, busy()), raced(Kind::Replaces, 3, two(), busy())],
+        vec![raced(Kind::Creates, 3, None, None), raced(Kind::Replaces, 3, two(), None)],
+        vec![raced(Kind::Creates, 3, two(), None), raced(Kind::Replaces, 3, None, busy())],
+    ] {
+        assert_eq!(verdict(kinds).unwrap_err().to_string(), "two won");
+    }
+    let all = RACES_FIRST_USE;
+    let too_few =
+        verdict(vec![raced(Kind::Creates, all, None, busy()), raced(Kind::Replaces, all - 1, None, None)]);
+    assert!(too_few.unwrap_err().is_transient());
+    verdict(vec![raced(Kind::Creates, all, None, busy()), raced(Kind::Replaces, all, None, None)]).unwrap();
+}
+
+/// A user who gives up learns that the store was being checked.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_waits_for_the_probe_says_so() {
+    let register = Flawed { latency: Duration::from_secs(1), ..store(Flaw::None) };
+    let leases = RegisterLeases::new(Arc::new(register), StoreOptions::default());
+    let claim = Claim::new(leases.env(), LockName::new("x").unwrap(), Ttl::DEFAULT, Holder::this_process());
+    let acquisition = leases.try_acquire(&claim);
+    assert!(timeout(&*leases.env().clock, Duration::from_secs(10), acquisition).await.is_none());
+    assert!(claim.last_error.get().unwrap().contains("preconditions"), "{:?}", claim.last_error);
+    leases.try_acquire(&claim).await.unwrap();
+    assert_eq!(claim.last_error.get(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_prober_that_died_is_waited_for_and_replaced() {
     let store = store(Flaw::None);
-    {
-        let mut died = Box::pin(probe(&store));
-        while store.cells.lock().unwrap().len() < 3 {
-            assert!(died.as_mut().now_or_never().is_none());
-            tokio::task::yield_now().await;
-        }
-    }
+    drop(racing(&store).await);
     store.requests();
     let start = store.env.now();
     probe(&store).await.unwrap();

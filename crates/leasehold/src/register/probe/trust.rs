@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -17,7 +17,7 @@ use crate::error::{Fault, StoreError};
 /// Whether a store was found to enforce its preconditions.
 #[derive(Default)]
 pub(crate) struct Trust {
-    passed: AtomicBool,
+    passed: Arc<AtomicBool>,
     /// One run for each runtime. A task makes progress only while its runtime runs, and callers in another runtime must
     /// not depend on that.
     running: Mutex<Vec<Run>>,
@@ -46,19 +46,17 @@ impl Trust {
         if self.passed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let outcome = match Handle::try_current() {
+        match Handle::try_current() {
             Ok(runtime) => {
                 let mut outcome = self.joined(&runtime, env, limit, probe);
                 let known = outcome.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| copied(&known)).unwrap_or_else(|| Err(abandoned()))
             }
             // Without a runtime, no task can be spawned, so this caller probes the store alone.
-            Err(_) => within(env, limit, probe()).await,
-        };
-        if outcome.is_ok() {
-            self.passed.store(true, Ordering::Release);
+            Err(_) => {
+                within(env, limit, probe()).await.inspect(|()| self.passed.store(true, Ordering::Release))
+            }
         }
-        outcome
     }
 
     /// Marks the probe as passed.
@@ -81,9 +79,10 @@ impl Trust {
             return run.outcome.clone();
         }
         let (tell, outcome) = watch::channel(None);
-        let (env, probe) = (env.clone(), probe());
+        let (env, probe, passed) = (env.clone(), probe(), self.passed.clone());
         runtime.spawn(async move {
-            let found = within(&env, limit, probe).await;
+            // Also recorded if all callers have gone.
+            let found = within(&env, limit, probe).await.inspect(|()| passed.store(true, Ordering::Release));
             tell.send_replace(Some(found));
         });
         running.push(Run { runtime: runtime.id(), outcome: outcome.clone() });
@@ -197,6 +196,18 @@ mod tests {
         assert!(probe.settle(&trust).now_or_never().is_none());
         tokio::task::yield_now().await;
         probe.end.notify_one();
+        probe.settle(&trust).await.unwrap();
+        assert_eq!(probe.started(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_pass_counts_although_all_callers_have_gone() {
+        let (trust, probe) = (Trust::default(), TestProbe::default());
+        assert!(probe.settle(&trust).now_or_never().is_none());
+        probe.end.notify_one();
+        while is_running(&trust.running.lock().unwrap()[0].outcome) {
+            tokio::task::yield_now().await;
+        }
         probe.settle(&trust).await.unwrap();
         assert_eq!(probe.started(), 1);
     }

@@ -16,7 +16,6 @@ use futures_util::future::join_all;
 
 use super::item::Item;
 use super::{DynamoDb, PROBE, Updated, expression};
-use crate::clock::StoreTime;
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 use crate::protocol::records::Records;
@@ -47,7 +46,7 @@ const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The maximum number of attempts to write the marker while other processes also write it.
-const MARKER_TRIES: usize = 3;
+const MARKER_TRIES: usize = 16;
 
 impl DynamoDb {
     /// Makes sure that this server was examined and passed, or examines it.
@@ -57,21 +56,24 @@ impl DynamoDb {
         let nonce = nonce.as_deref().unwrap_or("");
         match marker.standing(&self.identity(), nonce, self.requests.store_time()) {
             Standing::Passed { .. } => Ok(()),
-            Standing::Refused { what } => Err(Fault::new(
-                ErrorKind::Unsupported,
-                format!("{} was found unsafe for locks: {what}", self.target.endpoint()),
-            )
+            Standing::Refused { what } => Err(self.refused_before(&what)),
+            Standing::Unknown { .. } => self.examine_races(ROUNDS, false).await,
+        }
+    }
+
+    fn refused_before(&self, what: &str) -> StoreError {
+        let message = format!("{} was found unsafe for locks: {what}", self.target.endpoint());
+        Fault::new(ErrorKind::Unsupported, message)
             .with_help(
                 "after the server has been repaired, run `leasehold doctor`: if it passes, the server can be \
                 used",
             )
-            .not_applied()),
-            Standing::Unknown { .. } => self.examine_races(ROUNDS).await,
-        }
+            .not_applied()
     }
 
-    /// Races writes in `rounds` rounds, and records the result for all users of the table.
-    pub(super) async fn examine_races(&self, rounds: usize) -> Result<(), StoreError> {
+    /// Races writes in `rounds` rounds, and records the result for all users of the table. A refused server can pass only
+    /// with `lifts`.
+    pub(super) async fn examine_races(&self, rounds: usize, lifts: bool) -> Result<(), StoreError> {
         let mut outcome = Ok(());
         for _ in 0..rounds {
             outcome = self.round().await;
@@ -79,17 +81,22 @@ impl DynamoDb {
                 break;
             }
         }
-        let identity = self.identity();
-        let noted = match &outcome {
-            Ok(()) => self.note(|marker, now, seen| marker.passed(&identity, now, seen)).await,
+        let recorded = match &outcome {
+            Ok(()) => self.record(None, lifts).await,
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                let what = error.fault().message.clone();
-                self.note(|marker, now, _| marker.refused(&identity, now, &what)).await
+                self.record(Some(&error.fault().message), lifts).await
             }
             Err(_) => Ok(()),
         };
-        if let Err(error) = noted {
-            tracing::debug!(%error, "the result of the examination could not be recorded: the next process examines again");
+        match recorded {
+            // Another process has found the server unsafe in the meantime.
+            Err(refused) if outcome.is_ok() && refused.fault().kind == ErrorKind::Unsupported => {
+                return Err(refused);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the result of the examination could not be recorded: the next process examines again");
+            }
+            Ok(()) => {}
         }
         outcome
     }
@@ -216,22 +223,23 @@ impl DynamoDb {
         Ok((Marker::read(bytes.as_bytes(), fresh), text(&found, "nonce")))
     }
 
-    /// Writes the marker that `change` returns. `change` gets the current marker, the store's time and the nonce of the
-    /// current item.
-    async fn note(
-        &self,
-        change: impl Fn(Marker, Option<StoreTime>, &str) -> Marker,
-    ) -> Result<(), StoreError> {
+    /// Records that the server is `unsafe_`, or that it passed. A refused server can pass only with `lifts`.
+    async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
+        let identity = self.identity();
         for _ in 0..MARKER_TRIES {
-            let (marker, seen) = self.marker().await?;
-            let fresh = Id::random(&self.env().random);
-            let marker = change(marker, self.requests.store_time(), seen.as_deref().unwrap_or(""));
+            let (marker, nonce) = self.marker().await?;
+            let (seen, now) = (nonce.as_deref().unwrap_or(""), self.requests.store_time());
+            let marker = match (unsafe_, marker.standing(&identity, seen, now)) {
+                (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
+                (None, _) => marker.passed(&identity, now, seen),
+                (Some(what), _) => marker.refused(&identity, now, what),
+            };
             let text = String::from_utf8_lossy(&marker.to_bytes()).into_owned();
-            let written = expression::marker(text, fresh, seen.as_deref());
+            let written = expression::marker(text, Id::random(&self.env().random), nonce.as_deref());
             if let Updated::Done(_) = self.update(PROBE, written, ReturnValue::None).await? {
                 return Ok(());
             }
         }
-        Ok(())
+        Err(Fault::unavailable("the item kept changing").not_applied())
     }
 }

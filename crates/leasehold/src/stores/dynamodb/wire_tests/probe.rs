@@ -157,9 +157,25 @@ async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
         *table.flaw.lock().unwrap() = Flaw::None;
         let refused = server.store().trust().await.is_err();
         assert_eq!(refused, matches!(flaw, Flaw::CreatesTwice | Flaw::ReplacesTwice), "{flaw:?}: as noted");
-        server.store().examine_races(1).await.unwrap();
+        server.store().examine_races(1, true).await.unwrap();
         server.store().trust().await.unwrap();
     }
+}
+
+/// Of two processes that examine an unsafe server at the same time, one may find it and the other may not.
+#[tokio::test]
+async fn only_the_doctor_lifts_a_refusal() {
+    let table = Table::new(Flaw::CreatesTwice);
+    let server = table.serve().await;
+    server.store().examine_races(1, false).await.unwrap_err();
+    *table.flaw.lock().unwrap() = Flaw::None;
+    for store in [server.store(), server.store()] {
+        let error = store.examine_races(1, false).await.unwrap_err();
+        assert!(error.to_string().contains("found unsafe"), "{error:?}");
+    }
+    server.store().trust().await.unwrap_err();
+    server.store().examine_races(1, true).await.unwrap();
+    server.store().trust().await.unwrap();
 }
 
 #[tokio::test]
@@ -169,7 +185,7 @@ async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
     server.store().trust().await.unwrap();
     *table.flaw.lock().unwrap() = Flaw::CreatesTwice;
     server.store().trust().await.unwrap();
-    server.store().examine_races(1).await.unwrap_err();
+    server.store().examine_races(1, true).await.unwrap_err();
     let error = server.store().trust().await.unwrap_err();
     assert!(error.to_string().contains("found unsafe"), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("doctor"), "{error:?}");
