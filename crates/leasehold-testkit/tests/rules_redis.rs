@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::ErrorKind;
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::error::StoreError;
 use leasehold::lease::{
     AcquireOutcome, Claim, Evicted, Grant, HolderInfo, LeaseStore, Released, Renewal, State, Token, Ttl,
     deadline,
 };
+use leasehold::{ErrorKind, Holder};
 use leasehold_testkit::harness::Fresh;
 use leasehold_testkit::launch::Launched;
 use leasehold_testkit::process::within;
@@ -160,6 +160,72 @@ async fn a_token_exceeds_the_last_one_even_if_the_clock_was_set_back() {
     redis(fresh.url(), &["HSET", "RECORD", "token", &(Token::LIMIT - 1).to_string()]).await;
     let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
     assert!(error.to_string().contains("2^53"), "{error}");
+}
+
+/// The hash of a held lock as the first version wrote it, except `until`. Never edit it, because hashes in servers look
+/// like this.
+const FIRST_VERSION: &[(&str, &str)] = &[
+    ("grant", "00112233445566778899aabbccddeeff"),
+    ("token", "1763654400000041"),
+    ("prev", "1763654400000040"),
+    ("state", "held"),
+    ("from", "1763654400000041"),
+    ("lease", "35450000"),
+    ("ttl", "30000"),
+    ("holder", r#"{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy","value":"10.0.0.7:80"}"#),
+    ("shown", r#"{"name":"alice","host":"ci-7","pid":4121,"note":"make deploy"}"#),
+    (
+        "past",
+        r#"{"token":1763654400000040,"grant":"ffeeddccbbaa99887766554433221100","holder":{"name":"bob","host":"ci-8","pid":1},"from_us":1763654300000000,"until_us":1763654390000000,"end":"lapsed"}"#,
+    ),
+    (
+        "waiters",
+        r#"11112222333344445555666677778888 2000 1763654395000000 {"name":"carol","host":"ci-9","pid":77}"#,
+    ),
+];
+
+#[tokio::test]
+async fn the_first_record_format_is_still_read_and_written() {
+    let fresh = fresh();
+    let time = redis(fresh.url(), &["TIME"]).await;
+    let seconds: u64 = time.split_whitespace().next().unwrap().parse().unwrap();
+    let until = format!("{}000000", seconds + 3_600);
+    for (field, value) in FIRST_VERSION.iter().chain(&[("until", until.as_str())]) {
+        redis(fresh.url(), &["HSET", "RECORD", field, value]).await;
+    }
+    let store = open(fresh.url()).await;
+    let status = store.inspect(&lock()).await.unwrap();
+    let State::Held(held) = &status.state else { panic!("{status:?}") };
+    let alice = Holder {
+        name: "alice".into(),
+        host: "ci-7".into(),
+        pid: 4121,
+        note: Some("make deploy".into()),
+        value: Some("10.0.0.7:80".into()),
+    };
+    assert_eq!(held.holder.as_ref(), Some(&alice));
+    assert_eq!(status.token.map(Token::get), Some(1_763_654_400_000_041));
+    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    assert_eq!((status.waiters.len(), status.waiters[0].holder.name.as_str()), (1, "carol"));
+
+    // Use the holder of the record, so that everything but the times is predictable.
+    redis(fresh.url(), &["DEL", "RECORD"]).await;
+    let mut claim = claim(&*store);
+    claim.holder = alice;
+    let mut grant = granted_to(&*store, &claim).await;
+    let field = async |name: &str| redis(fresh.url(), &["HGET", "RECORD", name]).await;
+    for name in ["state", "lease", "ttl", "holder", "shown"] {
+        let (_, first) = FIRST_VERSION.iter().find(|(field, _)| *field == name).unwrap();
+        assert_eq!(field(name).await, *first, "{name}");
+    }
+    assert_eq!((field("grant").await, field("token").await), (claim.id.to_string(), grant.token.to_string()));
+    assert_eq!(redis(fresh.url(), &["GET", "LOCK"]).await, claim.id.to_string());
+    store.release(&mut grant, None).await.unwrap();
+    let past: serde_json::Value = serde_json::from_str(&field("past").await).unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&field("shown").await).unwrap();
+    assert_eq!((&past["holder"], &past["end"]), (&shown, &"released".into()));
+    assert_eq!((&past["token"], &past["grant"]), (&grant.token.get().into(), &claim.id.to_string().into()));
+    assert!(past["from_us"].as_u64() < past["until_us"].as_u64(), "{past}");
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Golden files: every format that leasehold has ever written to a store, in `tests/records`.
+//! Golden files: every format that leasehold has ever written to a store, in `tests/records`. Those of PostgreSQL and
+//! Redis are in the testkit's `tests/rules_postgres.rs` and `tests/rules_redis.rs`, because only the server writes them.
 //!
 //! The files are never edited, because all formats must remain readable. Formats change only by additions. A changed
 //! format gets a new file.
@@ -45,6 +46,7 @@ fn every_format_has_its_golden_files() {
         found,
         [
             "1-awaited.json",
+            "1-azure-lease.txt",
             "1-dynamodb-free.json",
             "1-dynamodb-held.json",
             "1-dynamodb-resting.json",
@@ -55,6 +57,7 @@ fn every_format_has_its_golden_files() {
             "1-existence.json",
             "1-free.json",
             "1-held.json",
+            "1-kubernetes-held.json",
             "1-leading.json",
             "1-line.json",
             "1-probe-marker.json",
@@ -64,6 +67,7 @@ fn every_format_has_its_golden_files() {
             "1-sqlite.sql",
             "1-ticket.txt",
             "1-update-marks.txt",
+            "2-probe-marker-since.json",
             "2-probe-marker.json",
         ]
     );

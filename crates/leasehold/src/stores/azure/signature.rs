@@ -85,6 +85,7 @@ pub(super) fn number(id: Id) -> Token {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::golden::{assert_written, golden, golden_record};
     use proptest::prelude::*;
 
     fn id(text: &str) -> Id {
@@ -98,6 +99,16 @@ mod tests {
         assert!(!format!("{:?}", lease_id(one)).contains("0123"));
         assert_eq!(number(one).get(), 0x1234_5678_9abc);
         assert!(number(id(&"f".repeat(32))).get() < Token::LIMIT);
+    }
+
+    #[test]
+    fn the_first_format_is_still_read_and_written() {
+        let mut metadata = Metadata::default();
+        metadata.user.insert(NAME.to_owned(), golden("1-azure-lease.txt"));
+        let record = golden_record("1-held.json");
+        let signature = Signature::new(record.grant, &record.holder);
+        assert_eq!(Signature::of(&metadata), Some(signature.clone()));
+        assert_written("1-azure-lease.txt", &signature.text());
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::golden::golden_record;
+use crate::golden::{golden, golden_record};
 
 /// Returns the Lease that shows `record`, as a server returns it.
 fn lease_of(record: &Record, over: Option<(&Revision, Option<&Record>)>) -> Value {
@@ -41,6 +41,14 @@ fn a_record_is_read_back_unchanged() {
         let golden = golden_record(golden);
         assert_eq!(record(&lease_of(&golden, None)), golden);
     }
+}
+
+#[test]
+fn the_first_format_is_still_read_and_written() {
+    let held = golden_record("1-held.json");
+    let lease: Value = serde_json::from_str(&golden("1-kubernetes-held.json")).unwrap();
+    assert_eq!(record(&lease), held);
+    assert_eq!(lease_of(&held, Some((&revision(4, 0), None))), lease);
 }
 
 /// kubectl and other clients read these fields.
