@@ -59,7 +59,7 @@ run, once and elect:
   the command's code, or 128 + signal   the command ended while the lock was held
   122   the lock was lost, or was about to be lost, and the command was stopped. This replaces the command's own code,
         so that work done after the loss does not look successful. With --ticket also: the lock was lost before the
-        command started, and the command did not run. elect does not exit after a loss: it campaigns again
+        command started, and the command did not run. elect campaigns again after a loss, unless --once is given
   123   the lock is held (--try); change it with -E
   124   timed out waiting for the lock (--wait); change it with -E
   125   leasehold failed: the store, its URL, its permissions or config.toml. Also: --wait ended before the store
