@@ -24,7 +24,8 @@
 //! 1. **Exclusion.** A grant begins only after the previous grant was released or evicted, or after the deadline of its
 //!    holder has passed. With SQLite on Linux, it may also begin after the holder's process has died.
 //! 2. **Fencing.** Every grant carries a [`Token`] that is greater than the token of every earlier grant of that name.
-//!    This holds across release, expiry, takeover, eviction, and deletion of the record by hand.
+//!    This holds across release, expiry, takeover and eviction, and also if the record is deleted by hand, unless the
+//!    store's clock was set back.
 //! 3. **No trusted client clock.** The wall clocks of two clients are never compared. Clients only measure durations,
 //!    on a clock that counts through suspend. Clock *rates* are assumed to be within 0.5 % of true time.
 //! 4. **The holder detects a loss first.** The [`Guard`] reports a loss no later than its local deadline, even if the

@@ -2,10 +2,10 @@
 //! written or reported.
 //!
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
-//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Each rule is implemented once, here. Without
-//! any one of them there could be two holders at once, or a token that is lower than an earlier one. The tests in
-//! `tests/protocol.rs` name the rule that they check. SQLite, etcd, PostgreSQL and Redis have their own rules, in
-//! `stores/X`.
+//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Rules about time, retries and guards are in the
+//! files that name their numbers. Without any one rule there could be two holders at once, or a token that is lower than
+//! an earlier one. The tests in `tests/protocol.rs` name the rule that they check. SQLite, etcd, PostgreSQL and Redis
+//! have their own rules, in `stores/X`.
 
 mod report;
 

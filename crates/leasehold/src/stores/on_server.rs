@@ -69,7 +69,17 @@ pub(super) struct EvictionAnswer {
     pub(super) is_over: bool,
 }
 
-/// The steps of a lock. Each is one request, which may be repeated. Dropping the future abandons the request.
+/// The steps of a lock. `on_server` limits the time of each step, repeats it, and interprets its response.
+///
+/// Each step is one request, which the server executes atomically, by its own clock, and answers when the change is
+/// durable. A step of several requests would keep the lock's row locked while the client stalls between them. The server
+/// reads its clock after it has locked the row. Otherwise, a step that waited for the row would use an old time.
+///
+/// A method sends its request once. It returns [`StoreError::NotApplied`] only if the request certainly has no effect.
+/// Dropping the future abandons the request.
+///
+/// A lock is *live* while it is held or in a cooldown. Its [`Record`] keeps the latest eight grants that have ended
+/// (`past`).
 #[async_trait]
 pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     fn env(&self) -> &Env;
@@ -77,38 +87,53 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 
     /// Requests the lock, for [`Ttl::contender_span`] plus the store's margin for steps of its clock and the claim's
-    /// lock delay. If the store can prevent it, the lock is not granted after `limit`, when the caller no longer waits
-    /// for the response.
+    /// lock delay. The server grants it if all these are true:
+    ///
+    /// - The lock is not live. This includes locks of other clients with which the store is shared.
+    /// - The record can be read.
+    /// - The claim was not granted before: it is neither the record's latest grant nor in `past`.
+    /// - No other claim waits before this one, or the [`grace`](crate::lease::grace) of those that do is over. A claim
+    ///   that [barges](Claim::barges) ignores them.
+    /// - If the store can check it: `limit` has not passed. After it, the caller no longer waits for the response.
+    ///
+    /// The new token is the last token plus [`Claim::tokens`], or the server's clock in microseconds if that is higher.
+    /// It must be below [`Token::LIMIT`]. If the previous grant had lapsed, the server adds it to `past`. It removes the
+    /// claim, and those before it, from the waiters, unless the claim barges.
+    ///
+    /// If the claim's own grant is live, the server extends it to at least its old length, and reports it again. A
+    /// refusal changes nothing.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant for the ttl in the record, because the ticket of a repeated acquisition may have a longer ttl.
-    /// Also returns the new deadline, which counts from before the request was sent.
+    /// Renews the grant if its id and token are in the record, and it is held and has not lapsed. The lease is as long
+    /// as when it was granted, because the ticket of a repeated acquisition may have a longer ttl. Also returns the new
+    /// deadline ([`renewed_until`]), which counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
-    /// Ends the grant and starts the cooldown, unless it is zero. The token of a withdrawn claim is 0 and is not
-    /// compared.
+    /// Ends the grant, if the record still says that it is held, adds it to `past`, and starts the cooldown, unless it is
+    /// zero. The token of a withdrawn claim is 0 and is not compared.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
     /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
-    /// arrived.
+    /// arrived. By default, does nothing.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let _ = name;
         Ok(())
     }
 
-    /// Ends the grant with `token`.
+    /// Ends the grant with `token`, or its cooldown. A grant that was held is added to `past`.
     async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError>;
 
     async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
 
-    /// Adds the claim to the waiters, if the lock is not free or has waiters, and if there are fewer than
-    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS).
+    /// Adds the claim to the end of the waiters, if the lock is live or has waiters, and if there are fewer than
+    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits or has the grant is not added.
     async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
 
-    /// Removes the claim from the waiters.
+    /// Removes the claim from the waiters. Waits for a request to join that the server is executing.
     async fn leave(&self, name: &LockName, claim: Id) -> Result<(), StoreError>;
 
-    /// Returns the claims of this process that the server can call when it is their turn.
+    /// Returns the claims of this process that the server can call when it is their turn. A store whose server cannot
+    /// call them still keeps a [`Calls`].
     fn calls(&self) -> &Arc<Calls>;
 
     /// Starts to listen for calls, unless this process already listens or cannot listen. Calls all claims once it
@@ -118,7 +143,7 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// Returns one page of the names that begin with `prefix`, and where the next page begins.
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError>;
 
-    /// Creates what the store needs.
+    /// Creates what the store needs. Several processes may call it at the same time.
     async fn init(&self) -> Result<(), StoreError>;
 
     /// See [`LeaseStore::sweep`].
