@@ -81,7 +81,7 @@ fn execute(context: &Context, subcommand: Subcommand) -> Result<u8, Failure> {
         Subcommand::Put(args) => on(small_runtime(), put::put(context, args)),
         Subcommand::Agent => on(run_runtime(), agent::agent(context)),
         #[cfg(feature = "serve")]
-        Subcommand::Serve(args) => on(serve_runtime(), serve::serve(context, args)),
+        Subcommand::Serve(args) => serve::serve(context, args, started(serve_runtime())?),
         Subcommand::Init => on(small_runtime(), init::init(context)),
         Subcommand::Doctor(args) => on(run_runtime(), doctor::doctor(context, &args)),
         Subcommand::Completions(args) => completions::completions(&args),
@@ -112,13 +112,16 @@ fn on(
     runtime: std::io::Result<Runtime>,
     subcommand: impl Future<Output = Result<u8, Failure>>,
 ) -> Result<u8, Failure> {
-    let runtime = runtime.map_err(|error| {
-        Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"))
-    })?;
+    let runtime = started(runtime)?;
     let outcome = runtime.block_on(subcommand);
     // Do not wait for a thread that may hang in a name lookup or on stdin.
     runtime.shutdown_background();
     outcome
+}
+
+fn started(runtime: std::io::Result<Runtime>) -> Result<Runtime, Failure> {
+    runtime
+        .map_err(|error| Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}")))
 }
 
 /// Prints the usage error, the help or the version, and returns the exit code.

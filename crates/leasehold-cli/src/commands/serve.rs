@@ -1,11 +1,13 @@
 //! `leasehold serve`: serves the locks of a store over HTTP.
 
 use std::path::Path;
+use std::time::Duration;
 
 use leasehold::lease::Id;
 use leasehold::random::Random;
 use leasehold_serve::{Access, Dashboard, ServeError, Server, Settings, Tls};
 use serde_json::json;
+use tokio::runtime::Runtime;
 
 use crate::args::{ServeArgs, Ui};
 use crate::context::{self, Context};
@@ -18,7 +20,10 @@ use crate::signals::Signals;
 /// Minimum length of a secret, in bytes.
 const SECRET: usize = 32;
 
-pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
+/// How long the shutdown of the server may wait for its tasks.
+const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<u8, Failure> {
     #[cfg(feature = "otlp")]
     let traces = Traces::start()?;
     #[cfg(feature = "otlp")]
@@ -26,6 +31,17 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     #[cfg(not(feature = "otlp"))]
     let spans = None;
     context.start_log_of_server(spans);
+    let ended = runtime.block_on(run(context, args));
+    // A span ends when its last task has ended, which may be shortly after the response.
+    runtime.shutdown_timeout(TASKS_TIMEOUT);
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        traces.end();
+    }
+    ended
+}
+
+async fn run(context: &Context, args: ServeArgs) -> Result<u8, Failure> {
     let store = context.store()?;
     let operator = args.access.is_none().then(random_text);
     let access = match (&args.access, &operator) {
@@ -76,12 +92,7 @@ pub(super) async fn serve(context: &Context, args: ServeArgs) -> Result<u8, Fail
     let stop = async move {
         signals.next_ending().await;
     };
-    let ended = server.run(stop).await;
-    #[cfg(feature = "otlp")]
-    if let Some(traces) = traces {
-        traces.end();
-    }
-    ended?;
+    server.run(stop).await?;
     Ok(0)
 }
 
