@@ -166,10 +166,8 @@ impl<'a> RetryBudget<'a> {
             self.failures = 1;
             return Ok(());
         }
-        self.pause_after(
-            Fault::contended("the lock's record kept changing while it was written").not_applied(),
-        )
-        .await
+        self.pause_after(Fault::contended("the record kept changing while it was written").not_applied())
+            .await
     }
 
     /// Returns the next pause, with full jitter: uniform between zero and a bound that doubles

@@ -9,10 +9,12 @@ mod send;
 mod sweep;
 mod wait;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use futures_util::stream::BoxStream;
 
 use super::record::{Content, Record, RecordState};
@@ -127,12 +129,22 @@ impl RegisterLeases {
         probe: impl Future<Output = Result<(), StoreError>>,
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
-        const CHECKING: &str = "leasehold is still checking whether the store honours preconditions";
+        const CHECKING: &str = "leasehold has not finished checking the store";
+        let mut probe = pin!(probe);
+        if let Some(known) = probe.as_mut().now_or_never() {
+            return known;
+        }
         let began = self.now();
         // For the error message, if the caller gives up.
-        budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
-        probe.await?;
-        budget.last_error().clear();
+        let is_unexplained = budget.last_error().get().is_none_or(|cause| cause == CHECKING);
+        if is_unexplained {
+            budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
+        }
+        let outcome = probe.await;
+        if is_unexplained {
+            budget.last_error().clear();
+        }
+        outcome?;
         budget.extend(self.now().longest_since(began));
         Ok(())
     }

@@ -47,6 +47,8 @@ pub(crate) enum Flaw {
     DoublesReplaces(u8),
     /// Likewise, accepts both a delete and a write over one version.
     DoublesDeletes(u8),
+    /// Accepts a second write over one version in the races of the first lane. Asks the other lanes to wait for an hour.
+    DoublesInOneLane,
     /// Returns versions with quotes, but compares them without.
     ComparesWithoutQuotes,
 }
@@ -127,6 +129,7 @@ impl Flawed {
             (Flaw::DoublesReplaces(percent) | Flaw::DoublesDeletes(percent), Precondition::Version(_)) => {
                 percent
             }
+            (Flaw::DoublesInOneLane, Precondition::Version(_)) if key.contains("-0-") => 100,
             _ => 0,
         };
         if self.env.random.fraction() < f64::from(percent) / 100.0 {
@@ -190,6 +193,9 @@ impl Register for Flawed {
             return Err(Fault::unavailable("409").not_applied());
         }
         let flaw = *self.flaw.lock().unwrap();
+        if flaw == Flaw::DoublesInOneLane && key.contains("-race-") && !key.contains("-0-") {
+            return Err(Fault::unavailable("503").with_retry_after(Duration::from_secs(3_600)).not_applied());
+        }
         if flaw == Flaw::DeniesWrites {
             return Err(denied());
         }

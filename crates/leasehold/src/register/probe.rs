@@ -34,6 +34,7 @@ use super::front_ends::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
+use crate::retry::RetryBudget;
 
 /// The prefix, followed by a random id, of keys that never exist.
 const NOTHING: &str = ".leasehold-probe-nothing-";
@@ -57,8 +58,8 @@ const POLL_PAUSE: Duration = Duration::from_millis(300);
 /// How many times to leave the probe to another process that claims it first. That process makes progress.
 const CLAIMS: u32 = 8;
 
-/// How many times to try to write a verdict while other processes write theirs.
-const RECORDS: u32 = 16;
+/// The time limit of writing a verdict. A busy store or other processes may delay it.
+pub(crate) const RECORD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The subject of a probe. Each has its own marker key, which is not the name of a lock's record, so it is never
 /// listed.
@@ -223,8 +224,10 @@ impl Probe<'_> {
                 // This process has no verdict of its own to record.
                 Ok(Full::RefusedBefore { what }) => return Err(self.refused_before(&what)),
                 Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                    // Even if this fails, the marker does not record that the store passed.
-                    let _ = self.record(Some(&error.fault().message), false).await;
+                    if let Err(why) = self.record(Some(&error.fault().message), false).await {
+                        // Nevertheless, the marker does not say that the store passed.
+                        tracing::warn!(%why, "an unsafe store could not be recorded as such: {error}");
+                    }
                     return Err(error);
                 }
                 Err(error) => return Err(error),
@@ -337,20 +340,14 @@ impl Probe<'_> {
     /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let env = self.register.env();
-        let message = format!("the object {} kept changing", self.subject.key());
-        let mut last = Fault::unavailable(message).not_applied();
-        for _ in 0..RECORDS {
-            match self.record_once(unsafe_, lifts).await {
+        let mut budget = RetryBudget::new(self.register.env(), RECORD_LIMIT, RECORD_LIMIT);
+        loop {
+            match budget.request(self.record_once(unsafe_, lifts)).await {
                 Ok(Write::Committed(_)) => return Ok(()),
-                Ok(Write::Conflict) => {}
-                Err(error) if error.is_transient() => last = error,
-                Err(error) => return Err(error),
+                Ok(Write::Conflict) => budget.pause_after_conflict().await?,
+                Err(error) => budget.pause_after(error).await?,
             }
-            let asked = last.fault().retry_after.unwrap_or_default();
-            env.sleep(env.random.jittered(FIRST_PAUSE, 0.5).max(asked)).await;
         }
-        Err(last)
     }
 
     async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Write, StoreError> {
@@ -405,7 +402,7 @@ fn verdict(kinds: Vec<Raced>) -> Result<(), StoreError> {
         if counted < evidence::RACES_FIRST_USE {
             let message = format!("only {counted} of {} races had a result", evidence::RACES_FIRST_USE);
             let trouble = trouble.unwrap_or_else(|| Fault::unavailable(message).not_applied());
-            incomplete = incomplete.or(Some(trouble));
+            incomplete = races::more_lasting(incomplete, Some(trouble));
         }
     }
     incomplete.map_or(Ok(()), Err)

@@ -8,7 +8,6 @@ use crate::register::Register;
 use crate::register::probe::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE, RACES_THOROUGH, excluded};
 use crate::register::probe::races::{self, Found, Kind, Plan, Raced};
 use crate::register::probe::{Subject, record};
-use crate::retry::retry;
 
 /// The time limit of the races. The thorough ones may take five times as long.
 const RACES_LIMIT: Duration = Duration::from_secs(120);
@@ -84,8 +83,8 @@ impl Patient<'_> {
                     "only {counted} races of {racers} requests had a result, too few for a conclusion"
                 );
                 Finding::warning(check, seen + &cause).with_help(
-                    "it remains unknown whether the store checks preconditions atomically: try again \
-                        when it is less busy",
+                    "it remains unknown whether the store checks preconditions atomically, and an earlier result \
+                        in the store stays valid: try again when it is less busy, or with --thorough",
                 )
             }
         }
@@ -111,12 +110,11 @@ impl Patient<'_> {
         for (subject, verdict) in [(Subject::Writes, writes), (Subject::Deletes, deletes)] {
             let Some(verdict) = verdict else { continue };
             let unsafe_ = verdict.as_ref().err().map(String::as_str);
-            let recorded = retry(front.env(), || record(front, subject, unsafe_)).await;
-            if let Err(error) = recorded {
+            if let Err(error) = record(front, subject, unsafe_).await {
                 let seen = format!("the result could not be recorded in the store: {error}");
                 let finding = Finding::warning("record", seen);
                 self.found.push(finding.with_help(
-                    "processes examine the store themselves before they use it, with fewer races",
+                    "an earlier result in the store stays valid: try again when the store is less busy",
                 ));
             }
         }

@@ -180,6 +180,12 @@ async fn the_doctors_verdict_decides_whether_a_store_is_used() {
         *store.flaw.lock().unwrap() = Flaw::None;
         probe(&store).await.unwrap();
     }
+    // An examination without a result lifts no refusal.
+    record(&store, Subject::Writes, Some("two won")).await.unwrap();
+    *store.flaw.lock().unwrap() = Flaw::RefusesRacers;
+    examine(&store, false, &Examination::default()).await;
+    *store.flaw.lock().unwrap() = Flaw::None;
+    assert!(probe(&store).await.unwrap_err().to_string().contains("two won"));
 }
 
 /// The guarantees that `?protocol=existence` and sweeps need are recorded separately.
@@ -447,7 +453,8 @@ async fn a_store_without_endpoints_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_too_slow_for_enough_races_is_not_recorded_as_safe() {
     let slow = Arc::new(Flawed { latency: Duration::from_secs(3), ..store(Flaw::None) });
-    record(&*slow, Subject::Writes, Some("two won")).await.unwrap();
+    let marker = Marker::blank(Id::random(&slow.env.random)).refused("here", slow.store_time(), "two won");
+    slow.write(".leasehold-probe", Precondition::Absent, marker.to_bytes().into()).await.unwrap();
     let findings = examine(&*slow, false, &Examination::default()).await.findings;
     let find = |check: &str| findings.iter().find(|finding| finding.check == check);
     for race in ["create-race", "atomic-race"] {

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
+use tokio::sync::watch;
 
 use super::super::{Deleted, Precondition, Register, Version, Write};
 use super::checks::{fresh, refusal};
@@ -20,6 +21,9 @@ pub(crate) const PREFIX: &str = ".leasehold-probe-race-";
 
 /// The number of rounds that run at the same time, on separate keys.
 const LANES: usize = 4;
+
+/// The time limit of the races before a process first uses a store. It leaves the probe time to record the verdict.
+const FIRST_USE_LIMIT: Duration = Duration::from_secs(90);
 
 /// The maximum number of rounds for each race that must count, and the pause after a round in which no race counted.
 const ROUNDS_FOR_ONE: usize = 3;
@@ -97,11 +101,11 @@ enum RaceResult {
 pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
     let id = Id::random(&register.env().random).to_string();
     let prefix = format!("{PREFIX}{}", &id[..12]);
+    let stop = watch::Sender::new(false);
     let lanes = (0..LANES).map(|lane| {
         // The shares of all lanes add up to the planned number.
-        let races = (plan.races + lane) / LANES;
-        Lane { register, plan: Plan { races, ..plan }, prefix: format!("{prefix}-{lane}"), left: Vec::new() }
-            .run()
+        let plan = Plan { races: (plan.races + lane) / LANES, ..plan };
+        Lane { register, plan, prefix: format!("{prefix}-{lane}"), left: Vec::new(), stop: &stop }.run()
     });
     let mut found = Found {
         kinds: plan.kinds.iter().copied().map(Raced::none).collect(),
@@ -112,11 +116,19 @@ pub(crate) async fn run(register: &dyn Register, plan: Plan<'_>) -> Found {
         for (all, one) in found.kinds.iter_mut().zip(lane.0) {
             all.counted += one.counted;
             all.unsafe_ = all.unsafe_.take().or(one.unsafe_);
-            all.trouble = all.trouble.take().or(one.trouble);
+            all.trouble = more_lasting(all.trouble.take(), one.trouble);
         }
         found.left.extend(lane.1);
     }
     found
+}
+
+/// Returns the error that a retry does not change, if there is one, or else the first.
+pub(super) fn more_lasting(one: Option<StoreError>, other: Option<StoreError>) -> Option<StoreError> {
+    match (one, other) {
+        (Some(one), Some(other)) if one.is_transient() && !other.is_transient() => Some(other),
+        (one, other) => one.or(other),
+    }
 }
 
 struct Lane<'a> {
@@ -124,6 +136,8 @@ struct Lane<'a> {
     plan: Plan<'a>,
     prefix: String,
     left: Vec<String>,
+    /// Whether all lanes stop, because one has found that the store is unsafe.
+    stop: &'a watch::Sender<bool>,
 }
 
 impl Lane<'_> {
@@ -134,21 +148,28 @@ impl Lane<'_> {
         let start = env.now();
         for round in 0..ROUNDS_FOR_ONE * self.plan.races {
             let settled = |raced: &Raced| raced.unsafe_.is_some() || raced.counted >= self.plan.races;
-            let ended = !self.plan.all && kinds.iter().any(|raced| raced.unsafe_.is_some());
             // An error that a retry does not change, such as a missing permission.
             let hopeless = |raced: &Raced| raced.trouble.as_ref().is_some_and(|error| !error.is_transient());
             let late = env.now().longest_since(start) > self.plan.limit;
-            if ended || late || kinds.iter().all(settled) || kinds.iter().any(hopeless) {
+            if *self.stop.borrow() || late || kinds.iter().all(settled) || kinds.iter().any(hopeless) {
                 break;
             }
             let before: usize = kinds.iter().map(|raced| raced.counted).sum();
             let key = format!("{}-{round}", self.prefix);
             self.round(&key, &mut kinds).await;
+            if !self.plan.all && kinds.iter().any(|raced| raced.unsafe_.is_some()) {
+                self.stop.send_replace(true);
+            }
             let after: usize = kinds.iter().map(|raced| raced.counted).sum();
             if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
                 let retry_after =
                     kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
-                env.sleep(env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default())).await;
+                let pause = env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default());
+                let mut stop = self.stop.subscribe();
+                tokio::select! {
+                    () = env.sleep(pause) => {}
+                    _ = stop.wait_for(|stop| *stop) => {}
+                }
             }
         }
         (kinds, self.left)
@@ -306,7 +327,7 @@ impl Plan<'_> {
             racers: RACERS,
             races: super::evidence::RACES_FIRST_USE,
             all: false,
-            limit: super::LIMIT,
+            limit: FIRST_USE_LIMIT,
         }
     }
 }

@@ -286,8 +286,22 @@ async fn a_verdict_is_recorded_although_the_store_is_busy() {
     record(&store, Subject::Writes, Some("two won")).await.unwrap();
     assert!(store.env.now().shortest_since(start) >= Duration::from_secs(3), "as the store asked");
     store.busy_first.store(usize::MAX, Ordering::SeqCst);
+    let start = store.env.now();
     let error = record(&store, Subject::Writes, None).await.unwrap_err();
     assert_eq!(error.to_string(), "429");
+    assert!(store.env.now().shortest_since(start) <= RECORD_LIMIT, "a flaw is reported in time");
+}
+
+/// A flaw that was found must not be forgotten because the store is busy.
+#[tokio::test(start_paused = true)]
+async fn a_flaw_is_reported_in_time_and_recorded() {
+    let store = store(Flaw::DoublesInOneLane);
+    let start = store.env.now();
+    let error = probe(&store).await.unwrap_err();
+    assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
+    assert!(store.env.now().shortest_since(start) < LIMIT);
+    *store.flaw.lock().unwrap() = Flaw::None;
+    assert!(probe(&store).await.unwrap_err().to_string().contains("found unsafe"));
 }
 
 #[test]
@@ -295,6 +309,10 @@ fn two_winners_outweigh_races_without_a_result() {
     let busy = || Some(Fault::unavailable("503").not_applied());
     let two = || Some(Fault::new(ErrorKind::Unsupported, "two won").not_applied());
     let raced = |kind, counted, unsafe_, trouble| Raced { kind, counted, unsafe_, trouble };
+    let denied = || Some(Fault::new(ErrorKind::Denied, "403").not_applied());
+    let hopeless =
+        verdict(vec![raced(Kind::Creates, 3, None, busy()), raced(Kind::Replaces, 0, None, denied())]);
+    assert_eq!(hopeless.unwrap_err().to_string(), "403");
     for kinds in [
         vec![raced(Kind::Creates, 3, None, busy()), raced(Kind::Replaces, 3, two(), busy())],
         vec![raced(Kind::Creates, 3, None, None), raced(Kind::Replaces, 3, two(), None)],
@@ -317,7 +335,7 @@ async fn an_acquisition_that_waits_for_the_probe_says_so() {
     let claim = Claim::new(leases.env(), LockName::new("x").unwrap(), Ttl::DEFAULT, Holder::this_process());
     let acquisition = leases.try_acquire(&claim);
     assert!(timeout(&*leases.env().clock, Duration::from_secs(10), acquisition).await.is_none());
-    assert!(claim.last_error.get().unwrap().contains("preconditions"), "{:?}", claim.last_error);
+    assert!(claim.last_error.get().unwrap().contains("checking the store"), "{:?}", claim.last_error);
     leases.try_acquire(&claim).await.unwrap();
     assert_eq!(claim.last_error.get(), None);
 }

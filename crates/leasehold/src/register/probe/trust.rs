@@ -205,9 +205,11 @@ mod tests {
         let (trust, probe) = (Trust::default(), TestProbe::default());
         assert!(probe.settle(&trust).now_or_never().is_none());
         probe.end.notify_one();
-        while is_running(&trust.running.lock().unwrap()[0].outcome) {
+        for _ in 0..10 {
             tokio::task::yield_now().await;
         }
+        assert!(!is_running(&trust.running.lock().unwrap()[0].outcome));
+        probe.end.notify_one();
         probe.settle(&trust).await.unwrap();
         assert_eq!(probe.started(), 1);
     }

@@ -19,8 +19,9 @@ use super::{DynamoDb, PROBE, Updated, expression};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 use crate::protocol::records::Records;
+use crate::register::probe::RECORD_LIMIT;
 use crate::register::probe::evidence::{Marker, Standing};
-use crate::retry::retry;
+use crate::retry::{RetryBudget, retry};
 
 /// The time limit of an examination.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
@@ -44,9 +45,6 @@ pub(super) const ROUNDS_THOROUGH: usize = 40;
 /// attempt.
 const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-
-/// The maximum number of attempts to write the marker while other processes also write it.
-const MARKER_TRIES: usize = 16;
 
 impl DynamoDb {
     /// Makes sure that this server was examined and passed, or examines it.
@@ -81,24 +79,16 @@ impl DynamoDb {
                 break;
             }
         }
-        let recorded = match &outcome {
+        match outcome {
             Ok(()) => self.record(None, lifts).await,
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                self.record(Some(&error.fault().message), lifts).await
+                if let Err(why) = self.record(Some(&error.fault().message), lifts).await {
+                    tracing::warn!(%why, "an unsafe server could not be recorded as such: {error}");
+                }
+                Err(error)
             }
-            Err(_) => Ok(()),
-        };
-        match recorded {
-            // Another process has found the server unsafe in the meantime.
-            Err(refused) if outcome.is_ok() && refused.fault().kind == ErrorKind::Unsupported => {
-                return Err(refused);
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the result of the examination could not be recorded: the next process examines again");
-            }
-            Ok(()) => {}
+            Err(error) => Err(error),
         }
-        outcome
     }
 
     /// Checks that a write on a condition that cannot hold is refused. The write changes nothing, even if the server
@@ -225,21 +215,27 @@ impl DynamoDb {
 
     /// Records that the server is `unsafe_`, or that it passed. A refused server can pass only with `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let identity = self.identity();
-        for _ in 0..MARKER_TRIES {
-            let (marker, nonce) = self.marker().await?;
-            let (seen, now) = (nonce.as_deref().unwrap_or(""), self.requests.store_time());
-            let marker = match (unsafe_, marker.standing(&identity, seen, now)) {
-                (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
-                (None, _) => marker.passed(&identity, now, seen),
-                (Some(what), _) => marker.refused(&identity, now, what),
-            };
-            let text = String::from_utf8_lossy(&marker.to_bytes()).into_owned();
-            let written = expression::marker(text, Id::random(&self.env().random), nonce.as_deref());
-            if let Updated::Done(_) = self.update(PROBE, written, ReturnValue::None).await? {
-                return Ok(());
+        let mut budget = RetryBudget::new(self.env(), RECORD_LIMIT, RECORD_LIMIT);
+        loop {
+            match budget.request(self.record_once(unsafe_, lifts)).await {
+                Ok(Updated::Done(_)) => return Ok(()),
+                Ok(Updated::Refused(_)) => budget.pause_after_conflict().await?,
+                Err(error) => budget.pause_after(error).await?,
             }
         }
-        Err(Fault::unavailable("the item kept changing").not_applied())
+    }
+
+    async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Updated, StoreError> {
+        let identity = self.identity();
+        let (marker, nonce) = self.marker().await?;
+        let (seen, now) = (nonce.as_deref().unwrap_or(""), self.requests.store_time());
+        let marker = match (unsafe_, marker.standing(&identity, seen, now)) {
+            (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
+            (None, _) => marker.passed(&identity, now, seen),
+            (Some(what), _) => marker.refused(&identity, now, what),
+        };
+        let text = String::from_utf8_lossy(&marker.to_bytes()).into_owned();
+        let written = expression::marker(text, Id::random(&self.env().random), nonce.as_deref());
+        self.update(PROBE, written, ReturnValue::None).await
     }
 }
