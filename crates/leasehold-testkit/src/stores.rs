@@ -7,7 +7,8 @@
 //! - `alone`: the conformance suite runs on it;
 //! - `shared`: the suites with several processes run on it too;
 //! - `http`: in addition, requests are counted, lost and delayed by a [`Proxy`](crate::proxy::Proxy);
-//! - `serial`: like `http`, but without tests with many processes, because the server handles one request at a time.
+//! - `serial`: like `http`, but requests are not counted, and no test has many processes, because the server handles
+//!   one request at a time.
 
 #[cfg(any(feature = "s3", feature = "dynamodb"))]
 mod aws;

@@ -118,8 +118,8 @@ pub enum Kind {
     Alone,
     /// Also the suites with several processes.
     Shared,
-    /// Also the suites that count HTTP requests and harm them, but not the tests with many processes, because the
-    /// server handles one request at a time.
+    /// Also the suites that harm HTTP requests, but neither those that count them nor the tests with many processes,
+    /// because the server handles one request at a time.
     Serial,
     /// All suites.
     Http,

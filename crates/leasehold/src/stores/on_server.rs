@@ -57,7 +57,7 @@ pub(super) enum Contended {
 /// The response to a request that changes a lock under a condition.
 pub(super) enum Changed {
     Done,
-    /// Nothing was changed. Contains the record that was found instead.
+    /// The grant was not changed as requested. Contains the record that was found instead.
     Found(Option<Record>),
 }
 
@@ -65,21 +65,28 @@ pub(super) enum Changed {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EvictionAnswer {
     pub(super) is_changed: bool,
-    /// Whether a grant with that token was evicted.
+    /// If nothing was changed: whether the grant with that token has ended, because it was evicted or released. An earlier
+    /// request may have done it.
     pub(super) is_over: bool,
 }
 
-/// The steps of a lock. `on_server` limits the time of each step, repeats it, and interprets its response.
+/// The steps of a lock. `on_server` limits the time of each step, repeats it, and interprets its response. `init` and
+/// `examine` do so themselves.
 ///
-/// Each step is one request, which the server executes atomically, by its own clock, and answers when the change is
-/// durable. A step of several requests would keep the lock's row locked while the client stalls between them. The server
-/// reads its clock after it has locked the row. Otherwise, a step that waited for the row would use an old time.
+/// Each change of a lock is one request, which the server executes atomically and by its own clock. Several requests
+/// would keep the lock's row locked while the client stalls between them. For the same reason, a stored procedure returns
+/// its result after it has committed. The server responds when the change is as durable as it can make it. If a failover
+/// can lose changes nevertheless, the store has a [`failover_grace`](grace).
 ///
-/// A method sends its request once. It returns [`StoreError::NotApplied`] only if the request certainly has no effect.
-/// Dropping the future abandons the request.
+/// A grant uses the time of the server after the row is locked. If there is no row, it uses the time after all earlier
+/// claims have ended. Otherwise, its token could be below an earlier one.
 ///
-/// A lock is *live* while it is held or in a cooldown. Its [`Record`] keeps the latest eight grants that have ended
-/// (`past`).
+/// A method sends a request for a change once. It returns [`StoreError::NotApplied`] only if the request certainly has no
+/// effect. If the future is dropped, the server may still execute the request.
+///
+/// A lock is *live* until its lease or its cooldown has ended, and while another client holds it. A grant *is held* as
+/// long as the record says so, even if its lease has ended. The [`Record`] keeps the latest eight grants that are no
+/// longer held (`past`).
 #[async_trait]
 pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     fn env(&self) -> &Env;
@@ -89,28 +96,31 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// Requests the lock, for [`Ttl::contender_span`] plus the store's margin for steps of its clock and the claim's
     /// lock delay. The server grants it if all these are true:
     ///
-    /// - The lock is not live. This includes locks of other clients with which the store is shared.
-    /// - The record can be read.
+    /// - The lock is not live.
+    /// - The record can be read. Otherwise, the result is an error of the kind `Corrupt`.
     /// - The claim was not granted before: it is neither the record's latest grant nor in `past`.
-    /// - No other claim waits before this one, or the [`grace`](crate::lease::grace) of those that do is over. A claim
-    ///   that [barges](Claim::barges) ignores them.
+    /// - No other claim waits before this one, or the [`grace`](crate::lease::grace) of those that do is over. It counts
+    ///   from the end of the lease or of the cooldown, or from the release. A claim that is not among the waiters is
+    ///   behind all of them. A claim that [barges](Claim::barges) ignores them.
+    /// - The [`failover_grace`](grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
     /// - If the store can check it: `limit` has not passed. After it, the caller no longer waits for the response.
     ///
-    /// The new token is the last token plus [`Claim::tokens`], or the server's clock in microseconds if that is higher.
-    /// It must be below [`Token::LIMIT`]. If the previous grant had lapsed, the server adds it to `past`. It removes the
-    /// claim, and those before it, from the waiters, unless the claim barges.
+    /// The new token is the last token plus [`Claim::tokens`] (between 1 and `MAX_TOKENS`), or the server's clock in
+    /// microseconds if that is higher. It must be below [`Token::LIMIT`]. If the previous grant is still held, its lease
+    /// has ended, and the server adds it to `past`. It removes the claim, and those before it, from the waiters, unless
+    /// the claim barges.
     ///
-    /// If the claim's own grant is live, the server extends it to at least its old length, and reports it again. A
-    /// refusal changes nothing.
+    /// If the claim's own grant is held and its lease has not ended, the server extends it to at least its old length, and
+    /// reports it again, with the same token. A refusal does not change the record.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant if its id and token are in the record, and it is held and has not lapsed. The lease is as long
-    /// as when it was granted, because the ticket of a repeated acquisition may have a longer ttl. Also returns the new
+    /// Renews the grant if its id and token are in the record, it is held, and its lease has not ended. The lease is as
+    /// long as the record says, because the ticket of a repeated acquisition may have a longer ttl. Also returns the new
     /// deadline ([`renewed_until`]), which counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
-    /// Ends the grant, if the record still says that it is held, adds it to `past`, and starts the cooldown, unless it is
-    /// zero. The token of a withdrawn claim is 0 and is not compared.
+    /// Ends the grant if its id and token are in the record and it is held. Adds it to `past`, and starts the cooldown,
+    /// unless it is zero. Calls the first waiter. The token of a withdrawn claim is 0 and is not compared.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
     /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
@@ -120,13 +130,15 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Ends the grant with `token`, or its cooldown. A grant that was held is added to `past`.
+    /// Ends the latest grant if it has `token` and is held, or its cooldown. Adds a grant that was held to `past`. Calls
+    /// the first waiter.
     async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError>;
 
+    /// Returns the record, or `None` if there is none.
     async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
 
     /// Adds the claim to the end of the waiters, if the lock is live or has waiters, and if there are fewer than
-    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits or has the grant is not added.
+    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits, or is the latest grant, is not added.
     async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
 
     /// Removes the claim from the waiters. Waits for a request to join that the server is executing.
@@ -140,7 +152,8 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// listens.
     fn listen(&self);
 
-    /// Returns one page of the names that begin with `prefix`, and where the next page begins.
+    /// Returns one page of the names that begin with `prefix`, and a mark from which the next page continues. A page may
+    /// be empty, and may contain names that are not lock names.
     async fn names(&self, prefix: &str, from: Option<String>) -> Result<Page, StoreError>;
 
     /// Creates what the store needs. Several processes may call it at the same time.
@@ -152,6 +165,7 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// See [`Diagnose::discard`].
     async fn discard(&self, name: &LockName) -> Result<bool, StoreError>;
 
+    /// See [`Diagnose::examine`].
     async fn examine(&self) -> Examined;
 
     /// Closes the connections that the store keeps open.
