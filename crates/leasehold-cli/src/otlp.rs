@@ -19,7 +19,8 @@ use crate::context::LogLayer;
 use crate::exit::Failure;
 
 /// How long the shutdown of the server may wait until the last spans are sent. Together with the 20 s in which the
-/// server finishes its requests, this is less than the 30 s after which supervisors kill a process.
+/// server finishes its requests, and a second for its threads, this is less than the 30 s after which supervisors kill a
+/// process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The variables that turn the export on. The first one that is set is used.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];

@@ -57,6 +57,8 @@ pub(crate) struct RetryBudget<'a> {
     /// The message and the help text of the latest error.
     cause: Option<(String, Option<String>)>,
     last_error: LastError,
+    /// The longest pause that the store may ask for.
+    longest_asked: Duration,
 }
 
 impl<'a> RetryBudget<'a> {
@@ -70,7 +72,13 @@ impl<'a> RetryBudget<'a> {
             failures: 0,
             cause: None,
             last_error: LastError::default(),
+            longest_asked: Duration::MAX,
         }
+    }
+
+    /// Waits no longer than other pauses, even if the store asks for more. For a write that matters more than the load.
+    pub(crate) fn urgent(self) -> Self {
+        Self { longest_asked: LONGEST_PAUSE, ..self }
     }
 
     /// Records the latest error in `last_error`.
@@ -149,7 +157,7 @@ impl<'a> RetryBudget<'a> {
         }
         self.last_error.set(&error);
         self.cause = Some((error.to_string(), error.fault().help.clone()));
-        let asked = error.fault().retry_after.unwrap_or(Duration::ZERO);
+        let asked = error.fault().retry_after.unwrap_or(Duration::ZERO).min(self.longest_asked);
         let pause = self.next_pause().max(asked);
         if pause >= self.left() {
             return Err(error);

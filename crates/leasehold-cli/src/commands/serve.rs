@@ -20,7 +20,7 @@ use crate::signals::Signals;
 /// Minimum length of a secret, in bytes.
 const SECRET: usize = 32;
 
-/// How long the shutdown of the server may wait for its tasks.
+/// How long the shutdown of the server may wait for the threads of its runtime.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<u8, Failure> {
@@ -32,7 +32,7 @@ pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Res
     let spans = None;
     context.start_log_of_server(spans);
     let ended = runtime.block_on(run(context, args));
-    // A span ends when its last task has ended, which may be shortly after the response.
+    // Cancels the remaining tasks. A span ends when its last task has ended, which may be shortly after the response.
     runtime.shutdown_timeout(TASKS_TIMEOUT);
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {

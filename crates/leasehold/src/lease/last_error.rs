@@ -30,6 +30,14 @@ impl LastError {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Removes the error `text`, unless it was replaced.
+    pub(crate) fn remove(&self, text: &str) {
+        let mut error = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if error.as_deref() == Some(text) {
+            *error = None;
+        }
+    }
+
     /// Returns the latest error, or `None` if there was none since the last response.
     pub fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()

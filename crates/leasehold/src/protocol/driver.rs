@@ -130,20 +130,19 @@ impl RegisterLeases {
         budget: &mut RetryBudget<'_>,
     ) -> Result<(), StoreError> {
         const CHECKING: &str = "leasehold has not finished checking the store";
-        let mut probe = pin!(probe);
-        if let Some(known) = probe.as_mut().now_or_never() {
-            return known;
-        }
         let began = self.now();
-        // For the error message, if the caller gives up.
-        let is_unexplained = budget.last_error().get().is_none_or(|cause| cause == CHECKING);
-        if is_unexplained {
-            budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
-        }
-        let outcome = probe.await;
-        if is_unexplained {
-            budget.last_error().clear();
-        }
+        let mut probe = pin!(probe);
+        let outcome = match probe.as_mut().now_or_never() {
+            Some(outcome) => outcome,
+            None => {
+                // For the error message, if the caller gives up. An earlier error explains more.
+                if budget.last_error().get().is_none() {
+                    budget.last_error().set(&Fault::unavailable(CHECKING).not_applied());
+                }
+                probe.await
+            }
+        };
+        budget.last_error().remove(CHECKING);
         outcome?;
         budget.extend(self.now().longest_since(began));
         Ok(())

@@ -47,6 +47,8 @@ pub(crate) enum Flaw {
     DoublesReplaces(u8),
     /// Likewise, accepts both a delete and a write over one version.
     DoublesDeletes(u8),
+    /// Refuses the first write as busy, and asks the client to wait for a minute.
+    AsksForAMinute,
     /// Accepts a second write over one version in the races of the first lane. Asks the other lanes to wait for an hour.
     DoublesInOneLane,
     /// Returns versions with quotes, but compares them without.
@@ -193,6 +195,10 @@ impl Register for Flawed {
             return Err(Fault::unavailable("409").not_applied());
         }
         let flaw = *self.flaw.lock().unwrap();
+        if flaw == Flaw::AsksForAMinute {
+            *self.flaw.lock().unwrap() = Flaw::None;
+            return Err(Fault::unavailable("503").with_retry_after(Duration::from_secs(60)).not_applied());
+        }
         if flaw == Flaw::DoublesInOneLane && key.contains("-race-") && !key.contains("-0-") {
             return Err(Fault::unavailable("503").with_retry_after(Duration::from_secs(3_600)).not_applied());
         }

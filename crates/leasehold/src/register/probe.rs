@@ -144,7 +144,7 @@ pub async fn probe_deletes(register: &dyn Register) -> Result<(), StoreError> {
 }
 
 async fn probed(register: &dyn Register, subject: Subject) -> Result<(), StoreError> {
-    let probe = Probe { register, subject, id: Id::random(&register.env().random) };
+    let probe = Probe::new(register, subject);
     patiently(register, || Box::pin(probe.run())).await.map_err(explained)
 }
 
@@ -160,7 +160,7 @@ pub(crate) async fn record(
     subject: Subject,
     unsafe_: Option<&str>,
 ) -> Result<(), StoreError> {
-    let probe = Probe { register, subject, id: Id::random(&register.env().random) };
+    let probe = Probe::new(register, subject);
     probe.record(unsafe_, true).await
 }
 
@@ -210,7 +210,11 @@ struct Probe<'a> {
     id: Id,
 }
 
-impl Probe<'_> {
+impl<'a> Probe<'a> {
+    fn new(register: &'a dyn Register, subject: Subject) -> Self {
+        Self { register, subject, id: Id::random(&register.env().random) }
+    }
+
     async fn run(&self) -> Result<(), StoreError> {
         let env = self.register.env();
         for round in 0..=CLAIMS {
@@ -340,7 +344,7 @@ impl Probe<'_> {
     /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let mut budget = RetryBudget::new(self.register.env(), RECORD_LIMIT, RECORD_LIMIT);
+        let mut budget = RetryBudget::new(self.register.env(), RECORD_LIMIT, RECORD_LIMIT).urgent();
         loop {
             match budget.request(self.record_once(unsafe_, lifts)).await {
                 Ok(Write::Committed(_)) => return Ok(()),
@@ -353,8 +357,14 @@ impl Probe<'_> {
     async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Write, StoreError> {
         let (register, key, identity) = (self.register, self.subject.key(), self.identity());
         let Some(cell) = register.read(key).await? else {
-            register.write(key, Precondition::Absent, body(&Marker::blank(self.nonce()))).await?;
-            return Ok(Write::Conflict);
+            let blank = Marker::blank(self.nonce());
+            let Some(what) = unsafe_ else {
+                // A marker that says that the store passed contains an outdated version of itself.
+                register.write(key, Precondition::Absent, body(&blank)).await?;
+                return Ok(Write::Conflict);
+            };
+            let refused = blank.refused(&identity, register.store_time(), what);
+            return register.write(key, Precondition::Absent, body(&refused)).await;
         };
         let marker = Marker::read(&cell.value, self.nonce());
         let now = register.store_time();

@@ -449,6 +449,18 @@ async fn a_store_without_endpoints_is_reported() {
     assert!(finding.seen.contains("http://b") && !finding.help.is_empty(), "{finding:?}");
 }
 
+/// The doctor does not wait as long as a busy store asks.
+#[tokio::test(start_paused = true)]
+async fn the_races_of_the_doctor_end_in_time() {
+    let store = store(Flaw::DoublesInOneLane);
+    let start = store.env.now();
+    let examined = examine(&store, false, &Examination::default()).await;
+    let race = examined.findings.iter().find(|finding| finding.check == "atomic-race").unwrap();
+    assert_eq!(race.verdict, CheckStatus::Failed);
+    let took = store.env.now().shortest_since(start);
+    assert!(took < Duration::from_secs(600), "{took:?}");
+}
+
 /// A few races say little, and processes would use the store for thirty days.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_too_slow_for_enough_races_is_not_recorded_as_safe() {

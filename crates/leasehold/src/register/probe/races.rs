@@ -164,7 +164,8 @@ impl Lane<'_> {
             if after == before && kinds.iter().all(|raced| raced.unsafe_.is_none()) {
                 let retry_after =
                     kinds.iter().filter_map(|raced| raced.trouble.as_ref()?.fault().retry_after).max();
-                let pause = env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default());
+                let left = self.plan.limit.saturating_sub(env.now().longest_since(start));
+                let pause = env.random.jittered(PAUSE, 0.5).max(retry_after.unwrap_or_default()).min(left);
                 let mut stop = self.stop.subscribe();
                 tokio::select! {
                     () = env.sleep(pause) => {}

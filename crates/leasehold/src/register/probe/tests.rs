@@ -285,6 +285,9 @@ async fn a_verdict_is_recorded_although_the_store_is_busy() {
     store.busy_first.store(3, Ordering::SeqCst);
     record(&store, Subject::Writes, Some("two won")).await.unwrap();
     assert!(store.env.now().shortest_since(start) >= Duration::from_secs(3), "as the store asked");
+    *store.flaw.lock().unwrap() = Flaw::AsksForAMinute;
+    record(&store, Subject::Writes, Some("two won")).await.unwrap();
+    *store.flaw.lock().unwrap() = Flaw::None;
     store.busy_first.store(usize::MAX, Ordering::SeqCst);
     let start = store.env.now();
     let error = record(&store, Subject::Writes, None).await.unwrap_err();
@@ -325,6 +328,19 @@ fn two_winners_outweigh_races_without_a_result() {
         verdict(vec![raced(Kind::Creates, all, None, busy()), raced(Kind::Replaces, all - 1, None, None)]);
     assert!(too_few.unwrap_err().is_transient());
     verdict(vec![raced(Kind::Creates, all, None, busy()), raced(Kind::Replaces, all, None, None)]).unwrap();
+}
+
+/// An earlier error explains more than that the store is being checked.
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_the_probe_hides_no_error() {
+    let register = Flawed { latency: Duration::from_secs(1), ..store(Flaw::None) };
+    let leases = RegisterLeases::new(Arc::new(register), StoreOptions::default());
+    let claim = Claim::new(leases.env(), LockName::new("x").unwrap(), Ttl::DEFAULT, Holder::this_process());
+    claim.last_error.set(&Fault::unavailable("503").not_applied());
+    assert!(
+        timeout(&*leases.env().clock, Duration::from_secs(10), leases.try_acquire(&claim)).await.is_none()
+    );
+    assert_eq!(claim.last_error.get().as_deref(), Some("503"));
 }
 
 /// A user who gives up learns that the store was being checked.

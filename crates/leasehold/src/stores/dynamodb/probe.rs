@@ -215,7 +215,7 @@ impl DynamoDb {
 
     /// Records that the server is `unsafe_`, or that it passed. A refused server can pass only with `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let mut budget = RetryBudget::new(self.env(), RECORD_LIMIT, RECORD_LIMIT);
+        let mut budget = RetryBudget::new(self.env(), RECORD_LIMIT, RECORD_LIMIT).urgent();
         loop {
             match budget.request(self.record_once(unsafe_, lifts)).await {
                 Ok(Updated::Done(_)) => return Ok(()),
