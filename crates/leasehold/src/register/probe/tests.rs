@@ -302,7 +302,7 @@ async fn a_flaw_is_reported_in_time_and_recorded() {
     let start = store.env.now();
     let error = probe(&store).await.unwrap_err();
     assert_eq!(error.fault().kind, ErrorKind::Unsupported, "{error:?}");
-    assert!(store.env.now().shortest_since(start) < LIMIT);
+    assert!(store.env.now().shortest_since(start) < Duration::from_secs(10), "the other races stop");
     *store.flaw.lock().unwrap() = Flaw::None;
     assert!(probe(&store).await.unwrap_err().to_string().contains("found unsafe"));
 }
