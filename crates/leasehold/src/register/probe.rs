@@ -34,7 +34,6 @@ use super::front_ends::{self, Fronts};
 use super::{Body, Deleted, Precondition, Register, Version, VersionedValue, Write};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
-use crate::retry::RetryBudget;
 
 /// The prefix, followed by a random id, of keys that never exist.
 const NOTHING: &str = ".leasehold-probe-nothing-";
@@ -57,9 +56,6 @@ const POLL_PAUSE: Duration = Duration::from_millis(300);
 
 /// How many times to leave the probe to another process that claims it first. That process makes progress.
 const CLAIMS: u32 = 8;
-
-/// The time limit of writing a verdict. A busy store or other processes may delay it.
-pub(crate) const RECORD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The subject of a probe. Each has its own marker key, which is not the name of a lock's record, so it is never
 /// listed.
@@ -344,14 +340,11 @@ impl<'a> Probe<'a> {
     /// Records in the marker that this store is `unsafe_`, or that it passed. A refused store can pass only with
     /// `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let mut budget = RetryBudget::new(self.register.env(), RECORD_LIMIT, RECORD_LIMIT).urgent();
-        loop {
-            match budget.request(self.record_once(unsafe_, lifts)).await {
-                Ok(Write::Committed(_)) => return Ok(()),
-                Ok(Write::Conflict) => budget.pause_after_conflict().await?,
-                Err(error) => budget.pause_after(error).await?,
-            }
-        }
+        evidence::record(self.register.env(), || async {
+            let written = self.record_once(unsafe_, lifts).await?;
+            Ok(matches!(written, Write::Committed(_)))
+        })
+        .await
     }
 
     async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Write, StoreError> {
@@ -366,13 +359,9 @@ impl<'a> Probe<'a> {
             let refused = blank.refused(&identity, register.store_time(), what);
             return register.write(key, Precondition::Absent, body(&refused)).await;
         };
-        let marker = Marker::read(&cell.value, self.nonce());
-        let now = register.store_time();
-        let judged = match (unsafe_, self.standing(&marker, &cell.version)) {
-            (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
-            (None, _) => marker.passed(&identity, now, cell.version.as_str()),
-            (Some(what), _) => marker.refused(&identity, now, what),
-        };
+        let judged = Marker::read(&cell.value, self.nonce())
+            .judge(&identity, register.store_time(), cell.version.as_str(), unsafe_, lifts)
+            .map_err(|what| self.refused_before(&what))?;
         register.write(key, Precondition::Version(&cell.version), body(&judged)).await
     }
 

@@ -12,7 +12,10 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{StoreTime, micros};
+use crate::env::Env;
+use crate::error::StoreError;
 use crate::lease::Id;
+use crate::retry::RetryBudget;
 
 /// The version of the probe. It is raised when checks are added, so that stores that passed an older probe are probed
 /// again.
@@ -38,6 +41,9 @@ pub(crate) const LONGEST_AGE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// How far the clocks of a store's front ends may disagree before a verdict seems to be in the future.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(3_600);
+
+/// The time limit of writing a verdict. A busy store or other processes may delay it.
+pub(crate) const RECORD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The maximum number of recorded verdicts. Each name of an endpoint has its own.
 const MAX_VERDICTS: usize = 16;
@@ -72,6 +78,22 @@ fn rounded_down(number: f64) -> String {
         let _ = write!(text, "{digit}");
     }
     text
+}
+
+/// Records a verdict. `write` reads and writes the marker once, and returns whether the store accepted the write. If not,
+/// another process has changed the marker.
+pub(crate) async fn record<F>(env: &Env, mut write: impl FnMut() -> F) -> Result<(), StoreError>
+where
+    F: Future<Output = Result<bool, StoreError>>,
+{
+    let mut budget = RetryBudget::new(env, RECORD_LIMIT, RECORD_LIMIT).urgent();
+    loop {
+        match budget.request(write()).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => budget.pause_after_conflict().await?,
+            Err(error) => budget.pause_after(error).await?,
+        }
+    }
 }
 
 /// The marker object in the store: the verdicts of probes, and of the doctor's examinations.
@@ -199,6 +221,23 @@ impl Marker {
     #[must_use]
     pub(crate) fn refused(self, identity: &str, now: Option<StoreTime>, what: &str) -> Self {
         self.judged(identity, now, Some(what.to_owned()))
+    }
+
+    /// Records that the store `identity` is `unsafe_`, or that it passed. A refused store can pass only with `lifts`;
+    /// otherwise, returns what it did wrong. `replaced` is the version of the marker that this one will replace.
+    pub(crate) fn judge(
+        self,
+        identity: &str,
+        now: Option<StoreTime>,
+        replaced: &str,
+        unsafe_: Option<&str>,
+        lifts: bool,
+    ) -> Result<Self, String> {
+        match (unsafe_, self.standing(identity, replaced, now)) {
+            (None, Standing::Refused { what }) if !lifts => Err(what),
+            (None, _) => Ok(self.passed(identity, now, replaced)),
+            (Some(what), _) => Ok(self.refused(identity, now, what)),
+        }
     }
 
     fn judged(mut self, identity: &str, now: Option<StoreTime>, refused: Option<String>) -> Self {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE};
+use super::evidence::{RACERS, RACES_DOCTOR, RACES_FIRST_USE, RECORD_LIMIT};
 use super::races::Raced;
 use super::*;
 use crate::clock::{TestClock, timeout};
@@ -268,7 +268,7 @@ async fn a_prober_whose_time_limit_has_passed_is_replaced_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_by_another_process_is_reported_and_not_recorded_again() {
+async fn a_refusal_that_was_read_is_not_recorded_again() {
     let store = store(Flaw::None);
     let probe = racing(&store).await;
     record(&store, Subject::Writes, Some("two won")).await.unwrap();
@@ -330,12 +330,18 @@ fn two_winners_outweigh_races_without_a_result() {
     verdict(vec![raced(Kind::Creates, all, None, busy()), raced(Kind::Replaces, all, None, None)]).unwrap();
 }
 
-/// An earlier error explains more than that the store is being checked.
-#[tokio::test(start_paused = true)]
-async fn the_wait_for_the_probe_hides_no_error() {
+/// Returns the locks of a store whose probe takes more than ten seconds, and a claim.
+fn slow() -> (RegisterLeases, Claim) {
     let register = Flawed { latency: Duration::from_secs(1), ..store(Flaw::None) };
     let leases = RegisterLeases::new(Arc::new(register), StoreOptions::default());
     let claim = Claim::new(leases.env(), LockName::new("x").unwrap(), Ttl::DEFAULT, Holder::this_process());
+    (leases, claim)
+}
+
+/// An earlier error explains more than that the store is being checked.
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_the_probe_hides_no_error() {
+    let (leases, claim) = slow();
     claim.last_error.set(&Fault::unavailable("503").not_applied());
     assert!(
         timeout(&*leases.env().clock, Duration::from_secs(10), leases.try_acquire(&claim)).await.is_none()
@@ -346,9 +352,7 @@ async fn the_wait_for_the_probe_hides_no_error() {
 /// A user who gives up learns that the store was being checked.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_that_waits_for_the_probe_says_so() {
-    let register = Flawed { latency: Duration::from_secs(1), ..store(Flaw::None) };
-    let leases = RegisterLeases::new(Arc::new(register), StoreOptions::default());
-    let claim = Claim::new(leases.env(), LockName::new("x").unwrap(), Ttl::DEFAULT, Holder::this_process());
+    let (leases, claim) = slow();
     let acquisition = leases.try_acquire(&claim);
     assert!(timeout(&*leases.env().clock, Duration::from_secs(10), acquisition).await.is_none());
     assert!(claim.last_error.get().unwrap().contains("checking the store"), "{:?}", claim.last_error);

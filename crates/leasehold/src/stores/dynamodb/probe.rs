@@ -19,9 +19,8 @@ use super::{DynamoDb, PROBE, Updated, expression};
 use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::Id;
 use crate::protocol::records::Records;
-use crate::register::probe::RECORD_LIMIT;
-use crate::register::probe::evidence::{Marker, Standing};
-use crate::retry::{RetryBudget, retry};
+use crate::register::probe::evidence::{self, Marker, Standing};
+use crate::retry::retry;
 
 /// The time limit of an examination.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
@@ -215,27 +214,16 @@ impl DynamoDb {
 
     /// Records that the server is `unsafe_`, or that it passed. A refused server can pass only with `lifts`.
     async fn record(&self, unsafe_: Option<&str>, lifts: bool) -> Result<(), StoreError> {
-        let mut budget = RetryBudget::new(self.env(), RECORD_LIMIT, RECORD_LIMIT).urgent();
-        loop {
-            match budget.request(self.record_once(unsafe_, lifts)).await {
-                Ok(Updated::Done(_)) => return Ok(()),
-                Ok(Updated::Refused(_)) => budget.pause_after_conflict().await?,
-                Err(error) => budget.pause_after(error).await?,
-            }
-        }
-    }
-
-    async fn record_once(&self, unsafe_: Option<&str>, lifts: bool) -> Result<Updated, StoreError> {
-        let identity = self.identity();
-        let (marker, nonce) = self.marker().await?;
-        let (seen, now) = (nonce.as_deref().unwrap_or(""), self.requests.store_time());
-        let marker = match (unsafe_, marker.standing(&identity, seen, now)) {
-            (None, Standing::Refused { what }) if !lifts => return Err(self.refused_before(&what)),
-            (None, _) => marker.passed(&identity, now, seen),
-            (Some(what), _) => marker.refused(&identity, now, what),
-        };
-        let text = String::from_utf8_lossy(&marker.to_bytes()).into_owned();
-        let written = expression::marker(text, Id::random(&self.env().random), nonce.as_deref());
-        self.update(PROBE, written, ReturnValue::None).await
+        evidence::record(self.env(), || async {
+            let (marker, nonce) = self.marker().await?;
+            let (seen, now) = (nonce.as_deref().unwrap_or(""), self.requests.store_time());
+            let judged = marker
+                .judge(&self.identity(), now, seen, unsafe_, lifts)
+                .map_err(|what| self.refused_before(&what))?;
+            let text = String::from_utf8_lossy(&judged.to_bytes()).into_owned();
+            let written = expression::marker(text, Id::random(&self.env().random), nonce.as_deref());
+            Ok(matches!(self.update(PROBE, written, ReturnValue::None).await?, Updated::Done(_)))
+        })
+        .await
     }
 }
