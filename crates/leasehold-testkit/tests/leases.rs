@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::lease::{AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, StoreOptions, Ttl};
+use leasehold::lease::{
+    AcquireOutcome, Claim, Grant, HolderInfo, LeaseStore, State, Status, StoreOptions, Token, Ttl,
+};
 use leasehold::url::StoreUrl;
 use leasehold::{Holder, LockName};
 
@@ -37,6 +39,22 @@ pub(crate) async fn granted_to(store: &dyn LeaseStore, claim: &Claim) -> Grant {
 
 pub(crate) async fn granted(store: &dyn LeaseStore) -> Grant {
     granted_to(store, &claim(store)).await
+}
+
+/// Returns the holder in the first stored formats.
+pub(crate) fn alice() -> Holder {
+    let note = Some("make deploy".into());
+    Holder { name: "alice".into(), host: "ci-7".into(), pid: 4121, note, value: None }
+}
+
+/// Asserts that the store reads the lock as the first version wrote it: `holder` has it, and bob had it before.
+pub(crate) async fn shows_the_first_format(store: &dyn LeaseStore, holder: &Holder) -> Status {
+    let status = store.inspect(&lock()).await.unwrap();
+    let State::Held(held) = &status.state else { panic!("{status:?}") };
+    assert_eq!(held.holder.as_ref(), Some(holder));
+    assert_eq!(status.token.map(Token::get), Some(1_763_654_400_000_041));
+    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    status
 }
 
 /// Asserts that `claim` is not granted. Returns what the store reports about the holder.

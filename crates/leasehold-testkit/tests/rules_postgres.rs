@@ -21,7 +21,9 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-use crate::leases::{TTL, claim, claim_of, granted, granted_to, lock, open, refused};
+use crate::leases::{
+    TTL, alice, claim, claim_of, granted, granted_to, lock, open, refused, shows_the_first_format,
+};
 
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -425,22 +427,11 @@ async fn the_first_row_format_is_still_read_and_written() {
     psql(fresh.url(), &format!("INSERT INTO {} ({columns}) VALUES ({FIRST_VERSION})", table(fresh.url())))
         .await;
     let store = open(fresh.url()).await;
-    let status = store.inspect(&lock()).await.unwrap();
-    let State::Held(held) = &status.state else { panic!("{status:?}") };
-    let alice = Holder {
-        name: "alice".into(),
-        host: "ci-7".into(),
-        pid: 4121,
-        note: Some("make deploy".into()),
-        value: None,
-    };
-    assert_eq!(held.holder.as_ref(), Some(&alice));
-    assert_eq!(status.token.map(leasehold::Token::get), Some(1_763_654_400_000_041));
-    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    shows_the_first_format(&*store, &alice()).await;
     // Use the holder of the row, so that everything but the times is predictable.
     psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
     let mut claim = claim(&*store);
-    claim.holder = alice;
+    claim.holder = alice();
     let mut grant = granted_to(&*store, &claim).await;
     let by = format!("leasehold:{}", claim.id);
     let same = format!(

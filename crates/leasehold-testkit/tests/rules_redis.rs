@@ -18,7 +18,9 @@ use leasehold_testkit::stores;
 use leasehold_testkit::stores::redis::{RedisServer, key, redis_cli};
 use tempfile::TempDir;
 
-use crate::leases::{TTL, claim, claim_of, granted, granted_to, lock, open, refused};
+use crate::leases::{
+    TTL, alice, claim, claim_of, granted, granted_to, lock, open, refused, shows_the_first_format,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -194,18 +196,8 @@ async fn the_first_record_format_is_still_read_and_written() {
         redis(fresh.url(), &["HSET", "RECORD", field, value]).await;
     }
     let store = open(fresh.url()).await;
-    let status = store.inspect(&lock()).await.unwrap();
-    let State::Held(held) = &status.state else { panic!("{status:?}") };
-    let alice = Holder {
-        name: "alice".into(),
-        host: "ci-7".into(),
-        pid: 4121,
-        note: Some("make deploy".into()),
-        value: Some("10.0.0.7:80".into()),
-    };
-    assert_eq!(held.holder.as_ref(), Some(&alice));
-    assert_eq!(status.token.map(Token::get), Some(1_763_654_400_000_041));
-    assert_eq!((status.history.len(), status.history[0].holder.name.as_str()), (1, "bob"));
+    let alice = Holder { value: Some("10.0.0.7:80".into()), ..alice() };
+    let status = shows_the_first_format(&*store, &alice).await;
     assert_eq!((status.waiters.len(), status.waiters[0].holder.name.as_str()), (1, "carol"));
 
     // Use the holder of the record, so that everything but the times is predictable.
