@@ -21,7 +21,7 @@ use crate::signals::Signals;
 const SECRET: usize = 32;
 
 /// How long the shutdown of the server may wait for the threads of its runtime.
-const TASKS_TIMEOUT: Duration = Duration::from_secs(1);
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Result<u8, Failure> {
     #[cfg(feature = "otlp")]
@@ -33,7 +33,7 @@ pub(super) fn serve(context: &Context, args: ServeArgs, runtime: Runtime) -> Res
     context.start_log_of_server(spans);
     let ended = runtime.block_on(run(context, args));
     // Cancels the remaining tasks. A span ends when its last task has ended, which may be shortly after the response.
-    runtime.shutdown_timeout(TASKS_TIMEOUT);
+    runtime.shutdown_timeout(THREADS_TIMEOUT);
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
         traces.end();
