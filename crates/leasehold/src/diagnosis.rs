@@ -206,6 +206,12 @@ impl Finding {
         )
     }
 
+    /// Creates the finding that the result of an examination could not be recorded in the store because of `error`.
+    pub(crate) fn not_recorded(error: &StoreError) -> Self {
+        Self::warning("record", format!("the result could not be recorded in the store: {error}"))
+            .with_help("an earlier result in the store stays valid: try again when the store is less busy")
+    }
+
     /// Adds a line of advice.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {

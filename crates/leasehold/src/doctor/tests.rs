@@ -10,8 +10,7 @@ use std::time::Duration;
 use super::*;
 use crate::clock::TestClock;
 use crate::env::Env;
-use crate::error::Fault;
-use crate::error::StoreError;
+use crate::error::{ErrorKind, Fault, StoreError};
 use crate::lease::{
     AcquireOutcome as Answer, Capabilities, Claim, Evicted, Eviction, Grant, HolderInfo, Released, Renewal,
     State, Status, StoreOptions, Token, Watch,
@@ -52,6 +51,7 @@ enum Wrong {
     IsBusyLater,
     KeepsWhatIsReleased,
     HidesFromListings,
+    DeniesEvictions,
     IsDown,
 }
 
@@ -155,6 +155,9 @@ impl LeaseStore for Bad {
         token: Token,
         why: Option<&Eviction>,
     ) -> Result<Evicted, StoreError> {
+        if self.is(Wrong::DeniesEvictions) {
+            return Err(Fault::new(ErrorKind::Denied, "the token may not evict").not_applied());
+        }
         self.evicted.fetch_add(1, Ordering::SeqCst);
         let token = match self.good.inspect(name).await?.token {
             Some(current) if self.is(Wrong::ForgetsTokens) => current,
@@ -222,6 +225,7 @@ async fn each_flaw_of_leases_fails_its_check() {
         (Wrong::IsBusyLater, None),
         (Wrong::KeepsWhatIsReleased, Some("release")),
         (Wrong::HidesFromListings, None),
+        (Wrong::DeniesEvictions, None),
         (Wrong::IsDown, Some("reachable")),
     ] {
         let store = Arc::new(bad(wrong));
@@ -237,6 +241,10 @@ async fn each_flaw_of_leases_fails_its_check() {
         if wrong == Wrong::IsBusyLater {
             assert_eq!(report.finding("round-trips").unwrap().verdict, CheckStatus::Warning);
             assert!(report.round_trips.iter().any(|trips| trips.operation == "renew"));
+        }
+        if wrong == Wrong::DeniesEvictions {
+            assert_eq!(report.finding("stale-holder").unwrap().verdict, CheckStatus::Warning);
+            assert_eq!(report.finding("claims-race").unwrap().verdict, CheckStatus::Passed);
         }
         if wrong == Wrong::HidesFromListings {
             assert_eq!(report.finding("listing").unwrap().verdict, CheckStatus::Warning);

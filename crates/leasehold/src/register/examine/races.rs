@@ -111,11 +111,7 @@ impl Patient<'_> {
             let Some(verdict) = verdict else { continue };
             let unsafe_ = verdict.as_ref().err().map(String::as_str);
             if let Err(error) = record(front, subject, unsafe_).await {
-                let seen = format!("the result could not be recorded in the store: {error}");
-                let finding = Finding::warning("record", seen);
-                self.found.push(finding.with_help(
-                    "an earlier result in the store stays valid: try again when the store is less busy",
-                ));
+                self.found.push(Finding::not_recorded(&error));
             }
         }
     }

@@ -24,7 +24,7 @@ impl DynamoDb {
         examined.push(self.may_write().await);
         examined.push(self.may_list().await);
         if self.target.endpoint.is_some() {
-            examined.push(self.races(if thorough { ROUNDS_THOROUGH } else { ROUNDS_DOCTOR }).await);
+            self.examine_races(if thorough { ROUNDS_THOROUGH } else { ROUNDS_DOCTOR }, &mut examined).await;
         }
         examined.push(self.table().await);
         examined.push(self.time_to_live().await);
@@ -63,9 +63,10 @@ impl DynamoDb {
     }
 
     /// Runs the races again, whatever earlier examinations found. The new result replaces the earlier one.
-    async fn races(&self, rounds: usize) -> Finding {
+    pub(super) async fn examine_races(&self, rounds: usize, examined: &mut Examined) {
         const CHECK: &str = "atomic-race";
-        match self.examine_races(rounds, true).await {
+        let verdict = self.races(rounds).await;
+        examined.push(match &verdict {
             Ok(()) => Finding::passed(
                 CHECK,
                 format!(
@@ -74,7 +75,10 @@ impl DynamoDb {
                     excluded(2 * rounds)
                 ),
             ),
-            Err(error) => Finding::stopped(CHECK, &error),
+            Err(error) => Finding::stopped(CHECK, error),
+        });
+        if let Err(error) = self.record_verdict(&verdict, true).await {
+            examined.push(Finding::not_recorded(&error));
         }
     }
 

@@ -54,7 +54,14 @@ impl DynamoDb {
         match marker.standing(&self.identity(), nonce, self.requests.store_time()) {
             Standing::Passed { .. } => Ok(()),
             Standing::Refused { what } => Err(self.refused_before(&what)),
-            Standing::Unknown { .. } => self.examine_races(ROUNDS, false).await,
+            Standing::Unknown { .. } => {
+                let verdict = self.races(ROUNDS).await;
+                let recorded = self.record_verdict(&verdict, false).await;
+                if let (Err(error), Err(why)) = (&verdict, &recorded) {
+                    tracing::warn!(%why, "an unsafe server could not be recorded as such: {error}");
+                }
+                verdict.and(recorded)
+            }
         }
     }
 
@@ -68,25 +75,27 @@ impl DynamoDb {
             .not_applied()
     }
 
-    /// Races writes in `rounds` rounds, and records the result for all users of the table. A refused server can pass only
-    /// with `lifts`.
-    pub(super) async fn examine_races(&self, rounds: usize, lifts: bool) -> Result<(), StoreError> {
-        let mut outcome = Ok(());
+    /// Races writes in `rounds` rounds.
+    pub(super) async fn races(&self, rounds: usize) -> Result<(), StoreError> {
         for _ in 0..rounds {
-            outcome = self.round().await;
-            if outcome.is_err() {
-                break;
-            }
+            self.round().await?;
         }
-        match outcome {
+        Ok(())
+    }
+
+    /// Records the `verdict` of races for all users of the table, unless it is unknown. A refused server can pass only
+    /// with `lifts`.
+    pub(super) async fn record_verdict(
+        &self,
+        verdict: &Result<(), StoreError>,
+        lifts: bool,
+    ) -> Result<(), StoreError> {
+        match verdict {
             Ok(()) => self.record(None, lifts).await,
             Err(error) if error.fault().kind == ErrorKind::Unsupported => {
-                if let Err(why) = self.record(Some(&error.fault().message), lifts).await {
-                    tracing::warn!(%why, "an unsafe server could not be recorded as such: {error}");
-                }
-                Err(error)
+                self.record(Some(&error.fault().message), lifts).await
             }
-            Err(error) => Err(error),
+            Err(_) => Ok(()),
         }
     }
 

@@ -33,8 +33,8 @@ struct Table {
     flaw: Arc<Mutex<Flaw>>,
     /// The number of accepted writes that get no response. They take effect.
     hang: Arc<Mutex<usize>>,
-    /// The number of writes of the marker that are refused because the server is busy.
-    busy: Arc<Mutex<usize>>,
+    /// The errors with which the next writes of the marker are refused, the last first.
+    marker_errors: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl Table {
@@ -43,7 +43,7 @@ impl Table {
             cells: Arc::default(),
             flaw: Arc::new(Mutex::new(flaw)),
             hang: Arc::default(),
-            busy: Arc::default(),
+            marker_errors: Arc::default(),
         }
     }
 
@@ -58,12 +58,11 @@ impl Table {
         let mut cells = self.cells.lock().unwrap();
         let there = cells.get(&key).cloned();
         let text = |name: &str| body["ExpressionAttributeValues"][name]["S"].as_str().map(str::to_owned);
-        let mut busy = self.busy.lock().unwrap();
-        if *busy > 0 && text(":marker").is_some() {
-            *busy -= 1;
-            return Reply::Answer(dated(refused("500 X", "", "InternalServerError")));
+        if text(":marker").is_some()
+            && let Some(code) = self.marker_errors.lock().unwrap().pop()
+        {
+            return Reply::Answer(dated(refused("400 X", "", code)));
         }
-        drop(busy);
         let condition = body["ConditionExpression"].as_str().unwrap_or("");
         let holds = match condition {
             condition if condition.starts_with("attribute_not_exists") => there.is_none(),
@@ -112,6 +111,13 @@ impl Table {
             }
         }))
     }
+}
+
+/// Runs one round of the doctor's races, and records the result.
+async fn doctor(server: &Server) -> Examined {
+    let mut examined = Examined::default();
+    server.store().examine_races(1, &mut examined).await;
+    examined
 }
 
 #[tokio::test]
@@ -172,7 +178,7 @@ async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
         *table.flaw.lock().unwrap() = Flaw::None;
         let refused = server.store().trust().await.is_err();
         assert_eq!(refused, matches!(flaw, Flaw::CreatesTwice | Flaw::ReplacesTwice), "{flaw:?}: as noted");
-        server.store().examine_races(1, true).await.unwrap();
+        assert!(doctor(&server).await.is_sound());
         server.store().trust().await.unwrap();
     }
 }
@@ -182,14 +188,16 @@ async fn every_flaw_is_refused_by_all_until_the_doctor_passes() {
 async fn only_the_doctor_lifts_a_refusal() {
     let table = Table::new(Flaw::CreatesTwice);
     let server = table.serve().await;
-    server.store().examine_races(1, false).await.unwrap_err();
+    let other = server.store().races(1).await;
+    assert!(other.is_err());
     *table.flaw.lock().unwrap() = Flaw::None;
-    for store in [server.store(), server.store()] {
-        let error = store.examine_races(1, false).await.unwrap_err();
-        assert!(error.to_string().contains("found unsafe"), "{error:?}");
-    }
+    let store = server.store();
+    let passed = store.races(1).await;
+    store.record_verdict(&other, false).await.unwrap();
+    let error = store.record_verdict(&passed, false).await.unwrap_err();
+    assert!(error.to_string().contains("found unsafe"), "{error:?}");
     server.store().trust().await.unwrap_err();
-    server.store().examine_races(1, true).await.unwrap();
+    assert!(doctor(&server).await.is_sound());
     server.store().trust().await.unwrap();
 }
 
@@ -197,7 +205,7 @@ async fn only_the_doctor_lifts_a_refusal() {
 async fn a_busy_server_only_delays_the_record_of_a_verdict() {
     let table = Table::new(Flaw::CreatesTwice);
     let server = table.serve().await;
-    *table.busy.lock().unwrap() = 2;
+    *table.marker_errors.lock().unwrap() = vec!["ThrottlingException"; 2];
     server.store().trust().await.unwrap_err();
     *table.flaw.lock().unwrap() = Flaw::None;
     assert!(server.store().trust().await.unwrap_err().to_string().contains("found unsafe"));
@@ -210,10 +218,24 @@ async fn a_refusal_by_the_doctor_replaces_an_earlier_verdict() {
     server.store().trust().await.unwrap();
     *table.flaw.lock().unwrap() = Flaw::CreatesTwice;
     server.store().trust().await.unwrap();
-    server.store().examine_races(1, true).await.unwrap_err();
+    assert!(!doctor(&server).await.is_sound());
     let error = server.store().trust().await.unwrap_err();
     assert!(error.to_string().contains("found unsafe"), "{error:?}");
     assert!(error.fault().help.as_ref().unwrap().contains("doctor"), "{error:?}");
+}
+
+/// An operator must not believe that a repaired server can be used again, or that an unsafe server is now refused.
+#[tokio::test]
+async fn the_doctor_reports_a_verdict_that_it_cannot_record() {
+    for flaw in [Flaw::None, Flaw::CreatesTwice] {
+        let table = Table::new(flaw);
+        let server = table.serve().await;
+        table.marker_errors.lock().unwrap().push("AccessDeniedException");
+        let examined = doctor(&server).await;
+        let checks: Vec<_> = examined.findings.iter().map(|finding| finding.check).collect();
+        assert_eq!(checks, ["atomic-race", "record"], "{flaw:?}: {examined:?}");
+        assert_eq!(examined.is_sound(), flaw == Flaw::None, "{flaw:?}: {examined:?}");
+    }
 }
 
 /// If the server is restarted or busy while a process waits for a lock, the process asks again and does not give up.
