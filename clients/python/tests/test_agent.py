@@ -12,9 +12,10 @@ import pytest
 
 import leasehold_locks
 from conftest import LIMIT, agent
-from leasehold_locks import AgentError, Locker, LockLost, _call, aio
+from leasehold_locks import AgentError, Locker, LockLost, StoreError, _call, _locks, aio
 from leasehold_locks._agent import Agent
 from leasehold_locks._guard import BaseGuard
+from leasehold_locks.aio import _locks as aio_locks
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,68 @@ def test_a_renewal_that_the_agent_refuses_ends_the_hold(scripted: Callable[..., 
         with pytest.raises(LockLost, match="evicted"):
             guard.check()
         assert not guard.is_held and guard.remaining == 0
+
+    asyncio.run(main())
+
+
+async def resolved(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+@pytest.mark.parametrize("interface", [leasehold_locks, aio], ids=["blocking", "asyncio"])
+def test_the_agent_may_retry_for_as_long_as_the_request_allows(
+    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, interface: Any
+) -> None:
+    # The agent retries a try within `store_timeout`, and a release with a cooldown until the lease ends.
+    for locks in (_locks, aio_locks):
+        monkeypatch.setattr(locks, "ANSWER_TIMEOUT", 0.0)
+    grant = {"to": "try", "ev": "held", "hold": 1, "lock": "x", "token": "41", "span_us": 29_550_000, "clocks": {}}
+    scripted(
+        {"expect": {"op": "try"}},
+        {"send": [grant]},
+        {"expect": {"op": "release", "hold": 1}},
+        {"send": [{"to": "release", "ev": "released", "was_held": True}]},
+        {"end": []},
+    )
+
+    async def main() -> None:
+        guard = await resolved(interface.Locker().lock("x", store_timeout=30).try_acquire())
+        assert await resolved(guard.release(cooldown=60))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("interface", [leasehold_locks, aio], ids=["blocking", "asyncio"])
+def test_an_object_that_does_not_fit_into_a_request_costs_no_lock(
+    scripted: Callable[..., None], interface: Any
+) -> None:
+    grant = {"to": "acquire", "ev": "held", "hold": 1, "lock": "x", "token": "41", "span_us": 29_550_000, "clocks": {}}
+    scripted(
+        {"expect": {"op": "acquire"}},
+        {"send": [grant]},
+        {"expect": {"op": "update"}},
+        {"send": [{"to": "update", "ev": "content", "content": None}]},
+        {"expect": {"op": "cancel"}},
+        {"expect": {"op": "release", "hold": 1}},
+        {"send": [{"to": "release", "ev": "released", "was_held": True}]},
+        {"end": []},
+    )
+    large = bytes(1 << 20)
+
+    async def change(_: bytes | None) -> bytes:
+        return large
+
+    async def main() -> None:
+        guard = await resolved(interface.Locker().lock("x").guard())
+        target = interface.open_object("s3://bucket/x")
+        changes = change if interface is aio else lambda _: large
+        attempts: list[Callable[[], Any]] = [lambda: target.put(large, fence=41), lambda: target.update(changes)]
+        for attempt in attempts:
+            with pytest.raises(StoreError, match="longer than") as raised:
+                await resolved(attempt())
+            assert raised.value.kind == "limit"
+            guard.check()
+        await resolved(guard.release())
 
     asyncio.run(main())
 
@@ -149,9 +212,9 @@ def test_a_grant_that_comes_after_the_interruption_is_released(
 ) -> None:
     send = Agent._send
 
-    def sends_and_raises(here: Agent, message: dict[str, Any]) -> None:
-        send(here, message)
-        if message["op"] == "acquire":
+    def sends_and_raises(here: Agent, line: bytes) -> None:
+        send(here, line)
+        if b'"op":"acquire"' in line:
             raise Interrupted
 
     async def main() -> None:

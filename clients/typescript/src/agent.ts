@@ -6,7 +6,7 @@
 import { readSync } from "node:fs";
 import { clearTimeout, setTimeout } from "node:timers";
 import { clocks, mismatch } from "./clocks.js";
-import { AgentError, StoreError, type LossReason } from "./errors.js";
+import { AgentError, InvalidError, StoreError, type LossReason } from "./errors.js";
 import { Hold } from "./hold.js";
 import { Lines } from "./lines.js";
 import { excerpt, Garbage, number, object, optional, parse, string, type Message } from "./message.js";
@@ -42,6 +42,7 @@ export interface CallOptions {
 }
 
 interface Pending {
+  readonly op: string;
   readonly options: CallOptions;
   /** The caller no longer waits for the response. */
   abandoned: boolean;
@@ -49,6 +50,10 @@ interface Pending {
   fail(error: unknown): void;
 }
 
+/** Half of a character in a line of JSON, in which all other characters are written as they are. */
+const LONE_SURROGATE = /(?<!\\)(?:\\\\)*\\ud[89a-f]/;
+/** The requests that write an object. */
+const WRITES = new Set(["put", "update", "answer"]);
 /** The messages before the final response. */
 const PROGRESS = new Set(["waiting", "names", "leader", "content"]);
 /** The final responses, besides `error`. */
@@ -160,6 +165,10 @@ export class Agent {
       if (this.#state !== "open") return reject(new AgentError("the agent has ended"));
       const id = ++this.#lastId;
       const line = JSON.stringify({ id, op, ...fields }) + "\n";
+      // The agent would exit, and release all locks.
+      if (LONE_SURROGATE.test(line)) {
+        return reject(new InvalidError("a text of the request is not valid Unicode"));
+      }
       if (Buffer.byteLength(line) > this.#lines.limit) {
         return reject(new StoreError("limit", `the request is longer than ${this.#lines.limit} bytes`));
       }
@@ -173,6 +182,7 @@ export class Agent {
         this.#give(pending, how);
       };
       const pending: Pending = {
+        op,
         options,
         abandoned: false,
         succeed: (answer) => settle(() => resolve(answer)),
@@ -199,7 +209,7 @@ export class Agent {
   #send(op: string, fields: Message): void {
     if (this.#state === "dead") return;
     const id = ++this.#lastId;
-    this.#pending.set(id, { options: {}, abandoned: true, succeed: () => {}, fail: () => {} });
+    this.#pending.set(id, { op, options: {}, abandoned: true, succeed: () => {}, fail: () => {} });
     this.#process.write(JSON.stringify({ id, op, ...fields }) + "\n");
   }
 
@@ -412,8 +422,10 @@ export class Agent {
     for (const hold of [...this.#holds.values()]) {
       this.lose(hold, "agent", `the lock ${JSON.stringify(hold.lock)} was lost: the agent ${how}`);
     }
-    const error = new AgentError(`the agent of ${this.#command} ${how}`);
-    for (const pending of [...this.#pending.values()]) pending.fail(error);
+    const message = `the agent of ${this.#command} ${how}`;
+    for (const pending of [...this.#pending.values()]) {
+      pending.fail(new AgentError(message, [], WRITES.has(pending.op)));
+    }
     this.#pending.clear();
     this.#process.keepAlive(false);
   }

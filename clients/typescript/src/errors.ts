@@ -99,7 +99,11 @@ export class UnsupportedError extends LeaseholdError {
  * it held are lost. The next operation starts the command again.
  */
 export class AgentError extends LeaseholdError {
-  constructor(message: string, help: readonly string[] = []) {
+  /** For writes of objects: whether the write may have been applied, or may be applied later. */
+  readonly maybeApplied: boolean;
+
+  constructor(message: string, help: readonly string[] = [], maybeApplied = false) {
     super("agent", message, help);
+    this.maybeApplied = maybeApplied;
   }
 }

@@ -81,7 +81,8 @@ export class Locker implements AsyncDisposable {
    * the URL.
    */
   constructor(store?: string, options: LockerOptions = {}) {
-    this.#store = absolute(store);
+    // The agent was possibly started in another folder, and with another environment.
+    this.#store = absolute(store ?? (process.env["LEASEHOLD_STORE"] || undefined));
     this.#pool = Pool.of(locate(options.command));
     if (options.idle !== undefined) this.#pool.idleMs = milliseconds("idle", options.idle);
   }

@@ -66,13 +66,21 @@ export async function update(ask: Ask, object: string, change: Change, options: 
   if (signal?.aborted) cancelled();
   signal?.addEventListener("abort", cancelled, { once: true });
   const answer = async (present: Uint8Array | null, request: number) => {
-    const next = await change(present);
-    await ask("answer", { request, content: next === null ? null : base64(next) }, { signal: stop.signal });
-  };
-  // An error of `change` ends the update without a change.
-  const fail = (error: unknown) => {
-    // The update itself ends with a better error than this response.
-    if (!(error instanceof LeaseholdError && error.kind === "invalid")) stop.abort(error);
+    let next: string | null;
+    try {
+      const changed = await change(present);
+      next = changed === null ? null : base64(changed);
+    } catch (error) {
+      // Ends the update without a change.
+      stop.abort(error);
+      return;
+    }
+    try {
+      await ask("answer", { request, content: next }, { signal: stop.signal });
+    } catch (error) {
+      // If the update is over for the agent, it ends with a better error than this response.
+      if (!(error instanceof LeaseholdError && error.kind === "invalid")) stop.abort(error);
+    }
   };
   const fields = {
     ...{ object, fence: fence?.toString(), content_type: contentType, attempts },
@@ -81,11 +89,13 @@ export async function update(ask: Ask, object: string, change: Change, options: 
   try {
     const { message } = await ask("update", fields, {
       signal: stop.signal,
-      progress: (message) => void answer(content(message), number(message["id"])).catch(fail),
+      progress: (message) => void answer(content(message), number(message["id"])),
     });
     return { written: message["written"] === true, attempts: optional(message, "attempts", number) };
   } finally {
     signal?.removeEventListener("abort", cancelled);
+    // A `change` that is still running must not answer a request of another agent.
+    stop.abort();
   }
 }
 

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { InvalidError, LockLostError, StoreError, type Guard, type HeldBy } from "leasehold";
+import { AgentError, InvalidError, LockLostError, StoreError, type Guard, type HeldBy } from "leasehold";
 import { Fake, guarded, held, test, type Agent } from "./fake.js";
 
 /** Grants the next acquisition. */
@@ -326,6 +326,63 @@ test("an error of the change ends the update", async (t) => {
   agent.send({ id, ev: "content", content: null });
   assert.equal((await agent.next("cancel"))["request"], id);
   await failed;
+});
+
+test("an invalid argument in the change ends the update too", async (t) => {
+  const [locker, agent] = await Fake.in(t).open();
+  const failed = assert.rejects(
+    locker.update("s3://b/n", () => {
+      throw new InvalidError("a bad name");
+    }),
+    /a bad name/,
+  );
+  const { id } = await agent.next("update");
+  agent.send({ id, ev: "content", content: null });
+  assert.equal((await agent.next("cancel"))["request"], id);
+  await failed;
+});
+
+test("a change that outlives its agent answers no request of the next one", async (t) => {
+  const fake = Fake.in(t);
+  const [locker, agent] = await fake.open();
+  let finish = (_: string) => {};
+  let begun = () => {};
+  const started = new Promise<void>((resolve) => (begun = resolve));
+  const failed = assert.rejects(
+    locker.update("s3://b/one", () => {
+      begun();
+      return new Promise<string>((resolve) => (finish = resolve));
+    }),
+    (error) => error instanceof AgentError && error.maybeApplied,
+  );
+  const { id } = await agent.next("update");
+  agent.send({ id, ev: "content", content: null });
+  await started;
+  agent.exit(1);
+  await failed;
+
+  const reading = assert.rejects(locker.get("s3://b/two"), (error) => error instanceof AgentError && !error.maybeApplied);
+  const next = await fake.greeted();
+  await next.next("get");
+  finish("for one");
+  await new Promise((resolve) => setImmediate(resolve));
+  const again = assert.rejects(locker.get("s3://b/three"), AgentError);
+  assert.equal((await next.next("get"))["object"], "s3://b/three");
+  next.exit(1);
+  await Promise.all([reading, again]);
+});
+
+test("text that is not Unicode is refused here", async (t) => {
+  const [locker, agent] = await Fake.in(t).open();
+  for (const name of ["a\ud83d", "\udd12a", "\\\ud83d"]) {
+    await assert.rejects(locker.acquire(name), InvalidError);
+  }
+  assert.equal(agent.unread, 0);
+  const acquiring = locker.acquire("\u{1f512}\\ud83d");
+  const { id, lock } = await agent.next("acquire");
+  assert.equal(lock, "\u{1f512}\\ud83d");
+  agent.send(held(id));
+  await acquiring;
 });
 
 test("a write that a higher token refuses is a loss", async (t) => {

@@ -167,6 +167,23 @@ test("a relative path is one of this process, not of the agent", async (t) => {
   await guard.release();
 });
 
+test("a relative path in the environment is one of this process too", async (t) => {
+  const [first, before] = [folder(t), process.cwd()];
+  t.after(() => {
+    delete process.env["LEASEHOLD_STORE"];
+    process.chdir(before);
+  });
+  process.env["LEASEHOLD_STORE"] = "sqlite:locks.db";
+  process.chdir(first);
+  const locker = new Locker();
+  t.after(() => locker.close());
+  const guard = await locker.acquire("x");
+  process.chdir(folder(t));
+  assert.ok((await new Locker().tryAcquire("x")) !== null);
+  assert.equal(await new Locker(`sqlite:${first}/locks.db`).tryAcquire("x"), null);
+  await guard.release();
+});
+
 test("thousands of locks share one agent", async (t) => {
   const locker = new Locker("mem:");
   t.after(() => locker.close());

@@ -21,7 +21,7 @@ from typing import Any
 from . import _clock, _command, _fork
 from ._clock import TOLERANCE_US, Moment
 from ._command import FIND
-from ._errors import AgentError, ForkedError, LockLost, of_message
+from ._errors import AgentError, ForkedError, LockLost, StoreError, of_message
 from ._hold import Hold, Message, Pending
 from ._wire import Bell, Garbage, deadline_of, integer, poll
 
@@ -33,7 +33,7 @@ _START_TIMEOUT = 10.0
 _IDLE = 60.0
 #: The longest pause between two checks of the deadlines, in seconds. Timers stop while the machine sleeps.
 _TICK = 1.0
-#: The longest line of an agent, in bytes.
+#: The longest line, in both directions, in bytes.
 _MAX_LINE = 1 << 20
 #: How much unsent data may wait for an agent that does not read, in bytes.
 _MAX_UNSENT = 16 << 20
@@ -41,8 +41,18 @@ _MAX_UNSENT = 16 << 20
 _EXIT_TIMEOUT = 5.0
 
 _INTERIM = {"waiting", "names", "content"}
+#: The requests that write an object.
+_WRITES = {"put", "update", "answer"}
 #: The exceptions that a message can cause if it violates the protocol.
 _VIOLATIONS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Garbage)
+
+
+def _line(message: Message) -> bytes:
+    try:
+        return json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError:
+        # The agent would exit, and release all locks.
+        raise StoreError("a text of the request is not valid Unicode, or a number is not finite", "invalid") from None
 
 
 class Agent:
@@ -85,7 +95,8 @@ class Agent:
     def _greet(self, command: str) -> None:
         """Sends ``hello`` and compares the clocks."""
         before = _clock.now()
-        self._send({"id": 0, "op": "hello", "protocol": _PROTOCOL, "pid": self._host[0], "client": _CLIENT})
+        self._send(_line({"id": 0, "op": "hello", "protocol": _PROTOCOL, "pid": self._host[0], "client": _CLIENT}))
+        self._flush()
         line = self._first_line(command)
         after = _clock.now()
         try:
@@ -166,7 +177,7 @@ class Agent:
         """Marks the agent as dead: all holds are lost, and all requests fail. Called under the lock."""
         if self._death is not None:
             return
-        death = self._death = AgentError(reason)
+        self._death = AgentError(reason)
         if kill:
             with contextlib.suppress(OSError):
                 self._process.kill()
@@ -174,12 +185,18 @@ class Agent:
             self.lose(hold, LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
         pending, self._pending = self._pending, {}
         for request in pending.values():
-            request.conclude(death)
+            # Each request has its own error, because a raised error collects tracebacks.
+            request.conclude(AgentError(reason, maybe_applied=request.op in _WRITES))
         self._bell.ring()
 
     def kill(self, reason: str) -> None:
         with self.lock:
             self._die(reason)
+
+    def is_entered(self) -> bool:
+        """Returns whether this thread is inside this class. A signal handler or a finalizer that has interrupted it
+        must not wait for a response, which no thread could read."""
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
 
     def stop(self) -> None:
         """Ends the agent, which releases all locks, and waits until it has ended."""
@@ -217,6 +234,11 @@ class Agent:
             if self.end(hold):
                 self._send_release(hold)
 
+    def give_up(self, hold: Hold) -> None:
+        """Ends a hold and requests its release, also if this was done before. Called under the lock."""
+        self.end(hold)
+        self._send_release(hold)
+
     def _send_release(self, hold: Hold) -> None:
         """Requests the release of a hold that this process gave up. Called under the lock."""
         if self._death is None:
@@ -241,17 +263,20 @@ class Agent:
 
     def _dispatch(self, pending: Pending, fields: Message) -> None:
         pending.id = next(self._ids)
+        line = _line({"id": pending.id, **fields})
+        # The agent would exit, and release all locks.
+        if len(line) > _MAX_LINE:
+            raise StoreError(f"the request is longer than {_MAX_LINE} bytes", "limit")
+        if len(self._unsent) + len(line) > _MAX_UNSENT and pending.op not in ("release", "cancel"):
+            raise StoreError("too many requests wait until the agent reads them", "limit")
         self._pending[pending.id] = pending
-        self._send({"id": pending.id, **fields})
+        self._send(line)
 
-    def _send(self, message: Message) -> None:
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    def _send(self, line: bytes) -> None:
+        """Makes the thread write ``line``. No other thread writes: a signal handler that raises an exception between
+        the write and the record of what was written would make the agent get a part twice."""
         self._unsent += line
-        self._flush()
-        if len(self._unsent) > _MAX_UNSENT:
-            self._die("the agent does not read its requests")
-        elif self._unsent:
-            self._bell.ring()
+        self._bell.ring()
 
     def _flush(self) -> None:
         while self._unsent and self._death is None:
@@ -283,6 +308,10 @@ class Agent:
                     return self._die("the agent has ended")
                 self._unread += chunk
                 self._take_lines()
+        except BaseException:
+            # A signal handler raised an exception. A message may be lost.
+            self._die("the client was interrupted while it read the agent's messages")
+            raise
         finally:
             self._draining = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -183,7 +185,7 @@ class BaseLock(Generic[G]):
 
     def __init__(self, settings: LockSettings) -> None:
         self._settings = settings
-        self._held: list[G] = []
+        self._held: Entered[G] = Entered()
 
     @property
     def name(self) -> str:
@@ -191,7 +193,7 @@ class BaseLock(Generic[G]):
 
     def locked(self) -> bool:
         """Returns whether this object holds the lock."""
-        return any(guard.is_held for guard in self._held)
+        return any(guard.is_held for guard in self._held.all())
 
     @property
     def token(self) -> int:
@@ -203,12 +205,56 @@ class BaseLock(Generic[G]):
         self._latest().check()
 
     def _latest(self) -> G:
-        if not self._held:
-            raise RuntimeError("the lock is not acquired")
-        return self._held[-1]
+        try:
+            return self._held.latest()
+        except LookupError:
+            raise RuntimeError("the lock is not acquired") from None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Entered(Generic[G]):
+    """Guards, each with the thread and the task that acquired it.
+
+    A thread or task gets its own latest guard. One that has none gets the latest of all: a ``threading.Lock`` may be
+    released by another thread, and a generator may be closed by another thread or task.
+    """
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[object, G]] = []
+        self._lock = threading.RLock()
+
+    def add(self, guard: G) -> None:
+        with self._lock:
+            self._guards.append((_caller(), guard))
+
+    def all(self) -> list[G]:
+        with self._lock:
+            return [guard for _, guard in self._guards]
+
+    def latest(self) -> G:
+        """Raises :class:`LookupError` if there is none."""
+        with self._lock:
+            return self._guards[self._index()][1]
+
+    def pop(self) -> G:
+        """Removes and returns the latest guard. Raises :class:`LookupError` if there is none."""
+        with self._lock:
+            return self._guards.pop(self._index())[1]
+
+    def _index(self) -> int:
+        caller = _caller()
+        own = [index for index, (owner, _) in enumerate(self._guards) if owner == caller]
+        return own[-1] if own else -1
+
+
+def _caller() -> tuple[int, object]:
+    """Returns the current thread and task."""
+    try:
+        return threading.get_ident(), asyncio.current_task()
+    except RuntimeError:  # No event loop runs in this thread.
+        return threading.get_ident(), None
 
 
 def _done(answer: Message) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from . import _shared
 from ._agent import Agent
 from ._base_call import BaseCall
-from ._errors import AgentError, LeaseholdError
+from ._errors import LeaseholdError
 from ._hold import Message
 from ._requests import ANSWER_TIMEOUT, Operation
 
@@ -31,6 +31,8 @@ class Call(BaseCall):
     def arrives_within(self, limit: float | None) -> bool:
         """Waits for a message for at most ``limit``. Returns whether it arrived. An exception cancels the request."""
         try:
+            if self.agent.is_entered():
+                raise RuntimeError("a signal handler or finalizer must not wait for the agent here")
             if not self._arrived.acquire(timeout=limit):
                 return False
         except BaseException:
@@ -42,8 +44,11 @@ class Call(BaseCall):
     def next(self, limit: float | None = None) -> Message:
         """Returns the next message. Kills an agent that does not respond within ``limit``."""
         if not self.arrives_within(limit):
-            self.agent.kill("the agent does not respond")
-            raise AgentError("the agent does not respond")
+            with self.agent.lock:
+                # This process may have been stopped in the meantime.
+                self.agent.drain()
+                if not self._outcomes:
+                    self.agent.kill("the agent does not respond")
         self._arrived.acquire()
         outcome = self._outcomes.popleft()
         if isinstance(outcome, LeaseholdError):

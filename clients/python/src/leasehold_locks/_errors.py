@@ -29,9 +29,10 @@ class LockHeld(LeaseholdError, TimeoutError):
     #: The information about the holder.
     held_by: HolderInfo
 
-    def __init__(self, message: str, held_by: HolderInfo, help: list[str] | None = None) -> None:
+    def __init__(self, message: str, held_by: HolderInfo | None = None, help: list[str] | None = None) -> None:
         super().__init__(message, help)
-        self.held_by = held_by
+        # `pickle` creates the error from its message, and then restores its attributes.
+        self.held_by = held_by or HolderInfo.of({})
 
     @property
     def holder(self) -> Holder | None:
@@ -74,8 +75,8 @@ class StoreError(LeaseholdError):
 class AgentError(StoreError):
     """The agent (the command ``leasehold agent``) could not be started, has ended, or does not respond."""
 
-    def __init__(self, message: str, help: list[str] | None = None) -> None:
-        super().__init__(message, "agent", help)
+    def __init__(self, message: str, help: list[str] | None = None, maybe_applied: bool = False) -> None:
+        super().__init__(message, "agent", help, maybe_applied)
 
 
 class LockLeftOpen(LeaseholdError):
@@ -90,6 +91,9 @@ class LockLeftOpen(LeaseholdError):
             ["hold a lock in a `with` block, which ends before the handler returns"],
         )
         self.names = names
+
+    def __reduce__(self) -> tuple[type[LockLeftOpen], tuple[list[str]]]:
+        return LockLeftOpen, (self.names,)
 
 
 class ForkedError(LeaseholdError, RuntimeError):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from ._base import BaseLock
+from ._base import BaseLock, Entered
 from ._call import Call, begin, call
 from ._errors import LockHeld, LockLost, StoreError
 from ._guard import BaseGuard, log
@@ -46,19 +45,32 @@ class Guard(BaseGuard):
     def release(self, cooldown: Duration | None = None) -> bool:
         """Releases the lock. Returns whether it was held until now.
 
-        With ``cooldown``, the lock is not granted again before this time has passed since it was granted.
+        With ``cooldown``, the lock is not granted again before this time has passed since it was granted. A signal
+        handler or finalizer that interrupts this module does not wait for the response.
         """
         agent, hold = self._agent, self._hold
         agent.forbid_forked()
         fields: Message = {"op": "release", "hold": hold.number}
         if cooldown is not None:
-            fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
+            period = milliseconds(cooldown, "cooldown")
+            if period > 0:
+                fields["cooldown_ms"] = period
+        entered = agent.is_entered()
         with agent.lock:
-            agent.remaining(hold)  # Detects a loss that was not noticed yet.
-            if not agent.end(hold):
-                return False
-            request = Call(agent, fields)
-        return was_held(request.next(ANSWER_TIMEOUT), "released")
+            left = agent.remaining(hold)  # Detects a loss that was not noticed yet.
+            try:
+                if not agent.end(hold):
+                    return False
+                if entered:
+                    agent.give_up(hold)
+                    return True
+                request = Call(agent, fields)
+            except BaseException:
+                # A signal handler raised an exception.
+                agent.give_up(hold)
+                raise
+        # The agent tries to record a cooldown until the lease ends.
+        return was_held(request.next(left + ANSWER_TIMEOUT), "released")
 
     def ticket(self) -> str:
         """Ends this hold and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
@@ -67,7 +79,11 @@ class Guard(BaseGuard):
         with agent.lock:
             if not agent.end(hold):
                 agent.check(hold)
-            request = Call(agent, {"op": "ticket", "hold": hold.number})
+            try:
+                request = Call(agent, {"op": "ticket", "hold": hold.number})
+            except BaseException:
+                agent.give_up(hold)
+                raise
         return str(expect(request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     def __enter__(self) -> Guard:
@@ -143,7 +159,8 @@ class Lock(BaseLock[Guard]):
         # The agent enforces the time limit. A wait for another holder may take until then.
         request = begin(fields)
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
-        limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
+        store_ms = fields.get("store_timeout_ms", 0)
+        limit = None if wait_ms is None else (wait_ms + store_ms) / 1_000 + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
         return Guard(request.agent, request.hold)
 
@@ -164,7 +181,7 @@ class Lock(BaseLock[Guard]):
                 guard = None
         if guard is None:
             return False
-        self._held.append(guard)
+        self._held.add(guard)
         return True
 
     def release(self) -> None:
@@ -172,7 +189,7 @@ class Lock(BaseLock[Guard]):
         meantime."""
         try:
             guard = self._held.pop()
-        except IndexError:
+        except LookupError:
             raise RuntimeError("release unlocked lock") from None
         guard._leave(True)
 
@@ -184,13 +201,6 @@ class Lock(BaseLock[Guard]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held.pop()._leave(error is None)
-
-
-class _Thread(threading.local):
-    """The guards that a thread has entered."""
-
-    def __init__(self) -> None:
-        self.guards: list[Guard] = []
 
 
 class Holding:
@@ -207,19 +217,19 @@ class Holding:
         self._timeout = timeout
         self._context = context
         self._on_lost = on_lost
-        self._thread = _Thread()
+        self._entered: Entered[Guard] = Entered()
 
     def __enter__(self) -> Guard:
         guard = self._lock.guard(self._timeout, context=self._context)
         if self._on_lost is not None:
             guard.on_lost(self._on_lost)
-        self._thread.guards.append(guard)
+        self._entered.add(guard)
         return guard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.guards.pop()._leave(error is None)
+        self._entered.pop()._leave(error is None)
 
 
 class RwLock:

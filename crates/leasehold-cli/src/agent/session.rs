@@ -113,7 +113,9 @@ impl Session {
         if !greeted {
             return self.greet(id, &operation, fields).await;
         }
-        if let Err(full) = self.state(|state| state.admit(id, line.len())) {
+        // Without these two, the host could not end what it has begun.
+        let ends = matches!(&*operation, "release" | "cancel");
+        if let Err(full) = self.state(|state| state.admit(id, line.len(), ends)) {
             return match full {
                 Some(refusal) => self.refuse(id, &refusal).await,
                 None => self.refuse_line("a request with the id of a pending request").await,
@@ -361,12 +363,13 @@ impl Session {
 }
 
 impl State {
-    /// Adds a pending request. Returns `Err(None)` if a request with this id is already pending.
-    fn admit(&mut self, id: u64, bytes: usize) -> Result<(), Option<Refusal>> {
+    /// Adds a pending request. The limits do not apply to one that `ends` another request or a hold. Returns `Err(None)`
+    /// if a request with this id is already pending.
+    fn admit(&mut self, id: u64, bytes: usize, ends: bool) -> Result<(), Option<Refusal>> {
         if self.pending.contains_key(&id) {
             return Err(None);
         }
-        if self.pending.len() >= MAX_PENDING || self.bytes + bytes > MAX_PENDING_BYTES {
+        if !ends && (self.pending.len() >= MAX_PENDING || self.bytes + bytes > MAX_PENDING_BYTES) {
             return Err(Some(Refusal::limit("too many requests are pending")));
         }
         self.bytes += bytes;
@@ -434,5 +437,28 @@ mod tests {
         session.take(RELEASE.as_bytes(), begin).await;
         session.end().await;
         assert!(is_in_cooldown(&session).await);
+    }
+
+    /// Begins a request that never completes.
+    fn hangs(_: &Arc<Session>, _: u64, _: &str, _: Fields) -> Work {
+        Box::pin(std::future::pending())
+    }
+
+    #[tokio::test]
+    async fn a_host_with_too_many_requests_can_still_release_and_cancel() {
+        let (session, mut sent) = holding().await;
+        let mut id = 10;
+        let mut request = async |operation: &str| {
+            id += 1;
+            let line = format!(r#"{{"id":{id},"op":"{operation}"}}"#);
+            assert_eq!(session.take(line.as_bytes(), hangs).await, Next::Continue);
+            session.state(|state| state.pending.contains_key(&id))
+        };
+        for _ in 0..MAX_PENDING {
+            assert!(request("acquire").await);
+        }
+        assert!(!request("acquire").await);
+        while sent.recv().await.unwrap()["kind"] != "limit" {}
+        assert!(request("release").await && request("cancel").await);
     }
 }

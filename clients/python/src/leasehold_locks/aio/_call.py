@@ -22,9 +22,12 @@ class Call(BaseCall):
     def __init__(self, agent: Agent, fields: Message) -> None:
         self._loop = asyncio.get_running_loop()
         self._outcomes: asyncio.Queue[Message | LeaseholdError] = asyncio.Queue()
+        #: The number of messages that arrived and that no task has taken.
+        self._untaken = 0
         super().__init__(agent, fields)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
+        self._untaken += 1
         # The event loop may have ended. Then no task waits for the message.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
@@ -37,7 +40,7 @@ class Call(BaseCall):
         timer = None
         if limit is not None:
             # The end of the agent ends the request. (In Python 3.11, asyncio.wait_for can swallow a cancellation.)
-            timer = self._loop.call_later(limit, self.agent.kill, "the agent does not respond")
+            timer = self._loop.call_later(limit, self._kill_unless_answered)
         try:
             outcome = await self._outcomes.get()
         except BaseException:
@@ -46,9 +49,17 @@ class Call(BaseCall):
         finally:
             if timer is not None:
                 timer.cancel()
+        self._untaken -= 1
         if isinstance(outcome, LeaseholdError):
             raise outcome
         return outcome
+
+    def _kill_unless_answered(self) -> None:
+        with self.agent.lock:
+            # The event loop may have been blocked, or this process stopped, in the meantime.
+            self.agent.drain()
+            if self._untaken == 0:
+                self.agent.kill("the agent does not respond")
 
 
 async def begin(fields: Message) -> Call:

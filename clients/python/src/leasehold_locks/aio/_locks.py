@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any
 
-from .._base import BaseLock
+from .._base import BaseLock, Entered
 from .._errors import LockHeld, LockLost, StoreError
 from .._guard import BaseGuard, log
 from .._hold import Message
@@ -44,14 +45,22 @@ class Guard(BaseGuard):
         agent.forbid_forked()
         fields: Message = {"op": "release", "hold": hold.number}
         if cooldown is not None:
-            fields["cooldown_ms"] = milliseconds(cooldown, "cooldown")
+            period = milliseconds(cooldown, "cooldown")
+            if period > 0:
+                fields["cooldown_ms"] = period
         with agent.lock:
-            agent.remaining(hold)  # Detects a loss that was not noticed yet.
-            if not agent.end(hold):
-                return False
-            # Sends the request before this task waits for anything.
-            request = Call(agent, fields)
-        return was_held(await request.next(ANSWER_TIMEOUT), "released")
+            left = agent.remaining(hold)  # Detects a loss that was not noticed yet.
+            try:
+                if not agent.end(hold):
+                    return False
+                # Sends the request before this task waits for anything.
+                request = Call(agent, fields)
+            except BaseException:
+                # A signal handler raised an exception, or the event loop has ended.
+                agent.give_up(hold)
+                raise
+        # The agent tries to record a cooldown until the lease ends.
+        return was_held(await request.next(left + ANSWER_TIMEOUT), "released")
 
     async def ticket(self) -> str:
         """Ends this hold and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
@@ -60,7 +69,11 @@ class Guard(BaseGuard):
         with agent.lock:
             if not agent.end(hold):
                 agent.check(hold)
-            request = Call(agent, {"op": "ticket", "hold": hold.number})
+            try:
+                request = Call(agent, {"op": "ticket", "hold": hold.number})
+            except BaseException:
+                agent.give_up(hold)
+                raise
         return str(expect(await request.next(ANSWER_TIMEOUT), "ticket")["ticket"])
 
     async def __aenter__(self) -> Guard:
@@ -76,9 +89,13 @@ class Guard(BaseGuard):
         self._task = task
         self._cancelling = _cancelling(task)
 
+        # A guard that is no longer used must be garbage collected, which releases it.
+        guard = weakref.ref(self)
+
         def tell(_: LockLost) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._cancel)
+            if (entered := guard()) is not None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(entered._cancel)
 
         self._agent.listen(self._hold, tell)
 
@@ -170,7 +187,8 @@ class Lock(BaseLock[Guard]):
     async def _acquired(self, fields: Message) -> Guard:
         request = await begin(fields)
         wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
-        limit = None if wait_ms is None else wait_ms / 1_000 + ANSWER_TIMEOUT
+        store_ms = fields.get("store_timeout_ms", 0)
+        limit = None if wait_ms is None else (wait_ms + store_ms) / 1_000 + ANSWER_TIMEOUT
         expect(await request.next(limit), "held")
         return Guard(request.agent, request.hold)
 
@@ -178,15 +196,17 @@ class Lock(BaseLock[Guard]):
 
     async def acquire(self) -> bool:
         """Acquires the lock, as :meth:`asyncio.Lock.acquire` does. Release it with :meth:`release`."""
-        self._held.append(await self.guard())
+        self._held.add(await self.guard())
         return True
 
     async def release(self) -> None:
         """Releases the lock that :meth:`acquire` acquired. Raises :class:`LockLost` if the lock was lost in the
         meantime."""
-        if not self._held:
-            raise RuntimeError("Lock is not acquired.")
-        await self._held.pop()._leave(None)
+        try:
+            guard = self._held.pop()
+        except LookupError:
+            raise RuntimeError("Lock is not acquired.") from None
+        await guard._leave(None)
 
 
 class Holding:
@@ -196,23 +216,18 @@ class Holding:
         self._lock = lock
         self._timeout = timeout
         self._context = context
-        self._guards: dict[asyncio.Task[Any] | None, list[Guard]] = {}
+        self._entered: Entered[Guard] = Entered()
 
     async def __aenter__(self) -> Guard:
         guard = await self._lock.guard(self._timeout, context=self._context)
         guard._enter()
-        self._guards.setdefault(asyncio.current_task(), []).append(guard)
+        self._entered.add(guard)
         return guard
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task = asyncio.current_task()
-        guards = self._guards[task]
-        guard = guards.pop()
-        if not guards:
-            del self._guards[task]
-        await guard._leave(error)
+        await self._entered.pop()._leave(error)
 
 
 class RwLock:

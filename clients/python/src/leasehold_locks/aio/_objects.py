@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .._hold import Message
-from .._requests import ANSWER_TIMEOUT, decoded, encoded, expect
+from .._requests import ANSWER_TIMEOUT, OBJECT_TIMEOUT, decoded, encoded, expect
 from .._types import Duration, milliseconds
 from ._call import Call, begin, call
 
@@ -20,12 +20,12 @@ class Object:
     async def get(self, fence: int | None = None) -> bytes | None:
         """Returns the content, or ``None`` if there is no object. With ``fence``, later writes with lower tokens are
         refused."""
-        return decoded(expect(await call(self._fields("get", fence)), "object"))
+        return decoded(expect(await call(self._fields("get", fence), OBJECT_TIMEOUT), "object"))
 
     async def put(self, content: bytes, *, fence: int) -> None:
         """Writes the object. Raises :class:`LockLost` if a higher token has written it before."""
         fields = {**self._fields("put", fence), **self._typed, "content": encoded(content)}
-        expect(await call(fields), "done")
+        expect(await call(fields, OBJECT_TIMEOUT), "done")
 
     async def update(
         self,
@@ -44,18 +44,19 @@ class Object:
             fields["attempts"] = attempts
         if within is not None:
             fields["within_ms"] = milliseconds(within, "within")
+        limit = OBJECT_TIMEOUT + fields.get("within_ms", 0) / 1_000
         request = await begin(fields)
         while True:
-            message = await request.next(ANSWER_TIMEOUT)
+            message = await request.next(limit)
             if message["ev"] != "content":
                 return bool(expect(message, "updated")["written"])
             try:
                 content = await change(decoded(message))
+                fields = {"op": "answer", "request": request.pending.id, "content": encoded(content)}
+                await Call(request.agent, fields).next(ANSWER_TIMEOUT)
             except BaseException:
                 request.abandon()
                 raise
-            answer = {"op": "answer", "request": request.pending.id, "content": encoded(content)}
-            await Call(request.agent, answer).next(ANSWER_TIMEOUT)
 
     def _fields(self, op: str, fence: int | None) -> Message:
         return {"op": op, "object": self._url, **({} if fence is None else {"fence": str(fence)})}
