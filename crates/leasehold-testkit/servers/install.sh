@@ -343,7 +343,7 @@ install_shedlock_peer() { install_java_program "$(shedlock_peer)" shedlock/shedl
 
 # install_java_program TARGET FOLDER/PROJECT CLASS: compiles the sources in FOLDER with those that all Java peers share.
 # The program TARGET runs CLASS. In tests it runs only briefly, so a fast start matters more than optimized code;
-# benchmarks set JAVA_OPTIONS.
+# benchmarks set JAVA_OPTIONS. Warnings of the JVM go to stderr, because the tests read stdout.
 install_java_program() {
     local target=$1 project=$PEER_SOURCES/$2.xml class=$3 folder jars
     [[ -x $target ]] && return 0
@@ -352,7 +352,8 @@ install_java_program() {
     jars=$(jars "$project")
     javac -cp "$jars/*" -d "$folder" "$PEER_SOURCES"/java-common/*.java "$(dirname "$project")"/*.java || return 1
     # shellcheck disable=SC2016 # the program reads the variable
-    launcher "$target" 'java ${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC}'" -cp '$folder:$jars/*' $class"
+    launcher "$target" 'java -XX:+DisplayVMOutputToStderr -Xlog:disable -Xlog:all=warning:stderr '\
+'${JAVA_OPTIONS--XX:TieredStopAtLevel=1 -XX:+UseSerialGC}'" -cp '$folder:$jars/*' $class"
 }
 
 java_peer() { printf '%s/peers-java-%s/dynamodb' "$CACHE" "$(java_digest java)"; }

@@ -37,8 +37,10 @@ async fn count_exactly(peer: Program, url: &str, more: &[&str]) {
         let (said, code) = peer.end().await;
         assert_eq!(code, Some(0), "a peer failed");
         held.extend(said.iter().map(|line| {
-            let (from, until) = line.split_once(' ').unwrap();
-            (from.parse::<u128>().unwrap(), until.parse::<u128>().unwrap())
+            let times =
+                line.split_once(' ').map(|(from, until)| (from.parse::<u128>(), until.parse::<u128>()));
+            let Some((Ok(from), Ok(until))) = times else { panic!("a peer printed {line:?}") };
+            (from, until)
         }));
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap(), (PROCESSES * TIMES).to_string());

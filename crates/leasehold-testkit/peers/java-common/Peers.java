@@ -138,6 +138,7 @@ final class Peers {
         return before - uptime * 1e9 < 5e7 && uptime * 1e9 - now < 5e7 ? now : 0;
     }
 
+    /** Prints a line for the test. Nothing else prints to stdout: the JVM's own warnings go to stderr. */
     private static void say(String line) {
         System.out.println(line);
         System.out.flush();
