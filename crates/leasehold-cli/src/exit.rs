@@ -8,12 +8,12 @@ use leasehold::{Error, ErrorKind};
 pub(crate) const NEGATIVE: u8 = 1;
 /// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
-/// The lock was lost while CMD ran. Replaces the status of CMD, so that work done after the loss does not look
-/// successful. Three places return it:
+/// The lock was lost, or a higher token has written the object. If CMD ran, replaces its status, so that work done
+/// after the loss does not look successful. Three places return it:
 ///
-/// - `Job::conclude` (`job/completion.rs`): the lock was lost while CMD ran, or before it started. `Running::supervise`
-///   (`child.rs`) has stopped CMD in time, and the guard or the release has reported the loss. Or CMD was stopped
-///   because only `--grace` was left of the lease, even if the lock was not lost afterwards.
+/// - `Job::conclude` (`job/completion.rs`): the lock was lost before CMD started or while it ran, or CMD was stopped
+///   because only `--grace` was left of the lease. In the last case, the lock need not be lost. `Running::supervise`
+///   (`child.rs`) stops CMD in time.
 /// - `Job::resume` (`job.rs`): with `--ticket`, the lock of the ticket was lost already.
 /// - `update` (`commands/update.rs`): a higher token has written the object.
 pub(crate) const LOST: u8 = 122;

@@ -2,10 +2,11 @@
 //! written or reported.
 //!
 //! [`availability`] decides whether a lock may be taken over. `driver/acquire.rs` (`contend`) reads the record, asks
-//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Rules about time, retries and guards are in the
-//! files that name their numbers. Without any one rule there could be two holders at once, or a token that is lower than
-//! an earlier one. The tests in `tests/protocol.rs` name the rule that they check. SQLite, etcd, PostgreSQL and Redis
-//! have their own rules, in `stores/X`.
+//! [`judge`], and writes the grant; `driver/hold.rs` renews and releases. Without any one rule there could be two holders
+//! at once, or a token that is lower than an earlier one. docs/protocol.md numbers the rules. The code and the tests in
+//! `tests/protocol.rs` name these numbers; rules about time, retries and guards are in other files. Stores that decide
+//! about locks themselves have their own rules, in `stores/X`: SQLite, PostgreSQL, Redis, etcd, Azure's own leases and
+//! `leasehold serve`.
 
 mod report;
 
@@ -64,15 +65,15 @@ pub(super) enum Availability {
     /// Write a grant over it.
     Grantable,
     /// Wait. The lock is held or in a cooldown, for at most `lapses_within` from now.
-    Taken { lapses_within: Option<Duration> },
+    Taken { lapses_within: Duration },
 }
 
 /// Decides whether `record` may be granted to another claim (the takeover rule).
 ///
 /// A held lock may be taken over once this contender has seen its (state, grant, token, heartbeat) unchanged for
-/// `Ttl::contender_span`: the ttl, plus 0.5 %, plus a slack. The holder relies on its lease for a shorter time.
-/// `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If `rules` allow it, the store's clock
-/// can also end the lease.
+/// `Ttl::contender_span` (the ttl, plus 0.5 %, plus a slack) plus the lock delay, both from the record. The holder relies
+/// on its lease for a shorter time. `unchanged_for` is measured on the contender's own clock (`record_cache.rs`). If
+/// `rules` allow it, the store's clock can also end the lease, after the same span plus a margin.
 pub(super) fn availability(
     record: &Record,
     unchanged_for: Duration,
@@ -86,7 +87,7 @@ pub(super) fn availability(
         .map(|(store, renewed_us)| by_store.saturating_sub(since_us(store.lo_us, renewed_us)));
     let left = observed.saturating_sub(unchanged_for);
     let left = left_by_store.map_or(left, |by_store| by_store.min(left));
-    if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: Some(left) } }
+    if left.is_zero() { Availability::Grantable } else { Availability::Taken { lapses_within: left } }
 }
 
 /// Returns how long `record` has certainly been grantable. Returns zero if it is not grantable, or if this is unknown.
@@ -184,7 +185,7 @@ pub(super) fn judge<'a>(
             Claimed::Grantable { over: Some(record), floor_from_clock: record.unconfirmed }
         }
         Availability::Taken { lapses_within } => {
-            let held = held(record, store, lapses_within);
+            let held = held(record, store, Some(lapses_within));
             // Rule 10: if the token rose after a write of unknown effect, this claim may have held the lock. Reporting
             // "held" would deny that. The token of an unconfirmed record proves nothing: another client may have
             // removed it or restored an old one.

@@ -1,18 +1,21 @@
 //! The tasks of one grant: the *renewer*, and a *watchdog* for each guard.
 //!
-//! Only the renewer sends requests about the grant, so a renewal and a release are never under way at the same time
-//! (rule 6). It also passes the lock on to the next task of this process ([`cohort`]). Each such task has its own
-//! guard, and the previous guard has ended by then. The watchdog waits for the deadline and does nothing else, so a
-//! renewal that hangs cannot delay it.
+//! Only the renewer sends requests about the grant, and it sends a release only after the last renewal has ended or has
+//! timed out (rule 6). A renewal that the store applies after the release fails its precondition. The renewer also passes
+//! the lock on to the next task of this process ([`cohort`]). Each such task has its own guard, and the previous guard
+//! has ended by then. The watchdog waits for the deadline and sends no requests, so a renewal that hangs cannot delay
+//! it.
 //!
 //! The response to a renewal is processed in these steps:
 //!
 //! 1. The store judges it in [`LeaseStore::renew`](crate::lease::LeaseStore::renew). On records, this is `renew_with`
-//!    in `protocol/driver/hold.rs`. On PostgreSQL and Redis, it is `prolong` in `stores/on_server/hold.rs`.
-//! 2. `Renewer::renew` in this file gets the result, and sets when the next renewal is due.
-//! 3. It calls [`HoldState::prolong`], [`HoldState::lose`] or [`HoldState::note`] (`renewer/hold_state.rs`). They store
-//!    the deadline, the loss or the error.
-//! 4. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
+//!    in `protocol/driver/hold.rs`. On PostgreSQL and Redis, it is `prolong` in `stores/on_server/hold.rs`. If the lease
+//!    is renewed, the store writes the new deadline into the grant.
+//! 2. `Renewer::renew` in this file gets the result, and calls [`HoldState::prolong`], [`HoldState::lose`] or
+//!    [`HoldState::note`] (`renewer/hold_state.rs`). They store the deadline, the loss or the error. A loss wakes the
+//!    tasks that wait in `Guard::lost`.
+//! 3. `Guard::check` and `Guard::lost` (`guard.rs`) read them there.
+//! 4. If the grant was not lost, `Renewer::renew` sets when the next renewal is due.
 
 mod cohort;
 mod hold_state;

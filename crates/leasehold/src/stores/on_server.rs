@@ -74,15 +74,24 @@ pub(super) struct EvictionAnswer {
 /// `examine` do so themselves.
 ///
 /// Each change of a lock is one request, which the server executes atomically and by its own clock. Several requests
-/// would keep the lock's row locked while the client stalls between them. For the same reason, a stored procedure returns
-/// its result after it has committed. The server responds when the change is as durable as it can make it. If a failover
-/// can lose changes nevertheless, the store has a [`failover_grace`](grace).
+/// would keep the lock's row locked while the client stalls between them. For the same reason, a stored procedure commits
+/// before it returns its result. The server responds when the change is as durable as it can make it. If a failover can
+/// lose changes nevertheless, the store has a [`failover_grace`](grace).
 ///
-/// A grant uses the time of the server after the row is locked. If there is no row, it uses the time after all earlier
-/// claims have ended. Otherwise, its token could be below an earlier one.
+/// The condition of a change is evaluated while the row is locked, on the row as it is then, in every isolation level. A
+/// read from before the lock decides nothing. Lock names are compared byte by byte.
+///
+/// The server's clock has microseconds or at least milliseconds. It is read when the step needs it, not when the
+/// transaction begins, and is independent of a session's time zone. A grant uses the time after the row is locked. If
+/// there is no row, it uses the time after each earlier claim for this name has committed or failed. Otherwise, its token
+/// could be below an earlier one.
 ///
 /// A method sends a request for a change once. It returns [`StoreError::NotApplied`] only if the request certainly has no
-/// effect. If the future is dropped, the server may still execute the request.
+/// effect. An error that can follow a commit, such as a lost connection, is [`StoreError::MaybeApplied`]. If the future
+/// is dropped, the server may still execute the request.
+///
+/// A server on which a lock could have two holders is refused when a connection to it is opened: PostgreSQL's standbys,
+/// for example.
 ///
 /// A lock is *live* until its lease or its cooldown has ended, and while another client holds it. A grant *is held* as
 /// long as the record says so, even if its lease has ended. The [`Record`] keeps the latest eight grants that are no
@@ -103,15 +112,17 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     ///   from the end of the lease or of the cooldown, or from the release. A claim that is not among the waiters is
     ///   behind all of them. A claim that [barges](Claim::barges) ignores them.
     /// - The [`failover_grace`](grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
-    /// - If the store can check it: `limit` has not passed. After it, the caller no longer waits for the response.
+    /// - If the store can check it: `limit` has not passed. It counts from the call. After it, the caller no longer waits
+    ///   for the response. A store that cannot check it sets `is_late` to false.
     ///
     /// The new token is the last token plus [`Claim::tokens`] (between 1 and `MAX_TOKENS`), or the server's clock in
     /// microseconds if that is higher. It must be below [`Token::LIMIT`]. If the previous grant is still held, its lease
     /// has ended, and the server adds it to `past`. It removes the claim, and those before it, from the waiters, unless
     /// the claim barges.
     ///
-    /// If the claim's own grant is held and its lease has not ended, the server extends it to at least its old length, and
-    /// reports it again, with the same token. A refusal does not change the record.
+    /// If the claim's own grant is held and its lease has not ended, the server grants it again, with the same token. The
+    /// lease is then as long as the claim requests or as it was, whichever is longer, and renewals keep this length. A
+    /// refusal does not change the record.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
     /// Renews the grant if its id and token are in the record, it is held, and its lease has not ended. The lease is as
@@ -119,8 +130,9 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// deadline ([`renewed_until`]), which counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
-    /// Ends the grant if its id and token are in the record and it is held. Adds it to `past`, and starts the cooldown,
-    /// unless it is zero. Calls the first waiter. The token of a withdrawn claim is 0 and is not compared.
+    /// Ends the grant if its id and token are in the record and it is held. Adds it to `past`, and starts the cooldown at
+    /// the server's time, unless it is zero. Calls the first waiter. The token of a withdrawn claim is 0 and is not
+    /// compared.
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
     /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
@@ -134,11 +146,12 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// the first waiter.
     async fn evict(&self, name: &LockName, token: Token) -> Result<EvictionAnswer, StoreError>;
 
-    /// Returns the record, or `None` if there is none.
+    /// Returns the record, or `None` if there is none. A record that cannot be read is an error of the kind `Corrupt`.
     async fn read(&self, name: &LockName) -> Result<Option<Record>, StoreError>;
 
     /// Adds the claim to the end of the waiters, if the lock is live or has waiters, and if there are fewer than
-    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits, or is the latest grant, is not added.
+    /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits, or is the latest grant, is not added; the
+    /// result is then [`Changed::Found`].
     async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
 
     /// Removes the claim from the waiters. Waits for a request to join that the server is executing.
@@ -159,7 +172,8 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// Creates what the store needs. Several processes may call it at the same time.
     async fn init(&self) -> Result<(), StoreError>;
 
-    /// See [`LeaseStore::sweep`].
+    /// See [`LeaseStore::sweep`]. The request that deletes the record checks again that it is leasehold's, free or in a
+    /// cooldown that is over, old enough, and that its token is below the server's clock, from which the next token comes.
     async fn sweep(&self, name: &LockName, older_than: Duration, dry_run: bool) -> Result<Swept, StoreError>;
 
     /// See [`Diagnose::discard`].

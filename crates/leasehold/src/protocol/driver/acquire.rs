@@ -138,8 +138,9 @@ impl RegisterLeases {
     }
 
     /// Returns the first step. If the cached record `known` allows a write at once, or was just read by the poll that
-    /// ended the wait, the first step is to judge it (the warm path). If there is no cached record and the store
-    /// supports it, the first step is a write over any free record. Otherwise it is a read.
+    /// ended the wait, the first step is to judge it (the warm path), unless it is unconfirmed or has this claim's own
+    /// grant. If there is no cached record, the store supports it and the claim is not repeatable, the first step is a
+    /// write over any free record. Otherwise it is a read.
     async fn first_step(
         &self,
         claim: &Claim,

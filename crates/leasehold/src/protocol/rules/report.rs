@@ -42,7 +42,7 @@ pub(in crate::protocol) fn state(
         Some(Content::Record(record)) => match availability(record, unchanged_for, store, rules) {
             Availability::Grantable if record.state == RecordState::Cooldown => State::Free,
             Availability::Grantable => State::Lapsed(held(record, store, Some(Duration::ZERO))),
-            Availability::Taken { lapses_within } => State::Held(held(record, store, lapses_within)),
+            Availability::Taken { lapses_within } => State::Held(held(record, store, Some(lapses_within))),
         },
     }
 }

@@ -9,7 +9,7 @@ use crate::lease::{Holder, Id, PastGrant, Token};
 pub(in super::super) struct Record {
     /// The reading of the server's clock, in microseconds since the Unix epoch.
     pub(in super::super) now_us: u64,
-    /// Whether the lock is held or in a cooldown.
+    /// Whether the lease or the cooldown has not ended, or another client holds the lock (*live*).
     pub(in super::super) is_live: bool,
     /// The end of the lease or of the cooldown, or when the lock was released. `None` if it never ends.
     pub(in super::super) until_us: Option<u64>,
@@ -40,7 +40,7 @@ pub(in super::super) struct Waiter {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) enum State {
-    /// Held by a grant of leasehold, which may have lapsed.
+    /// Held by a grant of leasehold, whose lease may have ended.
     Held { grant: Id, holder: Holder },
     /// In a cooldown, or free again after one.
     Cooldown { grant: Id },
@@ -60,7 +60,7 @@ impl Record {
         }
     }
 
-    /// Returns the grant that wrote the record last, if it is a grant of leasehold.
+    /// Returns the latest grant, if it is a grant of leasehold.
     pub(in super::super) fn grant(&self) -> Option<Id> {
         match &self.state {
             State::Held { grant, .. } | State::Cooldown { grant } | State::Free { grant } => Some(*grant),

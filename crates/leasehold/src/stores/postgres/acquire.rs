@@ -59,7 +59,8 @@ impl PostgresLeases {
                 // A late request must not report the claim's own live grant as a refusal.
                 let is_own = record.grant() == Some(claim.id) && record.is_live;
                 Ok(match is_granted {
-                    // If the insert waited for another client's row, the times in the new row are from before the wait.
+                    // The insert of a new row may wait for another client's insert of this name. It has checked the
+                    // limit before that wait, so the grant may be late.
                     true => Contended::Granted { record, sent, is_late },
                     false if is_late && (is_own || !record.is_live) => Contended::Again,
                     false if grace_left != Some(0) && !record.is_live && !was_granted(claim, &record) => {
