@@ -51,6 +51,7 @@ def test_text_that_is_not_unicode_and_infinite_numbers_are_refused(locker: Locke
         lambda: locker.lock("a\udcff").guard(),
         lambda: locker.lock("y", note="\ud800").guard(),
         lambda: target.update(lambda _: b"", attempts=math.inf),  # type: ignore[arg-type]
+        lambda: target.update(lambda _: b"", attempts=10**400),
     ]
     for attempt in attempts:
         with pytest.raises(StoreError) as raised:
@@ -160,12 +161,53 @@ def test_a_lock_is_released_although_the_event_loop_has_ended(locker: Locker, ur
 
 
 def test_a_signal_handler_inside_the_client_does_not_wait(locker: Locker) -> None:
-    guard = locker.lock("x").guard()
+    guard, other = locker.lock("x").guard(), locker.lock("y").guard()
     with agent().lock:
-        assert guard.release()
-        with pytest.raises(RuntimeError, match="signal handler"):
-            locker.status("x")
-    assert is_free(locker)
+        assert guard.release(cooldown=3_600)
+        for waits in (other.ticket, lambda: locker.status("x")):
+            with pytest.raises(RuntimeError, match="signal handler"):
+                waits()
+    other.check()
+    while locker.status("x").state == "held":
+        time.sleep(0.01)
+    assert locker.status("x").state == "cooldown"
+
+
+def test_a_block_that_another_thread_leaves_ends_no_other_block(locker: Locker) -> None:
+    holding = locker.semaphore("x", 2).hold()
+    failures: list[LookupError] = []
+
+    def locked() -> Iterator[None]:
+        with holding:
+            yield
+
+    def close() -> None:
+        try:
+            generator.close()  # type: ignore[attr-defined]
+        except LookupError as failure:
+            failures.append(failure)
+
+    def enter() -> None:
+        next(generator)
+        entered.set()
+        done.wait(LIMIT)  # Another thread would get the same id.
+
+    generator, entered, done = locked(), threading.Event(), threading.Event()
+    first = threading.Thread(target=enter)
+    first.start()
+    assert entered.wait(LIMIT)
+    with holding as guard:
+        other = threading.Thread(target=close)
+        other.start()
+        other.join()
+        guard.check()
+    done.set()
+    first.join()
+    assert len(failures) == 1
+
+
+def test_locks_can_be_pickled(locker: Locker) -> None:
+    assert pickle.loads(pickle.dumps(locker.lock("x"))).name == "x"
 
 
 def test_only_the_thread_of_the_agent_writes(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +228,12 @@ def test_only_the_thread_of_the_agent_writes(locker: Locker, monkeypatch: pytest
 def test_an_interrupted_read_ends_the_agent(locker: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = locker.lock("x").guard()
 
-    def interrupt(*_: object) -> None:
-        raise Interrupted
+    read = os.read
+
+    def interrupt(file: int, size: int) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            raise Interrupted
+        return read(file, size)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", interrupt)

@@ -49,10 +49,12 @@ _VIOLATIONS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 def _line(message: Message) -> bytes:
     try:
+        if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in message.values()):
+            raise ValueError
         return json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except ValueError:
         # The agent would exit, and release all locks.
-        raise StoreError("a text of the request is not valid Unicode, or a number is not finite", "invalid") from None
+        raise StoreError("a text of the request is not valid Unicode, or a number is too large", "invalid") from None
 
 
 class Agent:
@@ -175,18 +177,22 @@ class Agent:
 
     def _die(self, reason: str, kill: bool = True) -> None:
         """Marks the agent as dead: all holds are lost, and all requests fail. Called under the lock."""
-        if self._death is not None:
-            return
-        self._death = AgentError(reason)
-        if kill:
-            with contextlib.suppress(OSError):
-                self._process.kill()
-        for hold in list(self._holds.values()):
+        if self._death is None:
+            self._death = AgentError(reason)
+            if kill:
+                with contextlib.suppress(OSError):
+                    self._process.kill()
+        # A signal handler may have interrupted an earlier call.
+        reason = str(self._death.args[0])
+        while self._holds:
+            number, hold = next(iter(self._holds.items()))
             self.lose(hold, LockLost(f"lock `{hold.name}` was lost: {reason}", "agent"))
-        pending, self._pending = self._pending, {}
-        for request in pending.values():
+            self._holds.pop(number, None)
+        while self._pending:
+            number, request = next(iter(self._pending.items()))
             # Each request has its own error, because a raised error collects tracebacks.
             request.conclude(AgentError(reason, maybe_applied=request.op in _WRITES))
+            self._pending.pop(number, None)
         self._bell.ring()
 
     def kill(self, reason: str) -> None:
@@ -196,13 +202,19 @@ class Agent:
     def is_entered(self) -> bool:
         """Returns whether this thread is inside this class. A signal handler or a finalizer that has interrupted it
         must not wait for a response, which no thread could read."""
-        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
+        owned: bool = self.lock._is_owned()  # type: ignore[attr-defined, unused-ignore]
+        return owned or threading.current_thread() is getattr(self, "_reader", None)
+
+    def forbid_entered(self) -> None:
+        if self.is_entered():
+            raise RuntimeError("a signal handler or finalizer must not wait for the agent here")
 
     def stop(self) -> None:
         """Ends the agent, which releases all locks, and waits until it has ended."""
         with self.lock:
             for hold in list(self._holds.values()):
                 self.end(hold)
+            self._flush()
             self._die("this process ends", kill=False)
         self._reader.join(_EXIT_TIMEOUT)
 
@@ -226,13 +238,17 @@ class Agent:
             if pending.hold is not None:
                 self.release(pending.hold)
             elif pending.id in self._pending and self._death is None:
-                self._post({"op": "cancel", "request": pending.id})
+                self.post({"op": "cancel", "request": pending.id})
 
     def release(self, hold: Hold) -> None:
         """Releases a hold without waiting."""
         with self.lock:
-            if self.end(hold):
-                self._send_release(hold)
+            try:
+                if self.end(hold):
+                    self._send_release(hold)
+            except BaseException:
+                self.give_up(hold)
+                raise
 
     def give_up(self, hold: Hold) -> None:
         """Ends a hold and requests its release, also if this was done before. Called under the lock."""
@@ -242,7 +258,7 @@ class Agent:
     def _send_release(self, hold: Hold) -> None:
         """Requests the release of a hold that this process gave up. Called under the lock."""
         if self._death is None:
-            self._post({"op": "release", "hold": hold.number})
+            self.post({"op": "release", "hold": hold.number})
 
     def drop(self, hold: Hold) -> None:
         """Releases a hold from a finalizer. Takes no lock."""
@@ -257,7 +273,7 @@ class Agent:
         if pending.hold is not None and not pending.hold.has_guard:
             self.drop(pending.hold)
 
-    def _post(self, fields: Message) -> None:
+    def post(self, fields: Message) -> None:
         """Sends a request whose response is ignored. Called under the lock."""
         self._dispatch(Pending(str(fields["op"]), lambda _: None), fields)
 
@@ -361,11 +377,12 @@ class Agent:
         # Converts the message before the request counts as answered. If that fails, the agent dies, and the request
         # still gets an error.
         outcome = of_message(message) if event == "error" else message
-        del self._pending[pending.id]
         self._used = time.monotonic()
         if pending.abandoned and pending.hold is not None:
             self.release(pending.hold)
+        # Last, because a signal handler may raise an exception before.
         pending.conclude(outcome)
+        del self._pending[pending.id]
 
     def _begin(self, message: Message) -> Hold:
         token = message.get("token")
@@ -426,9 +443,11 @@ class Agent:
         """Marks the hold as lost if its deadline has passed. Returns the time that is left, in microseconds."""
         left = hold.left_us(now)
         if left <= 0 and not hold.is_over:
-            self.lose(hold, LockLost(f"lock `{hold.name}` was lost: its lease was not renewed in time", "expired"))
-            # The agent may be late too. It must not keep a lock that this process gave up.
-            self._send_release(hold)
+            try:
+                self.lose(hold, LockLost(f"lock `{hold.name}` was lost: its lease was not renewed in time", "expired"))
+            finally:
+                # The agent may be late too. It must not keep a lock that this process gave up.
+                self._send_release(hold)
         return left
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -461,6 +480,9 @@ class Agent:
                 self._die("the agent's messages could not be processed")
             raise
         finally:
+            with self.lock:
+                # Signals do not interrupt this thread.
+                self._die("the agent has ended")
             self._bury()
 
     def _turn(self) -> None:

@@ -215,38 +215,43 @@ class BaseLock(Generic[G]):
 
 
 class Entered(Generic[G]):
-    """Guards, each with the thread and the task that acquired it.
+    """Guards, each with the thread and the task that acquired it. Has no lock, which a fork could leave locked.
 
-    A thread or task gets its own latest guard. One that has none gets the latest of all: a ``threading.Lock`` may be
-    released by another thread, and a generator may be closed by another thread or task.
+    A thread or task gets its own latest guard. One that has none gets another's: a ``threading.Lock`` may be released
+    by another thread, and a generator may be closed by another thread or task. With ``strict``, that guard must be the
+    only one.
     """
 
-    def __init__(self) -> None:
-        self._guards: list[tuple[object, G]] = []
-        self._lock = threading.RLock()
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
+        self._guards: list[tuple[tuple[int, object], G]] = []
 
     def add(self, guard: G) -> None:
-        with self._lock:
-            self._guards.append((_caller(), guard))
+        self._guards.append((_caller(), guard))
 
     def all(self) -> list[G]:
-        with self._lock:
-            return [guard for _, guard in self._guards]
+        return [guard for _, guard in list(self._guards)]
 
     def latest(self) -> G:
         """Raises :class:`LookupError` if there is none."""
-        with self._lock:
-            return self._guards[self._index()][1]
+        return self._choose()[1]
 
     def pop(self) -> G:
         """Removes and returns the latest guard. Raises :class:`LookupError` if there is none."""
-        with self._lock:
-            return self._guards.pop(self._index())[1]
+        while True:
+            entry = self._choose()
+            try:
+                self._guards.remove(entry)
+            except ValueError:  # Another thread was faster.
+                continue
+            return entry[1]
 
-    def _index(self) -> int:
-        caller = _caller()
-        own = [index for index, (owner, _) in enumerate(self._guards) if owner == caller]
-        return own[-1] if own else -1
+    def _choose(self) -> tuple[tuple[int, object], G]:
+        guards, caller = list(self._guards), _caller()
+        own = [entry for entry in guards if entry[0] == caller]
+        if not own and self._strict and len(guards) > 1:
+            raise LookupError("another thread or task leaves one of several blocks that share an object of hold()")
+        return (own or guards)[-1]
 
 
 def _caller() -> tuple[int, object]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import queue
 from typing import TypeVar
 
 from . import _shared
@@ -20,37 +19,37 @@ class Call(BaseCall):
     """One request and its messages."""
 
     def __init__(self, agent: Agent, fields: Message) -> None:
-        self._arrived = threading.Semaphore(0)
-        self._outcomes: deque[Message | LeaseholdError] = deque()
+        # Unlike other queues, this one may be used by a finalizer that interrupts its own methods.
+        self._outcomes: queue.SimpleQueue[Message | LeaseholdError] = queue.SimpleQueue()
+        #: The message that has arrived and was not returned yet.
+        self._next: list[Message | LeaseholdError] = []
         super().__init__(agent, fields)
 
     def _deliver(self, outcome: Message | LeaseholdError) -> None:
-        self._outcomes.append(outcome)
-        self._arrived.release()
+        self._outcomes.put(outcome)
 
     def arrives_within(self, limit: float | None) -> bool:
         """Waits for a message for at most ``limit``. Returns whether it arrived. An exception cancels the request."""
         try:
-            if self.agent.is_entered():
-                raise RuntimeError("a signal handler or finalizer must not wait for the agent here")
-            if not self._arrived.acquire(timeout=limit):
-                return False
+            self.agent.forbid_entered()
+            self._next.append(self._outcomes.get(timeout=limit))
+        except queue.Empty:
+            return False
         except BaseException:
             self.abandon()
             raise
-        self._arrived.release()
         return True
 
     def next(self, limit: float | None = None) -> Message:
         """Returns the next message. Kills an agent that does not respond within ``limit``."""
-        if not self.arrives_within(limit):
+        if not self._next and not self.arrives_within(limit):
             with self.agent.lock:
                 # This process may have been stopped in the meantime.
                 self.agent.drain()
-                if not self._outcomes:
+                if self._outcomes.empty():
                     self.agent.kill("the agent does not respond")
-        self._arrived.acquire()
-        outcome = self._outcomes.popleft()
+            self._next.append(self._outcomes.get())
+        outcome = self._next.pop()
         if isinstance(outcome, LeaseholdError):
             raise outcome
         return outcome

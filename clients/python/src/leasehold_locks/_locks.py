@@ -62,7 +62,7 @@ class Guard(BaseGuard):
                 if not agent.end(hold):
                     return False
                 if entered:
-                    agent.give_up(hold)
+                    agent.post(fields)
                     return True
                 request = Call(agent, fields)
             except BaseException:
@@ -75,6 +75,7 @@ class Guard(BaseGuard):
     def ticket(self) -> str:
         """Ends this hold and returns the lock as a ticket, which another process can resume. A ticket is a secret."""
         agent, hold = self._agent, self._hold
+        agent.forbid_entered()
         agent.check(hold)
         with agent.lock:
             if not agent.end(hold):
@@ -217,7 +218,7 @@ class Holding:
         self._timeout = timeout
         self._context = context
         self._on_lost = on_lost
-        self._entered: Entered[Guard] = Entered()
+        self._entered: Entered[Guard] = Entered(strict=True)
 
     def __enter__(self) -> Guard:
         guard = self._lock.guard(self._timeout, context=self._context)

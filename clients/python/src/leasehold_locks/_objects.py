@@ -20,7 +20,7 @@ class Object:
     def get(self, fence: int | None = None) -> bytes | None:
         """Returns the content, or ``None`` if there is no object. With ``fence``, later writes with lower tokens are
         refused."""
-        return decoded(expect(call(self._fields("get", fence), OBJECT_TIMEOUT), "object"))
+        return decoded(expect(call(self._fields("get", fence), None), "object"))
 
     def put(self, content: bytes, *, fence: int) -> None:
         """Writes the object. Raises :class:`LockLost` if a higher token has written it before."""
@@ -45,10 +45,10 @@ class Object:
             fields["attempts"] = attempts
         if within is not None:
             fields["within_ms"] = milliseconds(within, "within")
-        limit = OBJECT_TIMEOUT + fields.get("within_ms", 0) / 1_000
         request = begin(fields)
         while True:
-            message = request.next(limit)
+            # Has no limit: the agent runs only some updates at a time, and `change` may take long.
+            message = request.next()
             if message["ev"] != "content":
                 return bool(expect(message, "updated")["written"])
             try:

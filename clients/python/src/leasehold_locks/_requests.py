@@ -18,7 +18,7 @@ T = TypeVar("T")
 #: than a store may take.
 ANSWER_TIMEOUT = 120.0
 
-#: The same for requests about objects: their store may have to be examined first.
+#: The same for a write of an object, whose store may have to be examined first.
 OBJECT_TIMEOUT = ANSWER_TIMEOUT + 120.0
 
 #: How much of an invocation's time a wait leaves, so that the function can report that the lock is held.

@@ -56,8 +56,15 @@ def _release_all() -> list[str]:
         # The guards of these locks were garbage collected. Their release was sent, but its response was not awaited.
         names = list(agent.collected)
         agent.collected.clear()
-        held = [hold for hold in agent.holds() if agent.end(hold)]
-        calls = [Call(agent, {"op": "release", "hold": hold.number}) for hold in held]
+        held = agent.holds()
+        calls = []
+        for hold in held:
+            try:
+                agent.end(hold)
+                calls.append(Call(agent, {"op": "release", "hold": hold.number}))
+            except BaseException:
+                agent.give_up(hold)
+                raise
     for call in calls:
         with contextlib.suppress(StoreError):  # The lock then ends with its lease.
             call.next(ANSWER_TIMEOUT)

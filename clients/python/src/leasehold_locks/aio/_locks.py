@@ -216,7 +216,7 @@ class Holding:
         self._lock = lock
         self._timeout = timeout
         self._context = context
-        self._entered: Entered[Guard] = Entered()
+        self._entered: Entered[Guard] = Entered(strict=True)
 
     async def __aenter__(self) -> Guard:
         guard = await self._lock.guard(self._timeout, context=self._context)
