@@ -131,10 +131,13 @@ def test_an_object_that_does_not_fit_into_a_request_costs_no_lock(
     async def change(_: bytes | None) -> bytes:
         return large
 
+    def plain_change(_: bytes | None) -> bytes:
+        return large
+
     async def main() -> None:
         guard = await resolved(interface.Locker().lock("x").guard())
         target = interface.open_object("s3://bucket/x")
-        changes = change if interface is aio else lambda _: large
+        changes: Any = change if interface is aio else plain_change
         attempts: list[Callable[[], Any]] = [lambda: target.put(large, fence=41), lambda: target.update(changes)]
         for attempt in attempts:
             with pytest.raises(StoreError, match="longer than") as raised:

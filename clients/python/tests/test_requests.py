@@ -154,8 +154,9 @@ def test_a_lock_is_released_although_the_event_loop_has_ended(locker: Locker, ur
     while locker.status("x").state != "held":
         loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
+    coroutine: Any = task.get_coro()
     with pytest.raises(RuntimeError, match="no running event loop"):
-        task.get_coro().close()
+        coroutine.close()
     assert is_free(locker)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
