@@ -146,13 +146,15 @@ def test_a_release_that_is_interrupted_is_sent(locker: Locker, monkeypatch: pyte
 def test_a_lock_is_released_although_the_event_loop_has_ended(locker: Locker, url: str) -> None:
     loop = asyncio.new_event_loop()
 
+    entered = asyncio.Event()
+
     async def hold() -> None:
         async with aio.Locker(url).lock("x", ttl=3_600).hold():
+            entered.set()
             await asyncio.Event().wait()
 
     task = loop.create_task(hold())
-    while locker.status("x").state != "held":
-        loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(entered.wait())
     loop.close()
     coroutine: Any = task.get_coro()
     with pytest.raises(RuntimeError, match="no running event loop"):
