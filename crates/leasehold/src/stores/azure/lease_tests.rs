@@ -182,8 +182,25 @@ async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
         };
         assert_eq!(held.holder.as_ref().map(|holder| holder.name.as_str()), holder);
         assert_eq!(held.foreign.is_none(), holder.is_some());
-        assert_eq!(steps(&server), ["acquire", "head", "verify"]);
+        let sent = ["acquire", "head", "verify", "head"];
+        assert_eq!(steps(&server), sent[..if holder.is_some() { 3 } else { 4 }]);
     }
+}
+
+#[tokio::test]
+async fn a_lease_that_ends_between_the_two_reads_is_not_another_programs() {
+    let heads = AtomicUsize::new(0);
+    let server = Server::start(move |seen| {
+        Reply::Answer(match step(seen) {
+            "verify" => refused("412 X", "LeaseNotPresentWithBlobOperation"),
+            _ if heads.fetch_add(1, Ordering::Relaxed) == 0 => blob("leased", &signed_by(ID, "ann")),
+            _ => blob("expired", &signed_by(ID, "ann")),
+        })
+    })
+    .await;
+    let (store, _) = store(&server);
+    assert_eq!(store.inspect(&LockName::new("x").unwrap()).await.unwrap().state, State::Free);
+    assert_eq!(steps(&server), ["head", "verify", "head"]);
 }
 
 #[tokio::test]

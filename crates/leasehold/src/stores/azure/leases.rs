@@ -126,18 +126,28 @@ impl AzureLeases {
 
     /// Reads the state of the lock.
     async fn state(&self, name: &LockName, budget: &mut RetryBudget<'_>) -> Result<State, StoreError> {
-        let seen = repeated(budget, || self.head(name, None)).await?;
-        let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
-        // Only Azure can decide whether the signature belongs to the lease.
-        if let Some(signature) = &seen.signature
-            && let Some(ours) = repeated(budget, || self.head(name, Some(signature.id))).await?
-            && let Some(ours) = ours.signature.filter(|ours| ours.id == signature.id)
-        {
-            return Ok(State::Held(ours.shown()));
+        let mut refused = None;
+        loop {
+            let seen = repeated(budget, || self.head(name, None)).await?;
+            let Some(seen) = seen.filter(|seen| seen.is_leased) else { return Ok(State::Free) };
+            let id = seen.signature.as_ref().map(|signature| signature.id);
+            // Only Azure can decide whether the signature belongs to the lease. If it does not, the lease may have ended
+            // between the two reads.
+            if let Some(id) = id
+                && refused != Some(id)
+            {
+                let ours =
+                    repeated(budget, || self.head(name, Some(id))).await?.and_then(|ours| ours.signature);
+                if let Some(ours) = ours.filter(|ours| ours.id == id) {
+                    return Ok(State::Held(ours.shown()));
+                }
+                refused = Some(id);
+                continue;
+            }
+            let end = if seen.has_end { "" } else { " without an end" };
+            let foreign = Some(format!("a lease of Azure{end}, by another program"));
+            return Ok(State::Held(HolderInfo { foreign, ..HolderInfo::default() }));
         }
-        let end = if seen.has_end { "" } else { " without an end" };
-        let foreign = Some(format!("a lease of Azure{end}, by another program"));
-        Ok(State::Held(HolderInfo { foreign, ..HolderInfo::default() }))
     }
 
     /// Creates the blob of `name` unless it exists.
