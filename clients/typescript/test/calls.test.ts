@@ -314,32 +314,23 @@ test("an update asks for each content until one is written", async (t) => {
   assert.deepEqual(await updating, { written: true, attempts: 2 });
 });
 
-test("an error of the change ends the update", async (t) => {
-  const [locker, agent] = await Fake.in(t).open();
-  const failed = assert.rejects(
-    locker.update("s3://b/n", () => {
-      throw new Error("cannot parse it");
-    }),
-    /cannot parse it/,
-  );
-  const { id } = await agent.next("update");
-  agent.send({ id, ev: "content", content: null });
-  assert.equal((await agent.next("cancel"))["request"], id);
-  await failed;
-});
-
-test("an invalid argument in the change ends the update too", async (t) => {
-  const [locker, agent] = await Fake.in(t).open();
-  const failed = assert.rejects(
-    locker.update("s3://b/n", () => {
-      throw new InvalidError("a bad name");
-    }),
-    /a bad name/,
-  );
-  const { id } = await agent.next("update");
-  agent.send({ id, ev: "content", content: null });
-  assert.equal((await agent.next("cancel"))["request"], id);
-  await failed;
+test("an error of the change ends the update, also an invalid argument", async (t) => {
+  for (const [error, message] of [
+    [new Error("cannot parse it"), /cannot parse it/],
+    [new InvalidError("a bad name"), /a bad name/],
+  ] as const) {
+    const [locker, agent] = await Fake.in(t).open();
+    const failed = assert.rejects(
+      locker.update("s3://b/n", () => {
+        throw error;
+      }),
+      message,
+    );
+    const { id } = await agent.next("update");
+    agent.send({ id, ev: "content", content: null });
+    assert.equal((await agent.next("cancel"))["request"], id);
+    await failed;
+  }
 });
 
 test("a change that outlives its agent answers no request of the next one", async (t) => {

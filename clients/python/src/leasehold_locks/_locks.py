@@ -10,7 +10,7 @@ from ._call import Call, begin, call
 from ._errors import LockHeld, LockLost, StoreError
 from ._guard import BaseGuard, log
 from ._hold import Message
-from ._requests import ANSWER_TIMEOUT, Invocation, expect, target, was_held, within
+from ._requests import ANSWER_TIMEOUT, Invocation, expect, longest, release, target, was_held, within
 from ._types import Duration, Leader, milliseconds
 
 
@@ -50,11 +50,7 @@ class Guard(BaseGuard):
         """
         agent, hold = self._agent, self._hold
         agent.forbid_forked()
-        fields: Message = {"op": "release", "hold": hold.number}
-        if cooldown is not None:
-            period = milliseconds(cooldown, "cooldown")
-            if period > 0:
-                fields["cooldown_ms"] = period
+        fields = release(hold.number, cooldown)
         entered = agent.is_entered()
         with agent.lock:
             left = agent.remaining(hold)  # Detects a loss that was not noticed yet.
@@ -159,9 +155,7 @@ class Lock(BaseLock[Guard]):
     def _acquired(self, fields: Message) -> Guard:
         # The agent enforces the time limit. A wait for another holder may take until then.
         request = begin(fields)
-        wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
-        store_ms = fields.get("store_timeout_ms", 0)
-        limit = None if wait_ms is None else (wait_ms + store_ms) / 1_000 + ANSWER_TIMEOUT
+        limit = None if (allowed := longest(fields)) is None else allowed + ANSWER_TIMEOUT
         expect(request.next(limit), "held")
         return Guard(request.agent, request.hold)
 

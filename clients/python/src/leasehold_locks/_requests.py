@@ -78,6 +78,18 @@ def lock_settings(store: str | None, name: str, **settings: Any) -> LockSettings
     return LockSettings(store, name, tuple(fields.items()))
 
 
+def longest(fields: Message) -> float | None:
+    """Returns for how many seconds an acquisition may wait and retry, or ``None`` if it has no limit."""
+    wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
+    return None if wait_ms is None else float(wait_ms + fields.get("store_timeout_ms", 0)) / 1_000
+
+
+def release(hold: int, cooldown: Duration | None) -> Message:
+    """Returns the request to release a hold. The agent refuses a cooldown of zero, which means none."""
+    period = 0 if cooldown is None else milliseconds(cooldown, "cooldown")
+    return {"op": "release", "hold": hold, **({"cooldown_ms": period} if period > 0 else {})}
+
+
 def target(store: str | None, lock: str | None = None) -> Message:
     message: Message = {}
     if store is not None:

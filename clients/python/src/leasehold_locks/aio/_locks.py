@@ -14,8 +14,8 @@ from .._base import BaseLock, Entered
 from .._errors import LockHeld, LockLost, StoreError
 from .._guard import BaseGuard, log
 from .._hold import Message
-from .._requests import ANSWER_TIMEOUT, Invocation, expect, target, was_held, within
-from .._types import Duration, Leader, milliseconds
+from .._requests import ANSWER_TIMEOUT, Invocation, expect, longest, release, target, was_held, within
+from .._types import Duration, Leader
 from ._call import Call, begin, call
 
 
@@ -43,11 +43,7 @@ class Guard(BaseGuard):
         continues."""
         agent, hold = self._agent, self._hold
         agent.forbid_forked()
-        fields: Message = {"op": "release", "hold": hold.number}
-        if cooldown is not None:
-            period = milliseconds(cooldown, "cooldown")
-            if period > 0:
-                fields["cooldown_ms"] = period
+        fields = release(hold.number, cooldown)
         with agent.lock:
             left = agent.remaining(hold)  # Detects a loss that was not noticed yet.
             try:
@@ -186,9 +182,7 @@ class Lock(BaseLock[Guard]):
 
     async def _acquired(self, fields: Message) -> Guard:
         request = await begin(fields)
-        wait_ms = fields.get("wait_ms", 0 if fields["op"] == "try" else None)
-        store_ms = fields.get("store_timeout_ms", 0)
-        limit = None if wait_ms is None else (wait_ms + store_ms) / 1_000 + ANSWER_TIMEOUT
+        limit = None if (allowed := longest(fields)) is None else allowed + ANSWER_TIMEOUT
         expect(await request.next(limit), "held")
         return Guard(request.agent, request.hold)
 

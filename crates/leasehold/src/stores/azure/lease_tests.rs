@@ -188,7 +188,7 @@ async fn the_holder_is_shown_only_while_the_lease_has_its_id() {
 }
 
 #[tokio::test]
-async fn a_lease_that_ends_between_the_two_reads_is_not_another_programs() {
+async fn a_lease_that_ends_between_two_reads_is_not_foreign() {
     let heads = AtomicUsize::new(0);
     let server = Server::start(move |seen| {
         Reply::Answer(match step(seen) {
