@@ -87,11 +87,18 @@ pub(super) struct EvictionAnswer {
 /// could be below an earlier one.
 ///
 /// A method sends a request for a change once. It returns [`StoreError::NotApplied`] only if the request certainly has no
-/// effect. An error that can follow a commit, such as a lost connection, is [`StoreError::MaybeApplied`]. If the future
-/// is dropped, the server may still execute the request.
+/// effect. An error that can follow a commit, such as a lost connection, is [`StoreError::MaybeApplied`].
 ///
-/// A server on which a lock could have two holders is refused when a connection to it is opened: PostgreSQL's standbys,
-/// for example.
+/// If the future is dropped, the server may still execute the request, at any later time. The conditions of each step
+/// make that harmless: a late claim fails on its limit or on `past`. The store closes the connection. It does not ask the
+/// server to cancel the statement if that can commit a change that is not yet durable, as on PostgreSQL. A request waits
+/// for a locked row at most as long as its caller, so that abandoned requests do not accumulate on the server.
+///
+/// Renewals do not wait for claims, and releases do not wait for renewals: each has its own connections.
+///
+/// The store refuses a server on which a lock could have two holders, for example a standby of PostgreSQL, and a table
+/// that a crash can empty. It checks each connection when it opens it, as far as one query shows the problem. The doctor
+/// (`examine`) reports what only an operator can judge, for example `fsync=off`.
 ///
 /// A lock is *live* until its lease or its cooldown has ended, and while another client holds it. A grant *is held* as
 /// long as the record says so, even if its lease has ended. The [`Record`] keeps the latest eight grants that are no
@@ -113,10 +120,11 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     ///   behind all of them. A claim that [barges](Claim::barges) ignores them.
     /// - The [`failover_grace`](grace) is over, if the store has one. Otherwise, the result is [`Contended::Withheld`].
     /// - If the store can check it: `limit` has not passed. It counts from the call. After it, the caller no longer waits
-    ///   for the response. A store that cannot check it sets `is_late` to false.
+    ///   for the response. The result is then [`Contended::Again`]. A store that cannot check it sets `is_late` to false.
     ///
     /// The new token is the last token plus [`Claim::tokens`] (between 1 and `MAX_TOKENS`), or the server's clock in
-    /// microseconds if that is higher. It must be below [`Token::LIMIT`]. If the previous grant is still held, its lease
+    /// microseconds if that is higher. The tokens between the last one and the new one belong to this grant, too
+    /// ([`Grant::after`]). The new token must be below [`Token::LIMIT`]. If the previous grant is still held, its lease
     /// has ended, and the server adds it to `past`. It removes the claim, and those before it, from the waiters, unless
     /// the claim barges.
     ///
@@ -125,9 +133,10 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     /// refusal does not change the record.
     async fn contend(&self, claim: &Claim, limit: Duration) -> Result<Contended, StoreError>;
 
-    /// Renews the grant if its id and token are in the record, it is held, and its lease has not ended. The lease is as
-    /// long as the record says, because the ticket of a repeated acquisition may have a longer ttl. Also returns the new
-    /// deadline ([`renewed_until`]), which counts from before the request was sent.
+    /// Renews the grant if its id and token are in the record, it is held, and its lease has not ended. The new lease may
+    /// begin at any time between the arrival of the request and its commit. It is as long as the record says, because the
+    /// ticket of a repeated acquisition may have a longer ttl. Also returns the new deadline ([`renewed_until`]), which
+    /// counts from before the request was sent.
     async fn renew(&self, grant: &Grant) -> Result<(Changed, Deadline), StoreError>;
 
     /// Ends the grant if its id and token are in the record and it is held. Adds it to `past`, and starts the cooldown at
@@ -136,7 +145,8 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
     async fn release(&self, grant: &Grant, cooldown: Duration) -> Result<Changed, StoreError>;
 
     /// Makes sure that an earlier write to `name`, whose response was lost, is as durable as one whose response
-    /// arrived. By default, does nothing.
+    /// arrived. Required if a client can see a change before the replicas have it, as on PostgreSQL. By default, does
+    /// nothing.
     async fn settle(&self, name: &LockName) -> Result<(), StoreError> {
         let _ = name;
         Ok(())
@@ -151,7 +161,9 @@ pub(super) trait ServerLeases: fmt::Debug + Send + Sync + 'static {
 
     /// Adds the claim to the end of the waiters, if the lock is live or has waiters, and if there are fewer than
     /// [`MAX_WAITERS`](crate::lease::MAX_WAITERS). A claim that already waits, or is the latest grant, is not added; the
-    /// result is then [`Changed::Found`].
+    /// result is then [`Changed::Found`]. The waiter's entry has the server's time and the pause between its polls,
+    /// from which the [`grace`](crate::lease::grace) follows. That pause is the store's pause times its place in the
+    /// line, up to the store's longest pause.
     async fn join(&self, claim: &Claim) -> Result<Changed, StoreError>;
 
     /// Removes the claim from the waiters. Waits for a request to join that the server is executing.
