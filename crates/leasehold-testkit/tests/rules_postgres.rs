@@ -332,7 +332,9 @@ async fn tokens_rise_beyond_the_clock_and_stay_below_their_limit() {
 async fn a_row_that_cannot_be_read_is_never_granted_over() {
     let fresh = fresh();
     let store = open(fresh.url()).await;
-    for garbled in ["state = 'lost'", "state = NULL", "holder = NULL", "holder = '7'", "token = NULL"] {
+    for garbled in
+        ["state = 'lost'", "state = NULL", "holder = NULL", "holder = '7'", "holder = '{}'", "token = NULL"]
+    {
         psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
         granted(&*store).await;
         lapse(fresh.url()).await;
@@ -341,6 +343,21 @@ async fn a_row_that_cannot_be_read_is_never_granted_over() {
         let error = store.try_acquire(&claim(&*store)).await.unwrap_err();
         assert_eq!(error.fault().kind, ErrorKind::Corrupt, "{garbled}: {error:?}");
         assert_eq!(cells(fresh.url(), "xmin").await, before, "{garbled}");
+    }
+}
+
+/// The history only informs, so what cannot be read is left out.
+#[tokio::test]
+async fn a_history_that_cannot_be_read_keeps_no_lock() {
+    let fresh = fresh();
+    let store = open(fresh.url()).await;
+    for garbled in ["7", "{}", "[{\"token\": 1}, 7]"] {
+        psql(fresh.url(), &format!("DELETE FROM {}", table(fresh.url()))).await;
+        store.release(&mut granted(&*store).await, None).await.unwrap();
+        psql(fresh.url(), &format!("UPDATE {} SET past = '{garbled}'", table(fresh.url()))).await;
+        assert!(store.inspect(&lock()).await.unwrap().history.is_empty(), "{garbled}");
+        store.release(&mut granted(&*store).await, None).await.unwrap();
+        assert_eq!(store.inspect(&lock()).await.unwrap().history.len(), 1, "{garbled}");
     }
 }
 

@@ -467,6 +467,26 @@ async fn a_lease_that_could_outlast_the_grace_is_refused() {
     assert!(error.fault().help.as_deref().unwrap().contains("failover_grace="), "{error:?}");
 }
 
+/// A primary that is cut off from its replicas renews leases for some time. The server counts its replicas at each
+/// grant, because they may connect after the client did.
+#[tokio::test]
+async fn a_long_lease_is_refused_once_a_replica_connects() {
+    let (primary, url, _folder) = server(&RedisServer::KEEPING, "margin=0s&failover_grace=60s").await;
+    let store = open(&url).await;
+    let claim = |ttl| claim_of(&*store, "lock", Duration::from_secs(ttl));
+    let outcome = store.try_acquire(&claim(55)).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace is not over: {outcome:?}");
+    let (_replica, replica_url, _other) = server(&RedisServer::KEEPING, "").await;
+    let (host, port) = primary.address().split_once(':').unwrap();
+    redis(&replica_url, &["REPLICAOF", host, port]).await;
+    informed(&url, "its replica", |info| info.contains("connected_slaves:1")).await;
+    let error = store.try_acquire(&claim(55)).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotApplied(_)));
+    assert_eq!(error.fault().kind, ErrorKind::Invalid, "{error}");
+    let outcome = store.try_acquire(&claim(45)).await.unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Held(_)), "the grace covers this lease: {outcome:?}");
+}
+
 #[tokio::test]
 async fn a_server_that_may_evict_locks_is_refused() {
     let (_server, url, _folder) = server(&RedisServer::FORGETTING, "failover_grace=0s").await;

@@ -17,7 +17,8 @@ use crate::runtime::task;
 use crate::ticket::Ticket;
 use crate::types::LockName;
 
-/// A held lock. Its lease is renewed in the background for as long as this value exists.
+/// A held lock. Its lease is renewed in the background for as long as this value exists, by the tokio runtime in which
+/// the lock was acquired. If that runtime shuts down, the lock is lost.
 ///
 /// The guard detects a loss before another process can be granted the lock, even if the network is down. Call
 /// [`check`](Self::check) before each step that must not be done twice, or await [`lost`](Self::lost).
@@ -45,8 +46,7 @@ use crate::types::LockName;
 /// ```
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
-    /// Other locks that belong to this hold and are lost with it. Declared first, so that they are dropped, and thus
-    /// released, before `hold`.
+    /// Other locks that belong to this hold and are lost with it.
     parts: Vec<Guard>,
     hold: Hold,
 }
@@ -169,7 +169,6 @@ impl Guard {
         let asked = self.hold.state.now();
         let renewals = self.each().map(|guard| {
             let (state, lock) = (guard.hold.state.clone(), guard.hold.lock.clone());
-            state.request_renewal();
             // The response to a renewal that was sent before this call does not count.
             async move { state.renewed_since(asked).await.map_err(|()| Error::lost(state.loss_of(&lock))) }
         });

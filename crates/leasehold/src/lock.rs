@@ -167,9 +167,9 @@ impl Lock {
     /// Acquires the lock, waiting for as long as it takes.
     ///
     /// Tasks of one process that wait for the same lock are served in the order of their arrival. To the store, they
-    /// are a single contender. Tasks with the same settings pass the lock on among themselves without a request, each
-    /// with a higher token. After a while, other processes get a turn. (On etcd, the tasks of all processes wait in
-    /// one line instead.)
+    /// are a single contender. Tasks with the same settings in one tokio runtime pass the lock on among themselves
+    /// without a request, each with a higher token. After a while, other processes get a turn. (On etcd, the tasks of all
+    /// processes wait in one line instead.)
     ///
     /// Cancel safe: dropping the future leaves nothing held. A grant that arrives later is released in the background,
     /// or lapses.

@@ -212,6 +212,19 @@ async fn with_reused_versions_an_equal_write_sends_nothing() {
     assert_eq!(register.counts().writes, 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_superseded_holder_is_not_told_to_try_again() {
+    for register in both() {
+        write(&*register, 5, "a").await.unwrap();
+        let object = Object::new(register.clone(), KEY).attempts(1);
+        let outcome = object.update_fenced(token(5), async |_| {
+            write(&*register, 6, "b").await?;
+            Ok::<_, Error>(Some("c".into()))
+        });
+        is_refused_by(outcome.await, 6);
+    }
+}
+
 /// If a caller waits for a long time between the read and the write, the write is late from the start.
 #[tokio::test(start_paused = true)]
 async fn with_reused_versions_an_old_read_is_repeated() {

@@ -121,6 +121,28 @@ async fn a_server_that_gives_up_leaves_the_repetitions_hold() {
     assert_eq!(locker(&two).release(held.ticket()).await.unwrap(), Released::Released);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_repetition_behind_a_waiting_task_keeps_its_limit() {
+    let world = World::new();
+    let one = world.dated(1);
+    let lock = lock(&one).store_timeout(SECOND);
+    let _held = lock.acquire_ticket(id(9), Duration::ZERO).await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire_ticket(id(1), 600 * SECOND).await }
+    });
+    one.env.sleep(3 * SECOND).await;
+    one.network.every(Kind::Read, Outcome::Dropped);
+    for (limit, most) in [(Duration::ZERO, SECOND), (2 * SECOND, 2 * SECOND)] {
+        let began = one.env.now();
+        let error = lock.acquire_ticket(id(2), limit).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        let took = one.env.now().longest_since(began);
+        assert!(took >= most && took < most + SECOND / 2, "{took:?}");
+    }
+    waiting.abort();
+}
+
 /// A server repeats a hold, and the response arrives after the lease has expired by this server's clock. By the clock
 /// of the server that reported the hold, which is 0.3 % slower, the lease is still valid.
 #[tokio::test(start_paused = true)]

@@ -69,13 +69,18 @@ impl Lock {
                 Acquisition::in_turn(request, queue, turn).grant().await?
             }
             turn => {
+                let env = lock.locker.store().env();
+                let began = env.now();
                 // The claim may already hold the lock, and tasks ahead of this one may be waiting for that very hold to
                 // end.
-                if turn.is_none()
-                    && let Some(held) = lock.own_hold(&claim).await?
-                {
-                    return Ok(held);
+                if turn.is_none() {
+                    let most = if limit.is_zero() { claim.store_timeout } else { limit };
+                    let held = timeout(&*env.clock, most, lock.own_hold(&claim)).await;
+                    if let Some(held) = held.unwrap_or_else(|| Err(lock.unanswered(&name, most)))? {
+                        return Ok(held);
+                    }
                 }
+                let limit = limit.saturating_sub(env.now().longest_since(began));
                 if limit.is_zero() {
                     return Err(match queue.seen() {
                         Some(held) => Error::held(&name, held),

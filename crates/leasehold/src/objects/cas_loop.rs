@@ -129,7 +129,8 @@ impl<'a> Change<'a> {
             let started = env.now();
             match driver.write(&seen, bytes.clone()).await? {
                 None => return Ok(Changed { content: Some(bytes), written: true, attempts }),
-                Some(now) => seen = now,
+                // A holder that was superseded must not be told to try again.
+                Some(now) => self.check_fence(&now.state).map(|()| seen = now)?,
             }
             driver.pause(attempts, env.now().longest_since(started)).await?;
         }

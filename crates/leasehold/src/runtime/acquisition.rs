@@ -252,6 +252,7 @@ impl Contender {
             _ => None,
         };
         // Give up the turn first, because the caller may try again as soon as it has the outcome.
+        self.turn.forget_holder();
         if pending && self.claim.repeatable {
             stop_waiting(self.store, self.claim, self.turn);
         } else if pending {

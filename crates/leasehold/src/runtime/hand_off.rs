@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use tokio::runtime::{self, Handle};
+
 use crate::clock::{Deadline, Moment};
 use crate::lease::{Capabilities, Claim, Grant, Holder, PollInterval, State, Status, Token, Ttl};
 
@@ -22,18 +24,21 @@ const PART_OF_TTL: u32 = 4;
 /// is jittered and the request takes time.
 const BACKOFF: f64 = 1.5;
 
-/// The settings of an acquisition that other processes see. A task takes the lock from another task only if both have
-/// the same settings.
+/// The settings of an acquisition that other processes see, and the tokio runtime of its task. A task takes the lock
+/// from another task only if both are equal: the lock is renewed in the runtime in which it was passed on, and that
+/// runtime may shut down before the next holder's does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     ttl: Ttl,
     lock_delay: Duration,
     holder: Holder,
+    runtime: Option<runtime::Id>,
 }
 
 impl Terms {
     pub(crate) fn of(claim: &Claim) -> Self {
-        Self { ttl: claim.ttl, lock_delay: claim.lock_delay, holder: claim.holder.clone() }
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        Self { ttl: claim.ttl, lock_delay: claim.lock_delay, holder: claim.holder.clone(), runtime }
     }
 }
 

@@ -185,11 +185,12 @@ impl Renewer {
             None => Event::Resumed { lock, token, ttl },
         });
         let watchdog = Watchdog {
+            hold: self.state.clone(),
             lock: self.lock.clone(),
             granted: self.granted,
             observers: self.opened.observers.clone(),
         };
-        tokio::spawn(watchdog.watch(self.state.clone()));
+        tokio::spawn(watchdog.watch());
         tokio::spawn(self.run(receiver));
         hold
     }

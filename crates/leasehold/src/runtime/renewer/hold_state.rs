@@ -95,7 +95,7 @@ impl HoldState {
         self.renewed.notified()
     }
 
-    /// Waits for a renewal that was sent at `moment` or later, and returns its deadline. Returns an error if the hold
+    /// Requests renewals until one was sent at `moment` or later, and returns its deadline. Returns an error if the hold
     /// is over.
     pub(crate) async fn renewed_since(&self, moment: Moment) -> Result<Deadline, ()> {
         loop {
@@ -103,11 +103,16 @@ impl HoldState {
             let renewed = self.renewed();
             match self.deadline() {
                 Some(deadline) if deadline.starts_since(moment) => return Ok(deadline),
-                Some(_) => tokio::select! {
-                    () = renewed => {}
-                    // The watchdog cancels this at the deadline.
-                    () = self.over.cancelled() => {}
-                },
+                Some(_) => {
+                    // Each round requests another renewal. The deadline of the previous one may count from an earlier
+                    // request: from one whose response was lost, or from one that renewed several locks.
+                    self.request_renewal();
+                    tokio::select! {
+                        () = renewed => {}
+                        // The watchdog cancels this at the deadline.
+                        () = self.over.cancelled() => {}
+                    }
+                }
                 None => return Err(()),
             }
         }
@@ -119,7 +124,7 @@ impl HoldState {
     }
 
     /// Asks the renewer for one renewal. If one is under way, another one follows.
-    pub(crate) fn request_renewal(&self) {
+    fn request_renewal(&self) {
         self.renewal_requested.notify_one();
     }
 
@@ -317,6 +322,7 @@ pub(crate) fn bind(holds: Vec<Arc<HoldState>>) {
 
 /// The watchdog of a hold.
 pub(super) struct Watchdog {
+    pub(super) hold: Arc<HoldState>,
     pub(super) lock: LockAndToken,
     /// When it became known that the task has the lock.
     pub(super) granted: Moment,
@@ -325,12 +331,12 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// Records a loss when the deadline passes. Reports every loss, including one that the renewer has recorded.
-    pub(super) async fn watch(self, hold: Arc<HoldState>) {
-        let Self { lock, granted, observers } = self;
+    pub(super) async fn watch(self) {
+        let Self { hold, lock, granted, observers } = &self;
         loop {
             // A change after this line is not missed. A renewal may also bring the deadline forward.
             let changed = hold.renewed();
-            if hold.loss(&lock).is_some() {
+            if hold.loss(lock).is_some() {
                 break;
             }
             tokio::select! {
@@ -339,8 +345,17 @@ impl Watchdog {
             }
         }
         if let Some(Loss { reason, .. }) = hold.known_loss() {
-            let (lock, token, held) = (&lock.name, lock.token, elapsed(granted, hold.env.now()));
+            let (lock, token, held) = (&lock.name, lock.token, elapsed(*granted, hold.env.now()));
             observers.report(&Event::Lost { lock, token, held, reason: &reason });
         }
+    }
+}
+
+impl Drop for Watchdog {
+    /// Records a loss if the runtime shuts down during the hold. Its renewer ends too, so nothing else would wake the
+    /// tasks of other runtimes that wait for the end of the hold.
+    fn drop(&mut self) {
+        let last_error = Some("the tokio runtime in which the lock was acquired has shut down".into());
+        self.hold.lose(self.lock.loss(LossReason::Expired { last_error }));
     }
 }

@@ -44,7 +44,7 @@ async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
             false => hold.lost(&lock).map(drop).boxed_local(),
             true => {
                 let (lock, observers) = (lock.clone(), Observers::default());
-                Watchdog { lock, granted: start, observers }.watch(hold.clone()).boxed_local()
+                Watchdog { hold: hold.clone(), lock, granted: start, observers }.watch().boxed_local()
             }
         };
         assert!(reported.as_mut().now_or_never().is_none());
@@ -59,10 +59,14 @@ async fn a_loss_is_reported_at_a_deadline_that_was_brought_forward() {
 /// release.
 #[test]
 fn the_tasks_of_a_held_lock_stay_small_in_memory() {
-    fn task<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
+    fn renewer<A, B, T>(_: impl FnOnce(A, B) -> T) -> usize {
         size_of::<T>()
     }
-    let sizes = [task(Renewer::run), size_of::<Renewer>(), task(Watchdog::watch), size_of::<HoldState>()];
+    fn watchdog<A, T>(_: impl FnOnce(A) -> T) -> usize {
+        size_of::<T>()
+    }
+    let sizes =
+        [renewer(Renewer::run), size_of::<Renewer>(), watchdog(Watchdog::watch), size_of::<HoldState>()];
     let most = [400, 640, 300, 160];
     assert!(sizes.iter().zip(most).all(|(size, most)| *size <= most), "{sizes:?}, at most {most:?}");
 }
@@ -175,6 +179,45 @@ fn a_lock_may_be_released_outside_of_its_runtime() {
     });
 }
 
+/// A renewer runs in the runtime of the task that passed the lock on. That runtime may shut down before the next
+/// holder's does.
+#[test]
+fn a_lock_is_not_passed_on_to_another_runtime() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (one, other) = (runtime(), runtime());
+    let lock = one.block_on(Locker::open("mem:")).unwrap().lock("x");
+    // The first grant of a record has only one token, so it cannot be passed on.
+    one.block_on(async { lock.acquire().await.unwrap().release().await.unwrap() });
+    let before = one.block_on(lock.acquire()).unwrap();
+    let (mut next, mut last) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+    one.block_on(async { assert!(next.as_mut().now_or_never().is_none()) });
+    other.block_on(async { assert!(last.as_mut().now_or_never().is_none()) });
+    one.block_on(before.release()).unwrap();
+    let next = one.block_on(next).unwrap();
+    one.block_on(next.release()).unwrap();
+    let last = other.block_on(last).unwrap();
+    drop(one);
+    other.block_on(last.renew()).unwrap();
+    assert_eq!(other.block_on(last.release()).unwrap(), Released::Released);
+}
+
+/// Nothing renews the lease any more, and other runtimes may wait for the end of the hold.
+#[test]
+fn a_hold_is_lost_when_its_runtime_shuts_down() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let one = runtime();
+    let guard = one.block_on(async {
+        let locker = Locker::open("mem:").await.unwrap();
+        acquired(&locker, "x", SECOND * 30).await
+    });
+    let (over, renewal) = (guard.cancellation(), guard.renew());
+    assert!(guard.check().is_ok() && !over.is_cancelled());
+    drop(one);
+    assert!(over.is_cancelled());
+    assert!(guard.check().unwrap_err().to_string().contains("runtime"));
+    assert_eq!(runtime().block_on(renewal).unwrap_err().kind(), crate::ErrorKind::Lost);
+}
+
 #[test]
 fn a_runtime_that_shuts_down_frees_the_queue() {
     let runtime = || {
@@ -213,12 +256,14 @@ async fn a_renewal_that_was_sent_earlier_does_not_count() {
         (deadline(), HoldState::new(Env::seeded(clock.clone(), 1), deadline(), Span::none()));
     clock.sleep(SECOND).await;
     let mut renewed = Box::pin(hold.renewed_since(clock.now()));
-    assert!(renewed.as_mut().now_or_never().is_none());
+    let is_requested = || hold.renewal_requested.notified().now_or_never().is_some();
+    assert!(renewed.as_mut().now_or_never().is_none() && is_requested());
     hold.prolong(Deadline::new(sent_before.start(), SECOND * 31));
-    assert!(renewed.as_mut().now_or_never().is_none());
+    assert!(renewed.as_mut().now_or_never().is_none() && is_requested(), "another renewal is necessary");
     let later = deadline();
     hold.prolong(later);
     assert_eq!(renewed.now_or_never(), Some(Ok(later)));
+    assert!(!is_requested());
 }
 
 #[tokio::test(start_paused = true)]

@@ -303,6 +303,8 @@ impl EtcdLeases {
     /// Moves a grant to a separate lease, which another process can keep alive.
     pub(super) async fn set_apart(&self, grant: &mut Grant) -> Result<(), StoreError> {
         let Some(mut memo) = Self::memo(grant).cloned().filter(|memo| memo.session.shared) else {
+            // Another process may end the grant, so this one would remember it for ever.
+            self.claims().remove(&grant.id);
             return Ok(());
         };
         let mut budget = self.budget(super::STORE_TIMEOUT, grant.ttl);

@@ -108,7 +108,7 @@ impl Value {
 
 /// Rounds `duration` up to whole seconds, the unit of etcd's leases. Returns at least one.
 pub(super) fn whole_seconds(duration: Duration) -> i64 {
-    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    let seconds = duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0));
     i64::try_from(seconds).unwrap_or(i64::MAX).max(1)
 }
 

@@ -103,6 +103,9 @@ pub(super) async fn end_by_token<L: ServerLeases>(
 ) -> Result<Evicted, StoreError> {
     let mut budget = budget(leases, STORE_TIMEOUT, Ttl::DEFAULT);
     let mut unknown = false;
+    // Whether the latest response to follow an unknown outcome was read before the outcome: its request waited for an
+    // earlier one that was still under way. The next request reads the outcome.
+    let mut waited = false;
     loop {
         match budget.request(leases.evict(name, token)).await {
             Ok(answer) if answer.is_changed => return Ok(Evicted::Evicted),
@@ -111,9 +114,13 @@ pub(super) async fn end_by_token<L: ServerLeases>(
                 settle(leases, name, &mut budget).await?;
                 return Ok(Evicted::Evicted);
             }
+            Ok(_) if unknown && !waited => {
+                waited = true;
+                budget.pause_after_conflict().await.map_err(|error| error.if_maybe(unknown))?;
+            }
             Ok(_) => return Ok(Evicted::Changed),
             Err(error) => {
-                unknown |= matches!(error, StoreError::MaybeApplied(_));
+                (unknown, waited) = (unknown || matches!(error, StoreError::MaybeApplied(_)), false);
                 budget.pause_after(error).await.map_err(|error| error.if_maybe(unknown))?;
             }
         }

@@ -1,21 +1,25 @@
 //! Tests with a server that gives no response to a request and refuses its repetition.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::error::{ErrorKind, Fault};
 use crate::lease::{Holder, PollInterval};
 
-/// Gives no response to the first request, and refuses all others.
+/// Gives no response to the first request, and refuses all others. Evictions have responses of their own, if there are
+/// any.
 #[derive(Debug)]
 struct Refuses {
     env: Env,
     was_asked: AtomicBool,
+    evictions: Mutex<VecDeque<Result<EvictionAnswer, StoreError>>>,
 }
 
 impl Refuses {
     fn new() -> Self {
-        Self { env: Env::system(), was_asked: AtomicBool::new(false) }
+        Self { env: Env::system(), was_asked: AtomicBool::new(false), evictions: Mutex::default() }
     }
 
     fn error<T>(&self) -> Result<T, StoreError> {
@@ -50,7 +54,12 @@ impl ServerLeases for Refuses {
     }
 
     async fn evict(&self, _: &LockName, _: Token) -> Result<EvictionAnswer, StoreError> {
-        self.error()
+        let answer = self.evictions.lock().unwrap().pop_front();
+        answer.unwrap_or_else(|| self.error())
+    }
+
+    async fn settle(&self, _: &LockName) -> Result<(), StoreError> {
+        Ok(())
     }
 
     async fn read(&self, _: &LockName) -> Result<Option<Record>, StoreError> {
@@ -92,6 +101,24 @@ impl ServerLeases for Refuses {
     }
 
     fn close(&self) {}
+}
+
+/// A statement of PostgreSQL that waits for an earlier one changes nothing, and returns what it read before that wait.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_behind_an_unanswered_one_asks_again() {
+    let lost = || Err(Fault::unavailable("the connection was closed").maybe_applied());
+    let answer = |is_over| Ok(EvictionAnswer { is_changed: false, is_over });
+    for (answers, evicted) in [
+        (vec![lost(), answer(false), answer(true)], Evicted::Evicted),
+        (vec![lost(), answer(false), lost(), answer(false), answer(true)], Evicted::Evicted),
+        (vec![lost(), answer(false), answer(false)], Evicted::Changed),
+        (vec![answer(false)], Evicted::Changed),
+    ] {
+        let server = Refuses { evictions: Mutex::new(answers.into()), ..Refuses::new() };
+        let outcome = hold::end_by_token(&server, &LockName::new("x").unwrap(), Token::new(1).unwrap()).await;
+        assert_eq!(outcome.unwrap(), evicted);
+        assert!(server.evictions.lock().unwrap().is_empty());
+    }
 }
 
 /// The first request may have been applied, so the whole operation may have been applied.

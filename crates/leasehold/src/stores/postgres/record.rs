@@ -71,10 +71,9 @@ impl Cells {
     pub(super) fn record(self) -> Result<Record, String> {
         // Times before 1970 become 0, because they are long past.
         let time = |us: i64| u64::try_from(us).unwrap_or(0);
-        let past = match &self.past {
-            None => Vec::new(),
-            Some(text) => serde_json::from_str(text).map_err(|error| format!("past: {error}"))?,
-        };
+        // Leaves out entries that cannot be read. They only inform, and the next grants replace them.
+        let past = self.past.as_deref().and_then(|text| serde_json::from_str::<Vec<Value>>(text).ok());
+        let past = past.unwrap_or_default().into_iter().filter_map(|past| serde_json::from_value(past).ok());
         Ok(Record {
             now_us: time(self.now_us),
             is_live: self.is_live,
@@ -82,7 +81,7 @@ impl Cells {
             from_us: self.from_us.map(time),
             token: self.token.map(token).transpose()?,
             previous: self.previous.map(token).transpose()?,
-            past,
+            past: past.collect(),
             state: self.state()?,
             waiters: self.waiters(),
         })
@@ -170,11 +169,20 @@ pub(super) mod tests {
             Cells { state: Some("?".into()), ..held() },
             Cells { holder: None, ..held() },
             Cells { holder: Some("7".into()), ..held() },
-            Cells { past: Some("{}".into()), ..held() },
-            Cells { past: Some(r#"[{"token":1}]"#.into()), ..held() },
+            Cells { holder: Some("{}".into()), ..held() },
         ] {
             assert!(bad.clone().record().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_readable_entries_of_a_damaged_history_are_read() {
+        let of = |past: &str| Cells { past: Some(past.into()), ..held() }.record().unwrap().past.len();
+        let good = format!(
+            r#"{{"token":7,"grant":"{GRANT}","holder":{{"name":"bob","host":"h","pid":1}},"end":"released"}}"#
+        );
+        assert_eq!(of(&format!(r#"[7, {good}, {{"token":1}}]"#)), 1);
+        assert_eq!([of("{}"), of("null"), of("")], [0, 0, 0]);
     }
 
     #[test]

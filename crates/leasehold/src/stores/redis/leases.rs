@@ -11,7 +11,7 @@ use super::answer::{Answer, text};
 use super::connect::Connector;
 use super::link::Link;
 use super::links::Links;
-use super::scripts::Scripts;
+use super::scripts::{LAG, Scripts};
 use crate::clock::{Deadline, micros};
 use crate::diagnosis::Examined;
 use crate::env::Env;
@@ -29,9 +29,6 @@ const PAGE: usize = 1_000;
 
 /// The longest cooldown. A longer one would end after the last moment that Lua's numbers can express in microseconds.
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-/// The default of `min-replicas-max-lag`.
-const LAG: Duration = Duration::from_secs(10);
 
 /// The leases of one database.
 #[derive(Debug)]
@@ -100,10 +97,10 @@ impl RedisLeases {
         }
     }
 
-    /// Checks that a lease of `span` ends within the failover grace. A primary with replicas renews leases for up to
+    /// Checks that a lease of `span` ends within the failover grace. A primary `with_replicas` renews leases for up to
     /// [`LAG`] after it was cut off.
-    fn check_grace(&self, span: Duration, link: &Link) -> Result<(), StoreError> {
-        let lag = if link.server.replicas > 0 { LAG } else { Duration::ZERO };
+    fn check_grace(&self, span: Duration, with_replicas: bool) -> Result<(), StoreError> {
+        let lag = if with_replicas { LAG } else { Duration::ZERO };
         grace::check(self.links.connector.location.failover_grace, span, lag)
     }
 }
@@ -125,7 +122,7 @@ impl ServerLeases for RedisLeases {
         let span = claim.ttl.contender_span() + self.margin + claim.lock_delay;
         let began = self.env.now();
         let link = self.links.link().await?;
-        self.check_grace(span, &link)?;
+        self.check_grace(span, link.server.replicas > 0)?;
         let sent = self.env.now();
         let left = limit.saturating_sub(sent.longest_since(began));
         let too_late = link.clock_us(sent).saturating_add(micros(left));
@@ -144,6 +141,9 @@ impl ServerLeases for RedisLeases {
             .arg(micros(self.links.connector.location.failover_grace))
             .arg(claim.name.as_str());
         let answer = self.asked(&link, &script).await?;
+        if answer.outcome == "outlasts" {
+            self.check_grace(span, true)?;
+        }
         let is_granted = answer.outcome == "granted";
         // If the record cannot be read, the lock may be granted nevertheless.
         let record =

@@ -4,6 +4,8 @@
 //! the grant's id. The second key is a hash, the record. Only the record decides about grants of leasehold. The string
 //! excludes other clients, and a string of another client excludes leasehold.
 
+use std::time::Duration;
+
 use redis::Script;
 
 use crate::lease::{MAX_WAITERS, Token, grace};
@@ -11,6 +13,9 @@ use crate::stores::on_server::notifications::CALLED_BY;
 
 /// How many ended grants a record keeps.
 const HISTORY: usize = 8;
+
+/// The default of `min-replicas-max-lag`.
+pub(super) const LAG: Duration = Duration::from_secs(10);
 
 /// The beginning of every script for a lock. `KEYS[1]` is the string, `KEYS[2]` the record. Lua's numbers are doubles,
 /// which `tostring` rounds to 14 digits, so the scripts format them with `text`.
@@ -107,6 +112,9 @@ if grace > 0 then
     local epoch = run .. ' ' .. (string.match(replication, 'master_replid:(%x+)') or '')
     local known = redis.call('HMGET', KEYS[3], 'epoch', 'since', 'grace')
     local since, was_primary = tonumber(known[2]), string.find(replication, 'master_replid2:0+\r')
+    -- The replicas may have connected after the client did.
+    local replicas = tonumber(string.match(replication, 'connected_slaves:(%d+)')) or 0
+    if replicas > 0 and lease + LAG > grace then return answer('outlasts') end
     grace = math.max(grace, tonumber(known[3]) or 0)
     if known[1] ~= epoch or not since or tonumber(known[3]) ~= grace then
         if not known[1] or not since then
@@ -285,10 +293,11 @@ impl Scripts {
 
 fn of_a_lock(step: &str) -> Script {
     let constants = format!(
-        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}",
+        "local HISTORY, MOST, MAX_WAITERS, LONGEST, EACH, CALLED_BY, LAG = {HISTORY}, {}, {MAX_WAITERS}, {}, {}, {CALLED_BY}, {}",
         Token::LIMIT,
         crate::lease::LONGEST_PAUSE.as_millis(),
-        grace([std::time::Duration::ZERO]).as_millis(),
+        grace([Duration::ZERO]).as_millis(),
+        LAG.as_micros(),
     );
     Script::new(&format!("{constants}{BEGIN}{step}"))
 }

@@ -14,7 +14,7 @@ use crate::env::Env;
 use crate::error::Fault;
 use crate::lease::{AcquireOutcome, Claim, Grant, Token, deadline};
 
-/// Runs the transaction of an acquisition. If the token must wait for the disk, runs the transaction a second time.
+/// Runs the transaction of an acquisition. If the grant must wait for the disk, runs the transaction a second time.
 pub(super) fn acquire(
     connection: &mut Connection,
     claim: &Claim,
@@ -55,11 +55,11 @@ pub(super) fn acquire(
                         return Ok((Some(AcquireOutcome::Held(held)), changed));
                     }
                     let mut counter = Counter::load(transaction)?;
-                    let Minted { token, after, beyond_ceiling } =
-                        rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
-                    if beyond_ceiling && durability == Durability::System {
+                    let minted = rules::next_token(&mut counter, least, claim.tokens, machine, now)?;
+                    if durability == Durability::System && rules::must_reach_disk(claim, &minted) {
                         return Ok((None, None));
                     }
+                    let Minted { token, after, .. } = minted;
                     counter.store(transaction)?;
                     let record = rules::granted(claim, token, history, machine, now);
                     begin(heartbeats, claim, now);

@@ -174,7 +174,8 @@ pub(super) struct Changed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
     /// The commit waits for the operating system. A power failure may undo the latest commits, in order. It also ends
-    /// the boot and with it every lease, so only tokens are lost (see [`next_token`](super::rules::next_token)).
+    /// the boot and with it every lease, so only tokens are lost (see [`next_token`](super::rules::next_token)). A grant
+    /// with a lock delay is not committed in this way.
     System,
     /// The commit waits for the disk.
     Disk,

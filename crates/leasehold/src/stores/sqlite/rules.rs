@@ -20,9 +20,12 @@ use crate::types::LockName;
 /// The maximum number of past grants in a row.
 const HISTORY: usize = 8;
 
-/// How far ahead tokens are reserved, in microseconds, the unit of tokens. A commit waits for the disk once in that
-/// time.
+/// How far ahead of the wall clock tokens are reserved, in microseconds, the unit of tokens. A commit waits for the disk
+/// once in that time.
 const RESERVE: u64 = 10_000_000;
+
+/// How many tokens are reserved while tokens are ahead of the wall clock by [`RESERVE`] or more.
+const SPARE: u64 = 1_000;
 
 /// The current state of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,18 +94,22 @@ fn in_this_boot(hold: &Hold, machine: &Machine, now: Moment) -> Standing {
 /// Returns at most the full cooldown, counted from the start of this boot, because the wall clock may have been years
 /// ahead when the cooldown began.
 fn cooldown_left(record: &Record, cooldown: &Cooldown, machine: &Machine, now: Moment) -> Duration {
-    if cooldown.boot == machine.boot {
+    let past = record.history.iter().find(|past| past.token == record.token);
+    let began_us = past.and_then(|past| past.until_us);
+    let whole = began_us.map(|began_us| Duration::from_micros(cooldown.until_us.saturating_sub(began_us)));
+    let has_rebooted = match whole {
+        Some(whole) => {
+            // `whole` is rounded down to a microsecond, so the cooldown may have begun earlier by that.
+            let began_ns = cooldown.until_ns.saturating_sub(nanos(whole + Duration::from_micros(1)));
+            machine.has_rebooted_since(&cooldown.boot, began_ns, nanos(now.since_boot()))
+        }
+        None => cooldown.boot != machine.boot,
+    };
+    if !has_rebooted {
         return Duration::from_nanos(cooldown.until_ns).saturating_sub(now.since_boot());
     }
     let left = Duration::from_micros(cooldown.until_us.saturating_sub(now.wall_us()));
-    let past = record.history.iter().find(|past| past.token == record.token);
-    match past.and_then(|past| past.until_us) {
-        Some(began_us) => {
-            let whole = Duration::from_micros(cooldown.until_us.saturating_sub(began_us));
-            left.min(whole.saturating_sub(now.since_boot()))
-        }
-        None => left,
-    }
+    whole.map_or(left, |whole| left.min(whole.saturating_sub(now.since_boot())))
 }
 
 /// The decision about a claim.
@@ -187,7 +194,8 @@ pub(super) struct Minted {
 ///
 /// Most commits do not wait for the disk, so a power failure can undo them. Their leases end with the boot, but their
 /// tokens must not be used again, even if the wall clock is wrong after the reboot. So no token is used above a ceiling
-/// that is on the disk, and a new boot starts above the ceiling.
+/// that is on the disk, and a new boot starts above the ceiling. So does a container with its own boot id: if it and
+/// others acquire locks in turn, each turn uses up the reserve.
 pub(super) fn next_token(
     counter: &mut Counter,
     least: u64,
@@ -212,10 +220,16 @@ pub(super) fn next_token(
     let beyond = !same_boot || number > counter.ceiling;
     counter.token = number;
     if beyond {
-        counter.ceiling = number.saturating_add(RESERVE);
+        counter.ceiling = number.saturating_add(SPARE).max(now.wall_us().saturating_add(RESERVE));
         counter.boot.clone_from(&machine.boot);
     }
     Ok(Minted { token, after: Token::new(lowest.saturating_sub(1)), beyond_ceiling: beyond })
+}
+
+/// Returns whether the grant of `claim` must reach the disk before it may be used. A power failure ends every lease, but
+/// its lock delay continues after the reboot.
+pub(super) fn must_reach_disk(claim: &Claim, minted: &Minted) -> bool {
+    minted.beyond_ceiling || !claim.lock_delay.is_zero()
 }
 
 /// Renews `hold` at `now`.

@@ -57,7 +57,8 @@ impl Waiter {
     }
 
     fn is_gone(&self, machine: &Machine, now: Moment) -> bool {
-        machine.has_rebooted_since(&self.boot, self.joined_ns, nanos(now.since_boot()))
+        let latest_ns = self.called_ns.unwrap_or(self.joined_ns);
+        machine.has_rebooted_since(&self.boot, latest_ns, nanos(now.since_boot()))
             || self.process.as_ref().is_some_and(|process| machine.is_dead(process))
     }
 

@@ -87,8 +87,37 @@ fn a_token_is_used_up_to_the_ceiling_and_not_beyond() {
         let mut counter = counter(TOKEN, ceiling);
         let minted = next_token(&mut counter, 0, 1, &machine(), at(1)).unwrap();
         assert_eq!((minted.token.get(), minted.beyond_ceiling), (TOKEN + 1, beyond), "{ceiling}");
-        assert_eq!(counter.ceiling, if beyond { TOKEN + 1 + RESERVE } else { ceiling });
+        assert_eq!(counter.ceiling, if beyond { RESERVE } else { ceiling });
     }
+}
+
+/// Each change of the boot id starts above the ceiling. So tokens would run ahead of the wall clock without limit if the
+/// ceiling rose from the token.
+#[test]
+fn containers_in_turn_keep_tokens_near_the_wall_clock() {
+    let mut counter = counter(0, 0);
+    for turn in 0..10_000 {
+        let machine = Machine { boot: format!("container:{}", turn % 2), me: None };
+        let now = Moment::from_raw(0, turn * 10_000_000);
+        let before = counter.token;
+        let minted = next_token(&mut counter, 0, 1, &machine, now).unwrap();
+        assert!(minted.beyond_ceiling && minted.token.get() > before);
+        assert!(minted.token.get() <= now.wall_us() + RESERVE + SPARE, "{turn}: {:?}", minted.token);
+    }
+    // Tokens that are far ahead of the wall clock rise by a few only.
+    let ahead = 1_000_000_000_000;
+    let mut counter = Counter { token: ahead, ceiling: ahead, boot: machine().boot };
+    next_token(&mut counter, 0, 1, &machine(), at(0)).unwrap();
+    assert_eq!((counter.token, counter.ceiling), (ahead + 1, ahead + 1 + SPARE));
+}
+
+#[test]
+fn a_grant_with_a_lock_delay_must_reach_the_disk() {
+    let minted = next_token(&mut counter(TOKEN, 1_000), 0, 1, &machine(), at(1)).unwrap();
+    assert!(!must_reach_disk(&claim(), &minted));
+    assert!(must_reach_disk(&Claim { lock_delay: Duration::from_millis(1), ..claim() }, &minted));
+    let minted = next_token(&mut counter(TOKEN, TOKEN), 0, 1, &machine(), at(1)).unwrap();
+    assert!(must_reach_disk(&claim(), &minted));
 }
 
 #[test]

@@ -181,6 +181,26 @@ async fn a_cooldown_lasts_as_long_as_asked_across_a_reboot() {
     assert!(grant(&store).await.token > first.token);
 }
 
+/// Another container, and this one after its restart, has another boot id, but the same boot clock.
+#[tokio::test(start_paused = true)]
+async fn a_cooldown_lasts_as_long_as_asked_in_every_container() {
+    let mut site = Site::new();
+    // The machine was started long before.
+    site.clock.suspend(Duration::from_secs(1_000));
+    for boot in ["boot 1", "container:a", "container:b"] {
+        site.machine.boot = boot.into();
+        let store = site.open().await;
+        let mut first = grant(&store).await;
+        store.release(&mut first, Some(Duration::from_secs(100))).await.unwrap();
+        site.clock.suspend(Duration::from_secs(40));
+        site.machine.boot = "container:another".into();
+        let other = site.open().await;
+        assert_eq!(held(&other).await.lapses_within, Some(Duration::from_secs(60)), "{boot}");
+        site.clock.suspend(Duration::from_secs(60));
+        assert_eq!(other.inspect(&name()).await.unwrap().state, State::Free, "{boot}");
+    }
+}
+
 /// The wall clock was years ahead when the cooldown began, and is right since the reboot. The cooldown does not last
 /// for years.
 #[tokio::test(start_paused = true)]

@@ -117,6 +117,22 @@ async fn waiters_of_an_earlier_boot_are_gone() {
     grant(&site.open().await).await;
 }
 
+/// The boot ids of containers do not show a reboot, but the boot clock does: it is now before the call.
+#[tokio::test]
+async fn a_waiter_that_was_called_before_a_reboot_is_gone() {
+    let mut site = Site::new();
+    site.machine.boot = "container:a".into();
+    let store = site.open().await;
+    grant(&store).await;
+    refused(&store, &waiting(&store)).await;
+    site.clock.suspend(Duration::from_secs(36_000));
+    // The lease has ended, so this claim calls the first waiter.
+    refused(&store, &waiting(&store)).await;
+    site.reboot();
+    site.clock.suspend(Duration::from_secs(60));
+    grant(&site.open().await).await;
+}
+
 #[tokio::test]
 async fn rows_of_waiters_that_cannot_be_read_are_removed() {
     let site = Site::new();
