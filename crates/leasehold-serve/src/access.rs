@@ -92,8 +92,8 @@ pub(crate) struct Caller {
     pub(crate) principal: Option<String>,
     /// Whether the caller chooses the name of the holder that others see.
     pub(crate) names_holders: bool,
-    /// When its token expires, in microseconds since the Unix epoch on this server's wall clock. `None` for a token
-    /// that does not expire.
+    /// When its token or its session in the browser expires, in microseconds since the Unix epoch on this server's wall
+    /// clock. `None` if neither expires.
     pub(crate) valid_until_us: Option<u64>,
     rights: Vec<(String, Vec<Right>)>,
 }
@@ -266,7 +266,7 @@ impl Caller {
         self.rights.iter().all(|(_, rights)| rights.is_empty())
     }
 
-    /// Returns how long its token is still valid: zero if it has expired, `None` if it does not expire.
+    /// Returns how long its token or session is still valid: zero if it has expired, `None` if it does not expire.
     pub(crate) fn valid_for(&self, now: Moment) -> Option<Duration> {
         self.valid_until_us.map(|until_us| Duration::from_micros(until_us.saturating_sub(now.wall_us())))
     }

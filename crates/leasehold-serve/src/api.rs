@@ -16,9 +16,11 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use utoipa::OpenApi;
+use utoipa::openapi::response::{Response, ResponseBuilder};
+use utoipa::openapi::{Content, Ref};
+use utoipa::{Modify, OpenApi};
 
-use crate::app::{App, Shared, admit};
+use crate::app::{App, PROBES, Shared, admit};
 use crate::body::MAX_BODY;
 use crate::problem::Problem;
 use crate::trace::trace;
@@ -88,11 +90,69 @@ async fn metrics(State(app): Shared) -> impl IntoResponse {
         store::store,
         health::healthz,
         health::readyz,
-    )
+    ),
+    modifiers(&CommonProblems)
 )]
 struct Description;
+
+/// Adds the problems that every request except a probe can get, where the description of the route lacks them.
+struct CommonProblems;
+
+const COMMON_PROBLEMS: [(&str, &str); 6] = [
+    ("401", "The token is missing, unknown or expired"),
+    ("403", "The caller does not have this right, or a page of another site sent the request"),
+    ("421", "`Host` names another server"),
+    ("500", "A record cannot be read, or the server failed"),
+    ("502", "The store refused the request"),
+    ("503", "The store does not respond, or the server cannot check the token or is stopping"),
+];
+
+impl Modify for CommonProblems {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        for (path, item) in &mut openapi.paths.paths {
+            if PROBES.contains(&path.as_str()) {
+                continue;
+            }
+            for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+                for (status, description) in COMMON_PROBLEMS {
+                    let responses = &mut operation.responses.responses;
+                    responses.entry(status.to_owned()).or_insert_with(|| problem(description).into());
+                }
+            }
+        }
+    }
+}
+
+fn problem(description: &str) -> Response {
+    let content = Content::new(Some(Ref::from_schema_name("Problem")));
+    ResponseBuilder::new().description(description).content("application/problem+json", content).build()
+}
 
 async fn openapi() -> impl IntoResponse {
     let text = Description::openapi().to_json().unwrap_or_default();
     ([(header::CONTENT_TYPE, "application/json")], text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_but_probes_describes_common_problems() {
+        let description = serde_json::to_value(Description::openapi()).unwrap();
+        assert!(description["components"]["schemas"]["Problem"].is_object());
+        for (path, item) in description["paths"].as_object().unwrap() {
+            let operation = item.get("get").or(item.get("post")).unwrap();
+            if PROBES.contains(&path.as_str()) {
+                assert!(operation["responses"].get("421").is_none(), "{path}");
+                continue;
+            }
+            for (status, _) in COMMON_PROBLEMS {
+                let content = &operation["responses"][status]["content"]["application/problem+json"];
+                assert_eq!(content["schema"]["$ref"], "#/components/schemas/Problem", "{path}: {status}");
+            }
+        }
+        let released = &description["paths"]["/v1/holds/release"]["post"]["responses"];
+        assert_eq!(released["501"]["description"], "The store has no cooldowns");
+    }
 }

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::app::App;
 use crate::problem::Problem;
 
-/// Maximum length of a request body, in bytes.
+/// Maximum length of a request body, in bytes, except for renewals.
 pub(crate) const MAX_BODY: usize = 16 * 1024;
 /// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,7 +48,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Payload<T> {
             StatusCode::PAYLOAD_TOO_LARGE => Problem::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "invalid",
-                format!("the body is longer than {MAX_BODY} bytes"),
+                "the body is longer than this route accepts",
             ),
             _ => Problem::invalid("the body could not be read"),
         })?;

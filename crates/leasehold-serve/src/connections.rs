@@ -31,6 +31,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long requests in progress may take after the server was asked to stop. Supervisors kill a process after 30 s.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum length of the head of a request, which each connection can make the server keep before the caller is known.
+/// It must have room for a token of 8 KiB and for the headers that proxies add. Bodies are not limited by it.
+const MAX_HEAD: usize = 64 * 1024;
 /// The pause after the machine has refused a connection, for example because too many files are open.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -110,6 +113,7 @@ impl Connections {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_TIMEOUT)
+            .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         let mut stopped = std::pin::pin!(self.stopping.cancelled().fuse());
@@ -191,6 +195,20 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("answer"), "{answer}");
         assert!(!received(silent).await.unwrap().contains("200"));
         assert!(!received(slow).await.unwrap().contains("200"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_is_too_long_is_refused() {
+        let (address, _stopping) = start(1, None).await;
+        let start = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: ";
+        // The long head has no end, so that the server reads all of it before it refuses it.
+        for (length, end, status) in [(30 * 1024, "\r\n\r\n", "200"), (MAX_HEAD, "", "431")] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let head = format!("{start}{}{end}", "x".repeat(length - start.len()));
+            client.write_all(head.as_bytes()).await.unwrap();
+            let answer = received(client).await.unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use leasehold::{LockName, Locker};
+use leasehold::{Error, ErrorKind, LockName, Locker};
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 use utoipa::ToSchema;
@@ -43,7 +43,7 @@ pub(crate) struct FeedEvent {
     /// The caller whose request caused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) by: Option<String>,
-    /// The reason, for `evicted` and `lost`.
+    /// The reason, for `evicted`, `lost` and `unavailable`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     /// The state of the lock, for `lock` and `look`.
@@ -221,6 +221,15 @@ impl Feed {
         self.recent().events.iter().cloned().collect()
     }
 
+    /// Returns whether the latest `acquired` event of the lock `name` is about the grant with this `token`. An event
+    /// that is no longer kept does not count.
+    pub(crate) fn has_shown_grant(&self, name: &LockName, token: u64) -> bool {
+        let recent = self.recent();
+        let mut events = recent.events.iter().rev().map(|numbered| &numbered.event);
+        let latest = events.find(|event| event.kind == "acquired" && event.lock == name.as_str());
+        latest.is_some_and(|event| event.token == Some(token))
+    }
+
     /// Returns the id of an event for `Last-Event-ID`.
     pub(crate) fn id(&self, number: u64) -> String {
         format!("{}-{number}", self.run)
@@ -291,7 +300,7 @@ impl Feed {
                         self.record_response(None);
                         self.record(&name, look);
                     }
-                    Err(error) => self.record_response(Some(error.to_string())),
+                    Err(error) => self.not_read(&name, &error),
                 },
                 None => {}
             }
@@ -304,7 +313,7 @@ impl Feed {
             Ok(names) => names,
             Err(error) => {
                 self.known().not_listed(prefix, self.locker.store().env().now());
-                return self.record_response(Some(error.to_string()));
+                return self.record_response(Some(&error));
             }
         };
         self.record_response(None);
@@ -314,6 +323,15 @@ impl Feed {
         for name in &known.list(prefix, names, is_complete, began) {
             self.show(FeedEvent::new("gone", name));
         }
+    }
+
+    /// Records that a lock could not be read.
+    fn not_read(&self, name: &LockName, error: &Error) {
+        tracing::debug!(lock = %name, %error, "a lock could not be read for viewers");
+        self.known().not_read(name, self.locker.store().env().now());
+        // A store that returns a record that cannot be understood does respond.
+        let is_of_record = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported);
+        self.record_response((!is_of_record).then_some(error));
     }
 
     /// Records a look at a lock and notifies viewers, if the lock is watched.
@@ -338,11 +356,84 @@ impl Feed {
     }
 
     /// Records whether the store responded, and notifies viewers of a change.
-    fn record_response(&self, error: Option<String>) {
-        let responded = self.known().record_response(error.clone());
-        if responded != error.is_none() {
-            let kind = if error.is_some() { "unavailable" } else { "available" };
-            self.show(FeedEvent { kind, reason: error, ..FeedEvent::of_the_store() });
+    fn record_response(&self, error: Option<&Error>) {
+        let responded = self.known().record_response(error.is_none());
+        if responded == error.is_none() {
+            return;
         }
+        let kind = if error.is_some() { "unavailable" } else { "available" };
+        if let Some(error) = error {
+            tracing::warn!(%error, "the store cannot be read for viewers");
+        }
+        let reason = error.map(|error| reason(error).to_owned());
+        self.show(FeedEvent { kind, reason, ..FeedEvent::of_the_store() });
+    }
+}
+
+/// Returns why the store cannot be read. The message of the error may name a lock that not every viewer may see.
+fn reason(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::Unavailable => "the store does not respond",
+        ErrorKind::Denied => "the store denied access",
+        _ => "the store cannot be read",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::broadcast::error::TryRecvError;
+
+    use super::*;
+
+    async fn feed() -> Arc<Feed> {
+        Arc::new(Feed::new(&Locker::open("mem:").await.unwrap()))
+    }
+
+    fn name(text: &str) -> LockName {
+        LockName::new(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_an_outage_names_no_lock() {
+        let feed = feed().await;
+        let mut viewer = feed.view(vec![String::new()], None);
+        let error = Error::new(ErrorKind::Denied, "cannot read s3://bucket/prod/secret.json");
+        feed.not_read(&name("prod/secret"), &error);
+        let seen = viewer.receiver.try_recv().unwrap().event;
+        assert_eq!((seen.kind, seen.reason.as_deref()), ("unavailable", Some("the store denied access")));
+        assert!(!serde_json::to_string(&*seen).unwrap().contains("secret"));
+        feed.record_response(None);
+        assert_eq!(viewer.receiver.try_recv().unwrap().event.kind, "available");
+    }
+
+    #[tokio::test]
+    async fn a_record_that_cannot_be_read_is_no_outage() {
+        let feed = feed().await;
+        let mut viewer = feed.view(vec![String::new()], None);
+        for kind in [ErrorKind::Corrupt, ErrorKind::Unsupported] {
+            feed.not_read(&name("a"), &Error::new(kind, "a newer format"));
+            assert_eq!(viewer.receiver.try_recv().unwrap_err(), TryRecvError::Empty);
+        }
+        // The store is available again if it returns such a record after an outage.
+        feed.not_read(&name("a"), &Error::new(ErrorKind::Unavailable, "no response"));
+        feed.not_read(&name("a"), &Error::new(ErrorKind::Corrupt, "a newer format"));
+        let kinds = [(); 2].map(|()| viewer.receiver.try_recv().unwrap().event.kind);
+        assert_eq!(kinds, ["unavailable", "available"]);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_grant_is_found_among_the_latest_events() {
+        let feed = feed().await;
+        let acquired = |lock: &str, token| {
+            feed.publish(FeedEvent { token: Some(token), ..FeedEvent::new("acquired", &name(lock)) });
+        };
+        assert!(!feed.has_shown_grant(&name("a"), 1));
+        acquired("a", 1);
+        acquired("b", 2);
+        feed.publish(FeedEvent { token: Some(3), ..FeedEvent::new("released", &name("a")) });
+        assert!(feed.has_shown_grant(&name("a"), 1));
+        assert!(!feed.has_shown_grant(&name("a"), 2) && !feed.has_shown_grant(&name("a"), 3));
+        acquired("a", 4);
+        assert!(!feed.has_shown_grant(&name("a"), 1), "only the latest grant counts");
     }
 }

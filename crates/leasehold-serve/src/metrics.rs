@@ -154,9 +154,10 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn acquired<T>(&self, outcome: &Result<T, Problem>, took: Duration) {
+    /// Counts a request for a lock. `took` is the time until its grant, if it received a new one.
+    pub(crate) fn acquired<T>(&self, outcome: &Result<T, Problem>, took: Option<Duration>) {
         self.acquisitions.get_or_create(&of(outcome, "granted")).inc();
-        if outcome.is_ok() {
+        if let Some(took) = took {
             self.acquire_seconds.observe(took.as_secs_f64());
         }
     }
@@ -221,8 +222,8 @@ mod tests {
     #[test]
     fn outcomes_are_counted() {
         let metrics = Metrics::new("SQLite");
-        metrics.acquired(&Ok(()), Duration::from_millis(3));
-        metrics.acquired::<()>(&Err(Problem::invalid("no")), Duration::ZERO);
+        metrics.acquired(&Ok(()), Some(Duration::from_millis(3)));
+        metrics.acquired::<()>(&Err(Problem::invalid("no")), None);
         metrics.renewed(&Ok(()), Some(0.95));
         metrics.lost("ended");
         metrics.evicted();

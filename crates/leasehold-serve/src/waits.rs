@@ -43,9 +43,13 @@ struct Acquisition {
     task: AbortHandle,
 }
 
-/// Reports the holder that an acquisition waits for.
+/// Reports the holder that an acquisition waits for. The acquisition keeps it until it has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter(Arc<watch::Sender<Progress>>);
+
+/// An acquisition that was withdrawn. A request to the store may still be under way.
+#[derive(Debug)]
+pub(crate) struct Withdrawn(watch::Receiver<Progress>);
 
 /// A request that waits for an acquisition. When the last one is dropped, the acquisition ends.
 #[derive(Debug)]
@@ -116,11 +120,20 @@ impl Waits {
         Waiter { waits: self.clone(), key, requests, progress }
     }
 
-    /// Ends the acquisition of `name` under `id`.
-    pub(crate) fn withdraw(&self, name: &LockName, id: Id) {
-        if let Some(acquisition) = self.running().remove(&(name.clone(), id)) {
-            acquisition.task.abort();
-        }
+    /// Ends the acquisition of `name` under `id`, and returns it if it was running.
+    pub(crate) fn withdraw(&self, name: &LockName, id: Id) -> Option<Withdrawn> {
+        let acquisition = self.running().remove(&(name.clone(), id))?;
+        acquisition.task.abort();
+        Some(Withdrawn(acquisition.progress))
+    }
+}
+
+impl Withdrawn {
+    /// Completes when the acquisition has no request under way any more. The library lets a request end even if no one
+    /// waits for the acquisition, and drops the last [`Reporter`] afterwards.
+    pub(crate) async fn ended(mut self) {
+        // An error means that no reporter is left.
+        while self.0.changed().await.is_ok() {}
     }
 }
 
@@ -241,7 +254,8 @@ mod tests {
         let (waits, alive, other) = (Arc::new(Waits::default()), Arc::new(()), Arc::new(()));
         let mut withdrawn = waits.join(&name(), id("a"), |_| waits_with(&alive));
         let _stays = waits.join(&name(), id("b"), |_| waits_with(&other));
-        waits.withdraw(&name(), id("a"));
+        assert!(waits.withdraw(&name(), id("c")).is_none());
+        waits.withdraw(&name(), id("a")).unwrap().ended().await;
         assert!(withdrawn.outcome().await.is_none());
         ended(&alive).await;
         assert_eq!(Arc::strong_count(&other), 2);

@@ -65,7 +65,9 @@ fn wrong_bodies_are_refused() {
         }
         post(path, &[], "{\"lock\":\"x\"}").problem(415, "invalid");
         let most = if path.ends_with("renew") { 64 * 1024 } else { 16 * 1024 };
-        post(path, &[JSON], &format!("{{\"ticket\":\"{}\"}}", "x".repeat(most))).problem(413, "invalid");
+        let refused =
+            post(path, &[JSON], &format!("{{\"ticket\":\"{}\"}}", "x".repeat(most))).problem(413, "invalid");
+        assert_eq!(refused.body["detail"], "the body is longer than this route accepts");
         // A body that is nested deeper than any parser should follow.
         post(path, &[JSON], &"[".repeat(10_000)).problem(400, "invalid");
     }

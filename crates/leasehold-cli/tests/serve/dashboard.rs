@@ -313,6 +313,19 @@ fn with_an_access_file_pages_ask_for_a_token_first() {
 }
 
 #[test]
+fn without_the_right_to_read_an_eviction_shows_no_holder() {
+    let sandbox = Sandbox::new();
+    sandbox.run("acquire deploy --try --owner alice --note nightly --ttl 1h").expect(0);
+    let server = with_access(&sandbox, &[("ops", "test")], &[("ops", "", &["evict"])], "--ui rw");
+    let cookie = session(&server, "test");
+    for form in ["token=1&confirm=wrong&reason=x", "token=9007199254740991&confirm=deploy&reason=x"] {
+        let page = ask(&server, "POST /ui/evict/deploy", &cookie, form).expect(403).text;
+        assert!(!page.contains("alice") && !page.contains("nightly"), "{page}");
+    }
+    ask(&server, "GET /ui/evict/deploy", &cookie, "").expect(403);
+}
+
+#[test]
 fn pages_without_viewers_send_no_further_requests() {
     let sandbox = Sandbox::new();
     let server = Server::start(&sandbox, "");

@@ -47,6 +47,29 @@ fn the_audit_log_has_who_did_what_and_no_secrets() {
     assert!(refused.stderr.contains("missing/audit.jsonl"), "{refused:?}");
 }
 
+/// A client that waits sends its request again to take the grant.
+#[test]
+fn a_repeated_acquisition_is_recorded_once() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("audit.jsonl");
+    let server = Server::start(&sandbox, &format!("--metrics 127.0.0.1:0 --audit {}", file.display()));
+    let first = server.acquire("x", "a").expect(201);
+    let again = server.acquire("x", "a").expect(201);
+    assert_eq!(first.body["token"], again.body["token"]);
+    server.release(&again.ticket()).expect(200);
+    server.acquire("x", "b").expect(201);
+    let text = sandbox.read("audit.jsonl");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["acquired", "released", "acquired"]);
+    let text = metrics(&server);
+    for line in
+        ["leasehold_acquisitions_total{outcome=\"granted\"} 3", "leasehold_acquire_duration_seconds_count 2"]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
 #[test]
 fn metrics_count_outcomes_and_name_no_lock() {
     let sandbox = Sandbox::new();

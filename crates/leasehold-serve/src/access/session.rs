@@ -39,19 +39,22 @@ impl Access {
         secret: &[u8],
         now_us: u64,
     ) -> Caller {
-        let principal = cookies(headers, COOKIE).find_map(|value| self.check(value, secret, now_us));
-        let session = principal.map(|principal| self.caller_of(principal));
+        let session =
+            cookies(headers, COOKIE).find_map(|value| self.caller_of_session(value, secret, now_us));
         session.or_else(|| self.caller_by_certificate(certificate)).unwrap_or_else(|| self.anonymous_caller())
     }
 
-    fn check(&self, value: &str, secret: &[u8], now_us: u64) -> Option<&str> {
+    /// Returns the caller of the session with this `value` of the cookie, if it is valid.
+    fn caller_of_session(&self, value: &str, secret: &[u8], now_us: u64) -> Option<Caller> {
         let (expires, sealed) = value.split_once('.')?;
         let expires: u64 = expires.parse().ok()?;
         if expires <= now_us / 1_000_000 {
             return None;
         }
         let is_of = |digest: &Digest| is_seal(secret, &parts(digest, &expires.to_le_bytes()), sealed);
-        self.tokens.iter().find_map(|(digest, principal)| is_of(digest).then_some(principal.as_str()))
+        let (_, principal) = self.tokens.iter().find(|(digest, _)| is_of(digest))?;
+        let valid_until_us = Some(expires.saturating_mul(1_000_000));
+        Some(Caller { valid_until_us, ..self.caller_of(principal) })
     }
 }
 
@@ -98,6 +101,17 @@ mod tests {
             "its token was withdrawn"
         );
         assert!(access.open_session("a wrong token", b"secret", NOW).is_none());
+    }
+
+    #[test]
+    fn an_event_stream_ends_with_its_session() {
+        let access = Access::local("a token");
+        let cookie = access.open_session("a token", b"secret", NOW).unwrap();
+        let headers = HeaderMap::from_iter([(header::COOKIE, HeaderValue::from_str(&cookie).unwrap())]);
+        let until = |headers: &HeaderMap| access.browser(headers, None, b"secret", NOW + 1).valid_until_us;
+        // Streams end at this time.
+        assert_eq!(until(&headers), Some(NOW + u64::try_from(LIFETIME.as_micros()).unwrap()));
+        assert_eq!(until(&HeaderMap::new()), None);
     }
 
     #[test]

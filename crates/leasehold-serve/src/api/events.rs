@@ -78,7 +78,7 @@ struct EventStream {
 }
 
 impl EventStream {
-    /// Returns the next event, or `None` when the server stops or the caller's token has expired.
+    /// Returns the next event, or `None` when the server stops or the caller's token or session has expired.
     async fn next(&mut self) -> Option<Event> {
         let Some(valid) = self.arrival.caller.valid_for(self.app.now()) else {
             return self.following().await;
@@ -90,7 +90,7 @@ impl EventStream {
         (!has_expired).then_some(event)
     }
 
-    /// Returns the next event, even after the token has expired, or `None` when the server stops.
+    /// Returns the next event, even after the token or session has expired, or `None` when the server stops.
     async fn following(&mut self) -> Option<Event> {
         if std::mem::take(&mut self.reset) {
             return Some(Event::default().event("reset").data("{}"));

@@ -3,13 +3,15 @@
 pub(crate) mod acquire;
 mod bodies;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use leasehold::lease::End;
+use leasehold::lease::{End, Id};
 use leasehold::{LockName, Loss, LossReason, Released, State as LockState, Ticket};
+use tracing::Instrument as _;
 
 use self::acquire::claim_id;
 pub(crate) use self::bodies::AcquireRequest;
@@ -22,7 +24,9 @@ use crate::app::{App, Arrival, Shared};
 use crate::body::{Payload, duration, lock_name};
 use crate::feed::FeedEvent;
 use crate::problem::Problem;
+use crate::trace;
 use crate::view::ms;
+use crate::waits::Withdrawn;
 
 /// How many tickets one request may renew, and how long its body may be.
 const MAX_RENEWALS: usize = 100;
@@ -134,8 +138,9 @@ pub(crate) async fn release_one(
 /// Withdraws an acquisition.
 ///
 /// Ends the hold that the acquisition with this `claim` may have received although its response was lost, gives up its
-/// place among the waiters, and ends its requests that wait at this server. A request with this `claim` that arrives
-/// later may still be granted; its lease then lapses.
+/// place among the waiters, and ends its requests that wait at this server. If the store grants one of these later, the
+/// server releases the lock. Another request with this `claim` that arrives later may still be granted; its lease then
+/// lapses.
 #[utoipa::path(post, path = "/v1/holds/withdraw", request_body = WithdrawRequest, responses(
     (status = 200, body = WithdrawnAnswer), (status = 400, body = Problem, content_type = "application/problem+json"), (status = 401, body = Problem, content_type = "application/problem+json"), (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 408, body = Problem, content_type = "application/problem+json"), (status = 413, body = Problem, content_type = "application/problem+json"), (status = 415, body = Problem, content_type = "application/problem+json"), (status = 503, body = Problem, content_type = "application/problem+json")))]
@@ -147,12 +152,29 @@ pub(crate) async fn withdraw(
     let name = lock_name(&request.lock)?;
     arrival.require(Right::Acquire, &name)?;
     let id = claim_id(&request.claim)?;
-    app.waits.withdraw(&name, id);
-    let released = app.locker.withdraw(&name, id).await? == Released::Released;
-    if released {
-        report(&app, &arrival, "released", &name, None);
+    if let Some(waited) = app.waits.withdraw(&name, id) {
+        let late = end_late_hold(app.clone(), arrival.clone(), name.clone(), id, waited);
+        tokio::spawn(late.instrument(trace::waiting()));
     }
+    let released = end_claim(&app, &arrival, &name, id).await?;
     Ok(Json(WithdrawnAnswer { lock: name.to_string(), released }))
+}
+
+/// Ends the hold that the store may grant to a withdrawn acquisition by a request that is already under way.
+async fn end_late_hold(app: Arc<App>, arrival: Arrival, name: LockName, id: Id, waited: Withdrawn) {
+    waited.ended().await;
+    if let Err(error) = end_claim(&app, &arrival, &name, id).await {
+        tracing::debug!(lock = %name, %error, "a withdrawn claim may have received a hold, which lapses");
+    }
+}
+
+/// Ends the hold of the claim `id`, and gives up its place among the waiters. Returns whether it had the lock.
+async fn end_claim(app: &App, arrival: &Arrival, name: &LockName, id: Id) -> leasehold::Result<bool> {
+    let released = app.locker.withdraw(name, id).await? == Released::Released;
+    if released {
+        report(app, arrival, "released", name, None);
+    }
+    Ok(released)
 }
 
 /// Returns whether an earlier request, whose response was lost, released the hold.
@@ -216,4 +238,109 @@ fn report_loss(app: &App, arrival: &Arrival, loss: &Loss) {
 
 fn token(app: &App, ticket: &Ticket) -> Option<u64> {
     app.locker.capabilities().tokens.then(|| ticket.token().get())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use axum::http::HeaderMap;
+    use futures_util::stream::BoxStream;
+    use leasehold::clock::{StoreTime, timeout};
+    use leasehold::env::Env;
+    use leasehold::error::StoreError;
+    use leasehold::lease::StoreOptions;
+    use leasehold::register::{
+        Body, Deleted, Precondition, RegisterCapabilities, Version, VersionedValue, Write,
+    };
+    use leasehold::stores::memory::MemoryRegister;
+    use leasehold::{Locker, Register, RegisterLeases};
+    use tokio::sync::{Notify, oneshot};
+
+    use super::acquire::acquire_one;
+    use super::*;
+    use crate::access::Access;
+    use crate::app::Settings;
+
+    /// A register whose first write waits for a signal.
+    #[derive(Debug)]
+    struct SlowRegister {
+        memory: MemoryRegister,
+        signal: Mutex<Option<oneshot::Receiver<()>>>,
+        /// Notified when the first write has arrived.
+        arrived: Arc<Notify>,
+    }
+
+    #[async_trait]
+    impl Register for SlowRegister {
+        async fn read(&self, key: &str) -> Result<Option<VersionedValue>, StoreError> {
+            self.memory.read(key).await
+        }
+
+        async fn write(&self, key: &str, expect: Precondition<'_>, body: Body) -> Result<Write, StoreError> {
+            let signal = self.signal.lock().unwrap().take();
+            if let Some(signal) = signal {
+                self.arrived.notify_one();
+                signal.await.unwrap();
+            }
+            self.memory.write(key, expect, body).await
+        }
+
+        async fn delete(&self, key: &str, version: &Version) -> Result<Deleted, StoreError> {
+            self.memory.delete(key, version).await
+        }
+
+        fn list(&self, prefix: &str) -> BoxStream<'_, Result<String, StoreError>> {
+            self.memory.list(prefix)
+        }
+
+        fn store_time(&self) -> Option<StoreTime> {
+            self.memory.store_time()
+        }
+
+        fn env(&self) -> &Env {
+            self.memory.env()
+        }
+
+        fn capabilities(&self) -> RegisterCapabilities {
+            self.memory.capabilities()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_follows_a_withdrawal_is_released() {
+        let (go, signal) = oneshot::channel();
+        let (env, arrived) = (Env::system(), Arc::new(Notify::new()));
+        let memory = MemoryRegister::new(env.clone());
+        let register = SlowRegister { memory, signal: Mutex::new(Some(signal)), arrived: arrived.clone() };
+        let locker = Locker::new(Arc::new(RegisterLeases::new(Arc::new(register), StoreOptions::default())));
+        let address = "127.0.0.1:7420".parse().unwrap();
+        let settings = Settings::new(address, Access::local("t"), b"s".to_vec());
+        let app = Arc::new(App::new(locker, settings, address, None));
+        let caller = Access::local("t").caller(&HeaderMap::new(), None, &env).await.unwrap();
+        let arrival = Arrival { at: app.now(), caller };
+        let mut viewer = app.feed.view(vec![String::new()], None);
+
+        let claim = "0123456789abcdef".repeat(2);
+        let wanted = AcquireRequest {
+            claim: Some(claim.clone()),
+            wait: Some("60s".to_owned()),
+            ..AcquireRequest::new("a".to_owned(), "10m".to_owned(), None)
+        };
+        let (of_task, its_arrival) = (app.clone(), arrival.clone());
+        let asking =
+            tokio::spawn(async move { acquire_one(&of_task, &its_arrival, None, &wanted).await.is_ok() });
+        arrived.notified().await;
+        let request = WithdrawRequest { lock: "a".to_owned(), claim };
+        let withdrawn = withdraw(State(app.clone()), arrival, Payload(request)).await.unwrap();
+        assert!(!withdrawn.0.released, "the write is still under way");
+
+        go.send(()).unwrap();
+        let released = timeout(&*env.clock, Duration::from_secs(60), viewer.receiver.recv()).await;
+        assert_eq!(released.expect("the late grant stays").unwrap().event.kind, "released");
+        let status = app.locker.inspect(&LockName::new("a").unwrap()).await.unwrap();
+        assert_eq!((status.state, status.history.len()), (LockState::Free, 1));
+        assert!(!asking.await.unwrap());
+    }
 }

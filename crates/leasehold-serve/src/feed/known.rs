@@ -39,8 +39,8 @@ pub(super) struct Known {
     turn: usize,
     /// The lock with an announced change that was looked at last.
     last_due: Option<LockName>,
-    /// Why the store did not respond to the latest request.
-    last_error: Option<String>,
+    /// Whether the store did not respond to the latest request.
+    is_down: bool,
 }
 
 /// A lock that viewers watch.
@@ -48,6 +48,9 @@ pub(super) struct Known {
 struct Watched {
     /// `None` if the lock has not been seen yet.
     look: Option<Look>,
+    /// When a read failed, if none has succeeded since. Such a lock waits for its turn like any other, so that a record
+    /// that cannot be read does not keep the other locks from being read.
+    failed: Option<Moment>,
     /// If set, viewers get the next look after this moment as a change, because this server has changed the lock or its
     /// name is new.
     due: Option<Moment>,
@@ -146,7 +149,7 @@ impl Known {
             for name in new {
                 // The name was missing in the previous listing.
                 let due = self.is_listed(&name).then_some(began);
-                self.locks.insert(name, Watched { look: None, due });
+                self.locks.insert(name, Watched { due, ..Watched::default() });
             }
         }
         self.listed
@@ -180,12 +183,20 @@ impl Known {
         let has_changed =
             watched.due.take().is_some() || before.is_some_and(|before| before != look.detail.lock.version());
         watched.look = Some(look);
+        watched.failed = None;
         Some(has_changed)
     }
 
+    /// Records that the lock `name` could not be read.
+    pub(super) fn not_read(&mut self, name: &LockName, now: Moment) {
+        if let Some(watched) = self.locks.get_mut(name) {
+            watched.failed = Some(now);
+        }
+    }
+
     /// Records whether the store responded. Returns whether it responded to the previous request.
-    pub(super) fn record_response(&mut self, error: Option<String>) -> bool {
-        std::mem::replace(&mut self.last_error, error).is_none()
+    pub(super) fn record_response(&mut self, responded: bool) -> bool {
+        !std::mem::replace(&mut self.is_down, !responded)
     }
 
     /// Returns whether the names that begin with `prefix` are listed and watched.
@@ -193,7 +204,7 @@ impl Known {
         let is_listed = self.listed.get(prefix).is_some_and(|listing| listing.is_watched);
         let covers =
             |(listed, listing): (&String, &Listing)| listing.has_all() && prefix.starts_with(listed.as_str());
-        self.last_error.is_none() && (is_listed || self.listed.iter().any(covers))
+        !self.is_down && (is_listed || self.listed.iter().any(covers))
     }
 
     /// Returns the locks whose names begin with `prefix`, or `None` if they are not watched. A lock without a look has
@@ -208,7 +219,7 @@ impl Known {
 
     /// Returns the look at the lock `name`, if it has been seen.
     pub(super) fn one(&self, name: &LockName) -> Option<Look> {
-        if self.last_error.is_some() {
+        if self.is_down {
             return None;
         }
         self.locks.get(name)?.look.clone()
@@ -220,7 +231,7 @@ impl Known {
             self.turn = (self.turn + 1) % 3;
             match self.turn {
                 1 => self.unlisted(now).map(Step::List),
-                2 => self.due().map(Step::Look),
+                2 => self.due(now).map(Step::Look),
                 _ => self.outdated(now).map(Step::Look),
             }
         })
@@ -244,9 +255,13 @@ impl Known {
     }
 
     /// Returns a lock whose next look is a change. Such locks take turns.
-    fn due(&mut self) -> Option<LockName> {
+    fn due(&mut self, now: Moment) -> Option<LockName> {
+        let is_due = |watched: &Watched| {
+            let has_just_failed = watched.failed.is_some_and(|at| now.longest_since(at) < MIN_INTERVAL);
+            watched.due.is_some() && !has_just_failed
+        };
         let due = |range: (Bound<&LockName>, Bound<&LockName>)| {
-            self.locks.range::<LockName, _>(range).find(|(_, watched)| watched.due.is_some())
+            self.locks.range::<LockName, _>(range).find(|(_, watched)| is_due(watched))
         };
         let begin = self.last_due.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next = due((begin, Bound::Unbounded)).or_else(|| due((Bound::Unbounded, Bound::Unbounded)));
@@ -255,19 +270,34 @@ impl Known {
         Some(name)
     }
 
-    /// Returns a lock that has not been seen yet, or else the most outdated one.
+    /// Returns a lock that no read has been tried for yet, or else the most outdated one.
     fn outdated(&self, now: Moment) -> Option<LockName> {
         let known = || self.locks.iter().filter(|(_, watched)| watched.due.is_none());
-        if let Some((name, _)) = known().find(|(_, watched)| watched.look.is_none()) {
+        if let Some((name, _)) = known().find(|(_, watched)| watched.tried().is_none()) {
             return Some(name.clone());
         }
         let outdated = known().filter_map(|(name, watched)| {
-            let look = watched.look.as_ref()?;
-            let age = now.longest_since(look.at);
-            (age >= MIN_INTERVAL).then(|| (name, age.as_secs_f64() / stale_after(&look.detail).as_secs_f64()))
+            let age = now.longest_since(watched.tried()?);
+            (age >= MIN_INTERVAL).then(|| (name, age.as_secs_f64() / watched.stale_after().as_secs_f64()))
         });
         let most = outdated.max_by(|(_, one), (_, other)| one.total_cmp(other));
         most.map(|(name, _)| name.clone())
+    }
+}
+
+impl Watched {
+    /// Returns when the lock was read last, with or without success. A failure is kept only until the next look, so it
+    /// is later than the look.
+    fn tried(&self) -> Option<Moment> {
+        self.failed.or_else(|| self.look.as_ref().map(|look| look.at))
+    }
+
+    /// Returns how long after a read the next one is due. A lease that ends soon is renewed soon, or the lock becomes
+    /// free soon.
+    fn stale_after(&self) -> Duration {
+        let held = self.look.as_ref().and_then(|look| look.detail.lock.held.as_ref());
+        let half = held.and_then(|held| held.lapses_within_ms).map(|ms| Duration::from_millis(ms) / 2);
+        half.unwrap_or(MAX_AGE).clamp(MIN_INTERVAL / 2, MAX_AGE)
     }
 }
 
@@ -281,13 +311,6 @@ impl Listing {
 /// Returns whether `one` is later than `other` on both clocks.
 fn is_later(one: Moment, other: Moment) -> bool {
     !one.shortest_since(other).is_zero()
-}
-
-/// Returns when a look becomes stale. A lease that ends soon is renewed soon, or the lock becomes free soon.
-fn stale_after(detail: &LockDetail) -> Duration {
-    let lapses = detail.lock.held.as_ref().and_then(|held| held.lapses_within_ms);
-    let half = lapses.map_or(MAX_AGE, |ms| Duration::from_millis(ms) / 2);
-    half.clamp(MIN_INTERVAL / 2, MAX_AGE)
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ pub(super) async fn evict(
         let name = lock_name(&name)?;
         check_origin(&headers)?;
         arrival.require(Right::Evict, &name)?;
+        // The response may show the lock.
+        arrival.require(Right::Read, &name)?;
         let Form(form) = form.map_err(|rejection| Problem::invalid(rejection.body_text()))?;
         let token = number(&form.token).ok_or_else(|| Problem::invalid("the form has no token"))?;
         let flaw = if form.confirm.trim() != name.as_str() {

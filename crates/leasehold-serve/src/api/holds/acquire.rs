@@ -66,16 +66,18 @@ pub(crate) async fn acquire_one(
     request: &AcquireRequest,
 ) -> Result<Hold, Problem> {
     let outcome = granted(app, arrival, key, request).await;
-    app.metrics.acquired(&outcome, app.now().shortest_since(arrival.at));
-    outcome
+    let is_new = outcome.as_ref().is_ok_and(|(_, is_new)| *is_new);
+    app.metrics.acquired(&outcome, is_new.then(|| app.now().shortest_since(arrival.at)));
+    outcome.map(|(hold, _)| hold)
 }
 
+/// Acquires a lock. Also returns whether the grant is new. Otherwise, an earlier request received the same grant.
 async fn granted(
     app: &App,
     arrival: &Arrival,
     key: Option<&[u8]>,
     request: &AcquireRequest,
-) -> Result<Hold, Problem> {
+) -> Result<(Hold, bool), Problem> {
     let name = lock_name(&request.lock)?;
     arrival.require(Right::Acquire, &name)?;
     // The key is not used if there is a claim, but an invalid key is an error.
@@ -124,16 +126,21 @@ async fn granted(
         () = app.stopping.cancelled() => return Err(stopping()),
     };
     let (ticket, deadline) = held;
-    let now = app.now();
-    report(app, arrival, "acquired", ticket.name(), token(app, &ticket));
-    Ok(Hold {
+    let (now, token) = (app.now(), token(app, &ticket));
+    // A client that waits repeats its request to take the grant. Others repeat a request that got no response.
+    let is_new = !token.is_some_and(|token| app.feed.has_shown_grant(ticket.name(), token));
+    if is_new {
+        report(app, arrival, "acquired", ticket.name(), token);
+    }
+    let hold = Hold {
         lock: ticket.name().to_string(),
-        token: token(app, &ticket),
+        token,
         valid_ms: ms(arrival.valid(deadline, now)),
         ttl_ms: ms(ticket.ttl()),
         waited_ms: ms(now.shortest_since(arrival.at)),
         ticket: ticket.to_string(),
-    })
+    };
+    Ok((hold, is_new))
 }
 
 fn ttl(request: &AcquireRequest) -> Result<Duration, Problem> {

@@ -56,6 +56,39 @@ fn the_most_outdated_lock_is_next() {
 }
 
 #[test]
+fn a_lock_that_cannot_be_read_does_not_block_others() {
+    let mut known = Known::default();
+    known.join("");
+    known.list("", names(&["bad", "good"]), true, at(0));
+    known.record(&name("good"), look("good", 30_000, at(0)));
+    let lock = |text: &str| Some(name(text));
+    assert_eq!(known.outdated(at(3)), lock("bad"), "no read was tried yet");
+    known.not_read(&name("bad"), at(3));
+    assert_eq!(known.outdated(at(4)), lock("good"));
+    known.record(&name("good"), look("good", 30_000, at(4)));
+    assert_eq!(known.outdated(at(4)), None, "the interval applies to failed reads too");
+    assert_eq!(known.outdated(at(5)), lock("bad"));
+    known.not_read(&name("bad"), at(5));
+    assert_eq!(known.outdated(at(6)), lock("good"));
+    known.record(&name("bad"), look("bad", 30_000, at(6)));
+    assert_eq!(known.locks[&name("bad")].failed, None);
+}
+
+#[test]
+fn a_change_whose_read_failed_is_read_again_after_a_pause() {
+    let mut known = viewed("", &[("bad", 30_000, 0)]);
+    known.changed(name("bad"), at(1));
+    assert_eq!(known.due(at(1)), Some(name("bad")));
+    known.not_read(&name("bad"), at(1));
+    known.changed(name("good"), at(1));
+    for now in [1, 2] {
+        assert_eq!(known.due(at(now)), Some(name("good")));
+    }
+    assert_eq!(known.due(at(3)), Some(name("bad")));
+    assert_eq!(known.due(at(3)), Some(name("good")), "they take turns");
+}
+
+#[test]
 fn changes_listings_and_outdated_locks_take_turns() {
     let mut known = viewed("", &[("a", 1, 0)]);
     for number in 0..10 {
@@ -78,7 +111,7 @@ fn a_lock_that_this_server_changed_is_read_again() {
     assert_eq!(known.record(&name("a"), look("a", 1, at(0))), None, "this look began before the change");
     assert_eq!(known.next(at(1)), Some(Step::Look(name("a"))));
     assert_eq!(known.record(&name("a"), look("a", 1, at(2))), Some(true));
-    assert_eq!(known.due(), None);
+    assert_eq!(known.due(at(2)), None);
     known.changed(name("b"), at(3));
     assert_eq!(known.record(&name("b"), look("b", 1, at(3))), Some(true), "it is new");
 }
@@ -213,7 +246,8 @@ fn what_was_seen_counts_only_for_listed_prefixes() {
     let mut known = viewed("a/", &[("a/1", 1, 0)]);
     assert_eq!(known.under("a/").unwrap().len(), 1);
     assert!(known.under("").is_none() && known.under("b").is_none());
-    assert!(known.record_response(Some("down".into())), "it responded before");
+    assert!(known.record_response(false), "it responded before");
     assert!(known.under("a/").is_none() && known.one(&name("a/1")).is_none());
-    assert!(!known.record_response(None));
+    assert!(!known.record_response(true));
+    assert!(known.one(&name("a/1")).is_some());
 }

@@ -189,7 +189,7 @@ function soon() {
   pending ??= setTimeout(async () => {
     try {
       await refresh();
-      if (!isStoreDown) connected();
+      if (!isStoreDown && source?.readyState === EventSource.OPEN) connected();
     } catch (error) {
       lost(error instanceof TypeError ? undefined : error.message);
     } finally {
@@ -218,6 +218,8 @@ function lost(why) {
 function open() {
   source = new EventSource(EVENTS);
   source.onopen = () => {
+    // The stream may have missed that the store responds again. If the store is still down, the refresh fails.
+    isStoreDown = false;
     // The page is new when the stream opens first. Later, changes may have happened while the stream was closed.
     if (wasOpen) soon();
     else connected();
@@ -227,7 +229,8 @@ function open() {
   source.addEventListener("look", look);
   source.addEventListener("unavailable", (event) => {
     isStoreDown = true;
-    lost(`The store does not respond: ${JSON.parse(event.data).reason}.`);
+    const { reason } = JSON.parse(event.data);
+    lost(`${reason[0].toUpperCase()}${reason.slice(1)}.`);
   });
   source.addEventListener("available", () => {
     isStoreDown = false;
@@ -235,8 +238,11 @@ function open() {
   });
   source.onerror = () => {
     lost();
-    // The browser reconnects by itself, except after an error response.
-    if (source?.readyState === EventSource.CLOSED) retry = setTimeout(open, 5000);
+    // The browser reconnects by itself, except after an error response. If the session has ended, the refresh leads to
+    // the sign-in page.
+    if (source?.readyState !== EventSource.CLOSED) return;
+    retry = setTimeout(open, 5000);
+    soon();
   };
 }
 
