@@ -19,6 +19,10 @@ use crate::wait_progress::{HELD_BY_PARENT, WaitProgress, is_held_by_parent};
 /// the start of the wait.
 const FINAL_INSPECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A store may take this long to open, however short the wait for the lock. Usually it takes milliseconds, but a busy
+/// machine may need longer.
+const SHORTEST_OPENING_LIMIT: Duration = Duration::from_secs(5);
+
 /// The value of `--note` that selects the command line.
 const COMMAND_LINE: &str = "command-line";
 
@@ -32,8 +36,8 @@ pub(crate) struct Request {
     mode: Mode,
     owner: Option<String>,
     note: String,
-    /// How long the store may take to respond.
-    store_timeout: Duration,
+    /// How long the store may take to respond, if it was given.
+    store_timeout: Option<Duration>,
     /// The subcommand and, in `suffix`, its arguments after the lock name. For help texts.
     subcommand: &'static str,
     suffix: &'static str,
@@ -67,9 +71,7 @@ impl Request {
                 Some(wanted) if wanted == COMMAND_LINE => note.command_line,
                 Some(wanted) => wanted,
             },
-            store_timeout: settings
-                .pick(claim.timeout.store_timeout, "store-timeout", duration)?
-                .unwrap_or(Claim::DEFAULT_STORE_TIMEOUT),
+            store_timeout: settings.pick(claim.timeout.store_timeout, "store-timeout", duration)?,
             subcommand,
             suffix,
             for_ticket: false,
@@ -86,6 +88,19 @@ impl Request {
     /// Makes the request wait without a limit, regardless of the settings.
     pub(crate) fn wait_forever(self) -> Self {
         Self { wait_policy: WaitPolicy::Forever, ..self }
+    }
+
+    /// Returns how long opening the store may take.
+    pub(crate) fn opening_limit(&self) -> Option<Duration> {
+        let wait = match self.wait_policy {
+            WaitPolicy::Within(limit) => opening_limit(Some(limit)),
+            WaitPolicy::Try | WaitPolicy::Forever => None,
+        };
+        [wait, self.store_timeout].into_iter().flatten().min()
+    }
+
+    fn store_timeout(&self) -> Duration {
+        self.store_timeout.unwrap_or(Claim::DEFAULT_STORE_TIMEOUT)
     }
 
     /// Returns the permit number of the lock `held`, if a permit was requested.
@@ -162,10 +177,10 @@ impl Request {
         signals: &mut Signals,
         acquire: impl AsyncFnOnce(Lock) -> leasehold::Result<T>,
     ) -> Result<T, Failure> {
-        let progress = progress.within(match self.wait_policy {
-            WaitPolicy::Within(limit) => limit.min(self.store_timeout),
-            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout,
-        });
+        let progress = progress.within(Some(match self.wait_policy {
+            WaitPolicy::Within(limit) => limit.min(self.store_timeout()),
+            WaitPolicy::Try | WaitPolicy::Forever => self.store_timeout(),
+        }));
         let acquired = acquire(self.lock(locker).on_wait(progress.observer()));
         tokio::select! {
             biased;
@@ -188,7 +203,7 @@ impl Request {
     }
 
     fn lock(&self, locker: &Locker) -> Lock {
-        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout);
+        let lock = locker.lock(self.name.as_str()).ttl(self.ttl).store_timeout(self.store_timeout());
         let lock = if self.note.is_empty() { lock } else { lock.note(&self.note) };
         let lock = if self.for_ticket { lock.for_ticket() } else { lock };
         let lock = if self.barges { lock.barge() } else { lock };
@@ -320,17 +335,24 @@ impl Request {
     }
 }
 
+/// Returns how long opening the store may take if the wait for a lock may take `wait`.
+pub(crate) fn opening_limit(wait: Option<Duration>) -> Option<Duration> {
+    wait.map(|wait| wait.max(SHORTEST_OPENING_LIMIT))
+}
+
 /// Returns the wait policy. For both `try` and `wait`, an option takes precedence over a variable, and a variable over
 /// the file.
 fn wait_policy(settings: &Settings, claim: &ClaimArgs) -> Result<WaitPolicy, Failure> {
+    // No request takes no time, so a limit of zero means one try.
+    let within = |limit: Duration| if limit.is_zero() { WaitPolicy::Try } else { WaitPolicy::Within(limit) };
     if claim.try_once {
         return Ok(WaitPolicy::Try);
     }
     if let Some(limit) = claim.wait {
-        return Ok(WaitPolicy::Within(limit));
+        return Ok(within(limit));
     }
     if Settings::switch(false, "try")? {
         return Ok(WaitPolicy::Try);
     }
-    Ok(settings.pick(None, "wait", duration)?.map_or(WaitPolicy::Forever, WaitPolicy::Within))
+    Ok(settings.pick(None, "wait", duration)?.map_or(WaitPolicy::Forever, within))
 }

@@ -50,7 +50,7 @@ pub(crate) async fn run(context: &Context) -> Result<u8, Failure> {
     let failed = |error| Failure::new(FAILED, "failed", format!("cannot start the agent: {error}"));
     let mut input = pipe::read().map_err(failed)?;
     let (outbox, writer) = pipe::write().map_err(failed)?;
-    let session = Arc::new(Session::new(context.settings.clone(), outbox));
+    let session = Arc::new(Session::new(context.settings.clone(), context.store_option(), outbox));
     let mut host: Option<Host> = None;
     let code = loop {
         let next = async {

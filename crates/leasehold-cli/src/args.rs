@@ -167,7 +167,7 @@ pub(crate) struct ClaimArgs {
     /// Do not wait: exit with 123 if the lock is held
     #[arg(short = 'n', long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait at most this long, then exit with 124 [default: no limit]
+    /// Wait at most this long, then exit with 124; 0s means --try [default: no limit]
     #[arg(short, long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
     /// Take the lock as soon as it is free, even if other processes have waited for longer

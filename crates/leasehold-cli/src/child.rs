@@ -3,15 +3,15 @@
 mod cgroup;
 mod guardian;
 mod processes;
+mod program;
 #[cfg(target_os = "linux")]
 mod shim;
 mod tree;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::future::Future;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -19,19 +19,21 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Moment};
 use leasehold::lease::Id;
 use leasehold::random::Random;
-use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process};
 
 use self::cgroup::Cgroup;
 pub(crate) use self::guardian::Dismissed;
 use self::guardian::Guardian;
 use self::processes::ProcessIdentity;
+pub(crate) use self::program::{cannot_run, look_up};
 #[cfg(target_os = "linux")]
-use self::shim::Shim;
+use self::shim::{Execution, Shim};
 use self::tree::Tree;
 use crate::args::OnLost;
-use crate::exit::{FAILED, Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::exit::{FAILED, Failure};
+use crate::output::{Output, human, json};
 use crate::signals::Signals;
+use crate::wait_progress::announce;
 
 /// The internal subcommand of a guardian.
 const GUARDIAN: &str = "__guardian";
@@ -112,6 +114,8 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 pub(crate) struct Running {
     process: tokio::process::Child,
+    #[cfg(target_os = "linux")]
+    execution: Execution,
     tree: Tree,
     guardian: Option<Guardian>,
     /// Dropped after all its processes have ended.
@@ -202,7 +206,6 @@ impl Prepared {
     }
 
     /// Starts `command` with `environment` and the mark of this run.
-    #[cfg_attr(target_os = "linux", expect(unused_variables))]
     pub(crate) fn launch(
         self,
         command: &[OsString],
@@ -218,7 +221,7 @@ impl Prepared {
         }
         let mut guardian = self.guardian;
         #[cfg(target_os = "linux")]
-        let process = self.shim.execute(environment).map_err(cannot_start)?;
+        let (process, execution) = self.shim.execute(&command[0], environment).map_err(cannot_start)?;
         #[cfg(not(target_os = "linux"))]
         let process = spawn(command, environment)?;
         let leader = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
@@ -234,7 +237,16 @@ impl Prepared {
         if let Some(guardian) = &mut guardian {
             guardian.watch(&tree);
         }
-        Ok(Running { process, tree, guardian, cgroup: self.cgroup, plan, interactive })
+        Ok(Running {
+            process,
+            #[cfg(target_os = "linux")]
+            execution,
+            tree,
+            guardian,
+            cgroup: self.cgroup,
+            plan,
+            interactive,
+        })
     }
 
     /// Ends the prepared processes.
@@ -296,6 +308,7 @@ impl Running {
         hold: &impl Hold,
         signals: &mut Signals,
         clock: &dyn Clock,
+        output: &Output,
     ) -> Result<Ended, Failure> {
         let mut stage = Stage::Running;
         let mut lost = false;
@@ -326,12 +339,19 @@ impl Running {
         let status = status.map_err(|error| {
             Failure::new(FAILED, "failed", format!("cannot wait for the command: {error}"))
         })?;
+        #[cfg(target_os = "linux")]
+        if let Some(failure) = self.execution.failure() {
+            if let Some(guardian) = self.guardian.take() {
+                guardian.dismiss().end();
+            }
+            return Err(failure);
+        }
         self.tree.leader_ended = true;
         // If this process was stopped or starved, its guardian may have killed the command.
         let by_guardian = ending_signal(status) == Some(Signal::KILL.as_raw())
             && self.guardian.as_ref().is_some_and(|guardian| guardian.is_due(clock.now()));
         let stopped = stage != Stage::Running || by_guardian;
-        let left_behind = self.clean_up(stopped || lost, hold, clock).await;
+        let left_behind = self.clean_up(stopped || lost, hold, clock, output).await;
         let guardian = self.guardian.take().map(Guardian::dismiss);
         Ok(Ended { status, stopped, left_behind, guardian })
     }
@@ -395,7 +415,7 @@ impl Running {
     ///
     /// They must end before the release, because they would run without the lock after it. Processes that left the
     /// group, as daemons do, are killed only after a loss or if they are in the cgroup of the command.
-    async fn clean_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock) -> bool {
+    async fn clean_up(&self, lost: bool, hold: &impl Hold, clock: &dyn Clock, output: &Output) -> bool {
         if !self.plan.protects() || (!lost && !self.has_processes()) {
             return false;
         }
@@ -405,7 +425,12 @@ impl Running {
             self.tree.signal_group(Signal::TERM);
             self.tree.signal_group(Signal::CONT);
             let timeout = self.plan.grace.min(hold.remaining().saturating_sub(self.plan.margin()));
-            await_end(|| self.tree.group_remains(), timeout, clock).await;
+            let ended = await_end(|| self.tree.group_remains(), timeout, clock);
+            let notice = |passed| {
+                let left = timeout.saturating_sub(passed);
+                (human::leftovers(left), json::leftovers(passed, left))
+            };
+            announce(output, clock, ended, notice).await;
             self.tree.signal_group(Signal::KILL);
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
@@ -429,53 +454,6 @@ enum Stage {
     Running,
     Terminated,
     Killed,
-}
-
-/// Checks, before the lock is acquired, that `program` can be run. Searches as execvp(3) does.
-pub(crate) fn look_up(program: &OsStr) -> Result<(), Failure> {
-    let executable = |path: &Path| access(path, Access::EXEC_OK).is_ok() && path.is_file();
-    if program.as_encoded_bytes().contains(&b'/') {
-        let path = Path::new(program);
-        return match std::fs::metadata(path) {
-            Err(error) => Err(cannot_run(program, &error)),
-            Ok(_) if executable(path) => Ok(()),
-            Ok(_) => Err(not_executable(program)),
-        };
-    }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let places: Vec<_> = std::env::split_paths(&path).map(|folder| folder.join(program)).collect();
-    if !program.is_empty() && places.iter().any(|place| executable(place)) {
-        return Ok(());
-    }
-    if !program.is_empty() && places.iter().any(|place| place.exists()) {
-        return Err(not_executable(program));
-    }
-    let shown = program.to_string_lossy();
-    let error = Failure::new(NOT_FOUND, "not_found", format!("the command {shown:?} was not found"));
-    if shown.contains(char::is_whitespace) {
-        return Err(
-            error.with_help("pass each argument separately, or add --shell to run a shell command line")
-        );
-    }
-    Err(error.with_help("leasehold searches $PATH; for a shell built-in, add --shell"))
-}
-
-fn not_executable(program: &OsStr) -> Failure {
-    let message = format!("the command {:?} is not an executable file", program.to_string_lossy());
-    Failure::new(NOT_EXECUTABLE, "not_executable", message)
-        .with_help("to make a script executable, use chmod +x")
-}
-
-/// Returns the failure for a `program` that did not start.
-pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
-    let code = code_of(error);
-    let kind = if code == NOT_FOUND { "not_found" } else { "not_executable" };
-    Failure::new(code, kind, format!("cannot run the command {:?}: {error}", program.to_string_lossy()))
-}
-
-/// Returns the exit code that env(1) and timeout(1) use for a command that cannot be executed.
-fn code_of(error: &io::Error) -> u8 {
-    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
 /// Returns the number of the signal that ended a command, if one did.

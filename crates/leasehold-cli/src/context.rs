@@ -4,10 +4,11 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 use clap::ValueEnum as _;
-use leasehold::clock::Clock;
-use leasehold::{LockName, Locker};
+use leasehold::clock::{Clock, SystemClock, timeout};
+use leasehold::{ErrorKind, LockName, Locker};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -15,8 +16,9 @@ use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::args::{ColorChoice, CommandArgs, Common};
 use crate::config::{Settings, Store};
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::exit::{FAILED, Failure};
+use crate::output::{Output, human};
+use crate::wait_progress::WaitProgress;
 
 /// Maximum number of log lines that wait for a slow stderr. Further lines are dropped.
 const LOG_BACKLOG: usize = 1_024;
@@ -29,8 +31,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(common: Common) -> Result<Self, Failure> {
-        let settings = Settings::load()?;
+    pub(crate) fn new(common: Common, settings: Settings) -> Result<Self, Failure> {
         let color = settings.pick(common.color, "color", |text| ColorChoice::from_str(text, true))?;
         let output = Output {
             json: Settings::switch(common.json, "json")?,
@@ -60,7 +61,12 @@ impl Context {
 
     /// Returns the store from the option, the environment or config.toml.
     pub(crate) fn store(&self) -> Result<Store, Failure> {
-        self.settings.store(self.common.store.clone())
+        self.settings.store(self.store_option())
+    }
+
+    /// Returns the value of the option `--store`.
+    pub(crate) fn store_option(&self) -> Option<String> {
+        self.common.store.clone()
     }
 
     /// Returns the store from the option only.
@@ -71,7 +77,33 @@ impl Context {
 
 /// Opens `store`.
 pub(crate) async fn open(store: &Store) -> Result<Locker, Failure> {
-    Ok(Locker::open(&store.url).await?)
+    Locker::open(&store.url).await.map_err(|error| match error.kind() {
+        ErrorKind::Unavailable => {
+            let message = format!("the store {} cannot be opened: {error}", store.shown());
+            Failure { help: error.help().to_vec(), ..unavailable(message) }
+        }
+        _ => error.into(),
+    })
+}
+
+/// Opens `store` for the lock `name`, and shows the wait for a slow store. Gives up after `limit`.
+pub(crate) async fn open_for(
+    name: &LockName,
+    store: &Store,
+    limit: Option<Duration>,
+    output: &Output,
+) -> Result<Locker, Failure> {
+    let progress = WaitProgress::new(name.clone(), Arc::new(SystemClock)).within(limit);
+    let opened = progress.show_during(output, open(store));
+    let Some(limit) = limit else { return opened.await };
+    timeout(&SystemClock, limit, opened).await.unwrap_or_else(|| {
+        let (shown, limit) = (store.shown(), human::span(limit));
+        Err(unavailable(format!("lock `{name}`: the store {shown} did not respond within {limit}")))
+    })
+}
+
+fn unavailable(message: String) -> Failure {
+    Failure::new(FAILED, ErrorKind::Unavailable.as_str(), message)
 }
 
 /// Returns the clock that the locks of `locker` use.
@@ -100,10 +132,7 @@ pub(crate) fn prefix(given: Option<&OsStr>) -> Result<&str, Failure> {
 
 /// Returns the `--store` option that selects `store` on a command line, or an empty string for the default store.
 pub(crate) fn store_flag(store: &Store) -> String {
-    store
-        .given
-        .as_deref()
-        .map_or_else(String::new, |given| format!(" -s {}", crate::output::human::quoted(given)))
+    store.given.as_deref().map_or_else(String::new, |given| format!(" -s {}", human::quoted(given)))
 }
 
 /// The note about a command. Other processes see it, so by default it contains only the name, because arguments may

@@ -21,7 +21,7 @@ use crate::child::{self, Dismissed, Ended, Hold, Plan, Prepared};
 use crate::config::{Settings, Store};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, LOST};
-use crate::output::{human, json};
+use crate::output::{Output, human, json};
 use crate::report::{self, EarlierRun, MetricsFile, Report, ms};
 use crate::signals::Signals;
 
@@ -36,6 +36,7 @@ const PREPARED_LIFETIME: Duration = Duration::from_secs(2);
 pub(crate) struct Job {
     command: Vec<OsString>,
     plan: Plan,
+    lock: LockName,
     store: Store,
     /// The file of the report.
     file: Option<PathBuf>,
@@ -53,6 +54,15 @@ pub(crate) struct Session {
     prepared: Option<Prepared>,
     /// The guardian of the previous command.
     previous_guardian: Option<Dismissed>,
+}
+
+impl Session {
+    /// Ends the prepared process of the command, because the command will not run.
+    async fn dismiss_prepared(&mut self) {
+        if let Some(prepared) = self.prepared.take() {
+            prepared.dismiss().await;
+        }
+    }
 }
 
 impl Hold for Guard {
@@ -102,6 +112,7 @@ impl Job {
         Ok(Self {
             command: if args.shell { in_shell(args.command) } else { args.command },
             plan: Plan { on_lost: on_lost.unwrap_or_default(), grace, ttl, cgroup },
+            lock: lock.clone(),
             file,
             metrics,
             report: Report { lock: lock.to_string(), store: store.shown(), ..Report::default() },
@@ -134,32 +145,52 @@ impl Job {
         }
     }
 
-    /// Checks that the command can be run, and opens the store.
-    pub(crate) async fn open(&self) -> Result<Session, Failure> {
+    /// Checks that the command can be run, and opens the store within `limit`.
+    pub(crate) async fn open(&self, context: &Context, limit: Option<Duration>) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.start(false).await
+        self.start(context, limit, false).await
     }
 
     /// Like [`open`](Self::open), but also starts the process of the command. For a lock that is likely to be free.
-    pub(crate) async fn open_prepared(&self) -> Result<Session, Failure> {
+    pub(crate) async fn open_prepared(
+        &self,
+        context: &Context,
+        limit: Option<Duration>,
+    ) -> Result<Session, Failure> {
         child::look_up(&self.command[0])?;
-        self.start(true).await
+        self.start(context, limit, true).await
     }
 
-    async fn start(&self, prepare: bool) -> Result<Session, Failure> {
+    async fn start(
+        &self,
+        context: &Context,
+        limit: Option<Duration>,
+        prepare: bool,
+    ) -> Result<Session, Failure> {
         let mut signals = Signals::ending().map_err(signal_error)?;
-        let mut opened = std::pin::pin!(context::open(&self.store));
+        let opened = context::open_for(&self.lock, &self.store, limit, &context.output);
+        let mut opened = std::pin::pin!(opened);
         let mut prepared = None;
         let outcome = poll!(&mut opened);
         if prepare && !matches!(outcome, Poll::Ready(Err(_))) {
             // Start the process in parallel with opening the store.
             prepared = Some(Prepared::start(&self.command, self.plan)?);
         }
-        let locker = match outcome {
-            Poll::Ready(outcome) => outcome?,
-            Poll::Pending => signals.unless_interrupted(opened).await?,
+        let outcome = match outcome {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => signals.unless_interrupted(opened).await,
         };
-        Ok(Session { clock: context::clock(&locker), locker, signals, prepared, previous_guardian: None })
+        match (outcome, prepared) {
+            (Ok(locker), prepared) => {
+                let clock = context::clock(&locker);
+                Ok(Session { clock, locker, signals, prepared, previous_guardian: None })
+            }
+            (Err(failure), None) => Err(failure),
+            (Err(failure), Some(prepared)) => {
+                prepared.dismiss().await;
+                Err(failure)
+            }
+        }
     }
 
     /// Acquires the lock.
@@ -174,9 +205,12 @@ impl Job {
         let acquired = request.acquire(locker, &self.store, &context.output, signals);
         let acquired = with_prepared(acquired, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
-        if let Ok(guard) = &acquired {
-            self.report.permit = request.permit(guard.name());
-            self.report.lock = guard.name().to_string();
+        match &acquired {
+            Ok(guard) => {
+                self.report.permit = request.permit(guard.name());
+                self.report.lock = guard.name().to_string();
+            }
+            Err(_) => session.dismiss_prepared().await,
         }
         acquired
     }
@@ -201,14 +235,20 @@ impl Job {
     /// Resumes and renews the lock of `ticket`.
     pub(crate) async fn resume(&mut self, ticket: &Ticket, session: &mut Session) -> Result<Guard, Failure> {
         let Session { locker, signals, .. } = session;
-        let resumed = signals.unless_interrupted(async { Ok(locker.resume(ticket).await) }).await?;
-        resumed.map_err(|error| {
-            if error.kind() != ErrorKind::Lost {
-                return Failure { code: FAILED, ..error.into() };
-            }
-            self.report.lost_reason = error.loss().map(|loss| loss.reason.as_str());
-            Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
-        })
+        let resumed = signals.unless_interrupted(async {
+            locker.resume(ticket).await.map_err(|error| {
+                if error.kind() != ErrorKind::Lost {
+                    return Failure { code: FAILED, ..error.into() };
+                }
+                self.report.lost_reason = error.loss().map(|loss| loss.reason.as_str());
+                Failure { code: LOST, ..Failure::from(error) }.with_help("the command was not run")
+            })
+        });
+        let resumed = resumed.await;
+        if resumed.is_err() {
+            session.dismiss_prepared().await;
+        }
+        resumed
     }
 
     /// Returns whether the latest run lost the lock.
@@ -229,6 +269,9 @@ impl Job {
         let due = request.acquire_if_due(period, locker, &self.store, &context.output, signals);
         let due = with_prepared(due, prepared, &**clock).await;
         self.report.waited_ms = Some(ms(clock.now().longest_since(start)));
+        if !matches!(due, Ok(Due::Now(_))) {
+            session.dismiss_prepared().await;
+        }
         due
     }
 
@@ -264,7 +307,8 @@ impl Job {
         if let Some(previous_guardian) = previous_guardian.take() {
             previous_guardian.end();
         }
-        let mut ended = self.supervise(&guard, prepared.take(), locker, signals, &**clock).await;
+        let supervised = self.supervise(&guard, prepared.take(), locker, signals, &**clock, &context.output);
+        let mut ended = supervised.await;
         *previous_guardian = match &mut ended {
             Ok(Some(ended)) => ended.guardian.take(),
             Ok(None) | Err(_) => None,
@@ -291,6 +335,7 @@ impl Job {
         locker: &Locker,
         signals: &mut Signals,
         clock: &dyn Clock,
+        output: &Output,
     ) -> Result<Option<Ended>, Failure> {
         let environment = [
             ("LEASEHOLD_LOCK", Some(guard.name().to_string())),
@@ -301,17 +346,28 @@ impl Job {
             ("LEASEHOLD_STORE", Some(self.store.shown())),
         ];
         let mut prepared = prepared.map_or_else(|| Prepared::start(&self.command, self.plan), Ok)?;
-        // Even if leasehold is killed, a store that detects dead processes must not free the lock before the command
-        // and its guardian have ended.
-        let pids = prepared.prepare()?;
-        let added = locker.add_processes(guard, &pids).await;
-        added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
-        // Adding the processes may have taken longer than the lease.
-        if guard.check().is_err() {
-            return Ok(None);
+        match add_processes(&mut prepared, guard, locker).await {
+            Ok(true) => {
+                let running = prepared.launch(&self.command, &environment)?;
+                running.supervise(guard, signals, clock, output).await.map(Some)
+            }
+            refused => {
+                prepared.dismiss().await;
+                refused.map(|_| None)
+            }
         }
-        prepared.launch(&self.command, &environment)?.supervise(guard, signals, clock).await.map(Some)
     }
+}
+
+/// Adds the processes of the command to the lock. Returns whether the lock is still held.
+async fn add_processes(prepared: &mut Prepared, guard: &Guard, locker: &Locker) -> Result<bool, Failure> {
+    // Even if leasehold is killed, a store that detects dead processes must not free the lock before the command and
+    // its guardian have ended.
+    let pids = prepared.prepare()?;
+    let added = locker.add_processes(guard, &pids).await;
+    added.map_err(|error| Failure { code: FAILED, ..error.into() })?;
+    // Adding the processes may have taken longer than the lease.
+    Ok(guard.check().is_ok())
 }
 
 /// Waits for `acquired`, and starts the guardian of the command in the meantime. Ends the prepared processes if the

@@ -1,13 +1,13 @@
 //! Shows the progress while waiting for a lock.
 
 use std::convert::Infallible;
-use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::clock::{Clock, Moment};
+use leasehold::clock::{Clock, Moment, timeout};
 use leasehold::{HolderInfo, LockName};
+use serde_json::Value;
 
 use crate::mode::Mode;
 use crate::output::{Output, human, json};
@@ -16,7 +16,7 @@ use crate::output::{Output, human, json};
 const SHOW_AFTER: Duration = Duration::from_millis(400);
 /// The interval between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
-/// A store that does not respond is reported after this time.
+/// A store that does not respond, and any other long wait, is reported after this time.
 const REPORT_SILENCE_AFTER: Duration = Duration::from_secs(2);
 /// Frame time of the spinner.
 const FRAME_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,24 +31,17 @@ pub(crate) struct WaitProgress {
     latest: Arc<Mutex<Option<(HolderInfo, Moment)>>>,
     /// Whether to log each holder once, instead of one line per interval.
     once_per_holder: bool,
-    /// How long the store may take to respond.
-    limit: Duration,
+    /// How long the store may take to respond, if there is a limit.
+    limit: Option<Duration>,
 }
 
 impl WaitProgress {
     pub(crate) fn new(name: LockName, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            name,
-            mode: Mode::Lock,
-            clock,
-            latest: Arc::default(),
-            once_per_holder: false,
-            limit: Duration::MAX,
-        }
+        Self { name, mode: Mode::Lock, clock, latest: Arc::default(), once_per_holder: false, limit: None }
     }
 
-    /// Sets how long the store may take to respond.
-    pub(crate) fn within(self, limit: Duration) -> Self {
+    /// Sets how long the store may take to respond. `None` means no limit.
+    pub(crate) fn within(self, limit: Option<Duration>) -> Self {
         Self { limit, ..self }
     }
 
@@ -118,7 +111,7 @@ impl WaitProgress {
     /// Shows the progress without a terminal, in one line per interval.
     async fn log_lines(&self, output: &Output, start: Moment) -> Infallible {
         let mut reported = None;
-        let mut reported_silence = !output.verbose;
+        let mut reported_silence = false;
         let shown = self.mode.description(&self.name);
         loop {
             if self.now().is_none()
@@ -126,12 +119,8 @@ impl WaitProgress {
                 && let Some((passed, left)) = self.unanswered(start)
             {
                 reported_silence = true;
-                let line = if output.json {
-                    json::unanswered(&self.name, passed, left).to_string()
-                } else {
-                    format!("{:>12} {}", "Waiting", human::unanswered(&shown, passed, left))
-                };
-                let _ = writeln!(std::io::stderr(), "{line}");
+                let document = json::unanswered(&self.name, passed, left);
+                output.waiting(&human::unanswered(&shown, passed, left), &document);
             }
             let Some(held) = self.now().filter(|held| !self.once_per_holder || reported != Some(held.token))
             else {
@@ -139,22 +128,17 @@ impl WaitProgress {
                 continue;
             };
             reported = Some(held.token);
-            let line = if output.json {
-                json::waiting(&self.name, &held).to_string()
-            } else {
-                format!("{:>12} {}", "Waiting", human::waiting(&shown, &held))
-            };
-            // A closed stderr is not an error.
-            let _ = writeln!(std::io::stderr(), "{line}");
+            output.waiting(&human::waiting(&shown, &held), &json::waiting(&self.name, &held));
             self.clock.sleep(LINE_INTERVAL).await;
         }
     }
 
-    /// Returns how long the store has not responded, and how long it may still take, or `None` if that time is short.
-    /// Only for a store that has not responded yet.
-    fn unanswered(&self, start: Moment) -> Option<(Duration, Duration)> {
+    /// Returns how long the store has not responded, and how long it may still take if there is a limit, or `None` if
+    /// the first of the two is short. Only for a store that has not responded yet.
+    fn unanswered(&self, start: Moment) -> Option<(Duration, Option<Duration>)> {
         let passed = self.clock.now().shortest_since(start);
-        (passed >= REPORT_SILENCE_AFTER).then(|| (passed, self.limit.saturating_sub(passed)))
+        let left = self.limit.map(|limit| limit.saturating_sub(passed));
+        (passed >= REPORT_SILENCE_AFTER).then_some((passed, left))
     }
 
     /// Returns the latest known holder, with durations as of now.
@@ -168,6 +152,25 @@ impl WaitProgress {
             held.lapses_within.map(|left| left.saturating_sub(since)).filter(|left| !left.is_zero());
         Some(held)
     }
+}
+
+/// Runs `wait`, which begins after the command has ended. If it takes long, prints one line about it: `notice` returns
+/// the text and the document for the time that has passed. Cancel safe if `wait` is.
+pub(crate) async fn announce<F: Future>(
+    output: &Output,
+    clock: &dyn Clock,
+    wait: F,
+    notice: impl FnOnce(Duration) -> (String, Value),
+) -> F::Output {
+    let mut wait = std::pin::pin!(wait);
+    if let Some(done) = timeout(clock, REPORT_SILENCE_AFTER, &mut wait).await {
+        return done;
+    }
+    let (output, (text, document)) = (*output, notice(REPORT_SILENCE_AFTER));
+    // In a thread, because a stopped terminal (Ctrl-S) must not delay the SIGKILL to processes that the command left
+    // running, or the release.
+    let _ = std::thread::Builder::new().spawn(move || output.waiting(&text, &document));
+    wait.await
 }
 
 /// The message for [`is_held_by_parent`].

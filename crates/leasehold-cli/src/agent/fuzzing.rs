@@ -46,7 +46,7 @@ async fn serve(text: &[u8]) {
     // The default store is in memory.
     let settings = Settings::from_text(Path::new("/config.toml"), "store = \"mem:\"").unwrap();
     let (outbox, sent) = pipe::queue(MESSAGES);
-    let session = Arc::new(Session::new(settings, outbox));
+    let session = Arc::new(Session::new(settings, None, outbox));
     let mut host = Host::new(sent);
     if !text.windows(5).any(|word| word == b"hello") {
         host.greet(&session).await;

@@ -89,9 +89,10 @@ struct Pending {
 }
 
 impl Session {
-    pub(super) fn new(settings: Settings, outbox: Outbox) -> Self {
+    /// Creates a session whose requests use `default_store` unless they name a store.
+    pub(super) fn new(settings: Settings, default_store: Option<String>, outbox: Outbox) -> Self {
         Self {
-            stores: Stores::new(settings),
+            stores: Stores::new(settings, default_store),
             outbox,
             objects: Semaphore::new(MAX_OBJECTS),
             state: Mutex::default(),
@@ -406,7 +407,7 @@ mod tests {
     async fn holding() -> (Arc<Session>, mpsc::Receiver<Value>) {
         let settings = Settings::from_text(Path::new("/config.toml"), "store = \"mem:\"").unwrap();
         let (outbox, mut sent) = pipe::queue(16);
-        let session = Arc::new(Session::new(settings, outbox));
+        let session = Arc::new(Session::new(settings, None, outbox));
         let hello = format!(r#"{{"id":0,"op":"hello","protocol":1,"pid":{}}}"#, std::process::id());
         assert!(matches!(session.take(hello.as_bytes(), begin).await, Next::Watch(_)));
         session.take(br#"{"id":1,"op":"acquire","lock":"x"}"#, begin).await;

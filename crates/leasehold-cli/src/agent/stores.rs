@@ -18,12 +18,14 @@ const MAX_URL: usize = 8 << 10;
 #[derive(Debug)]
 pub(super) struct Stores {
     settings: Settings,
+    /// The option `--store`.
+    default_store: Option<String>,
     opened: Mutex<HashMap<String, Arc<OnceCell<Locker>>>>,
 }
 
 impl Stores {
-    pub(super) fn new(settings: Settings) -> Self {
-        Self { settings, opened: Mutex::default() }
+    pub(super) fn new(settings: Settings, default_store: Option<String>) -> Self {
+        Self { settings, default_store, opened: Mutex::default() }
     }
 
     /// Returns the store with this URL or alias, or by default the default store of the command.
@@ -34,7 +36,7 @@ impl Stores {
         if given.as_deref() == Some("") {
             return Err(Refusal::invalid("`store` is empty"));
         }
-        let url = self.settings.store(given)?.url;
+        let url = self.settings.store(given.or_else(|| self.default_store.clone()))?.url;
         let cell = self.cell(&url)?;
         let opened = cell.get_or_try_init(async || Locker::open(&url).await).await;
         if opened.is_err() {

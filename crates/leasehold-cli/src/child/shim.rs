@@ -6,7 +6,8 @@
 //! the command.
 //!
 //! Starting the process takes about a millisecond, so it is started before the lock is acquired. It waits on a socket
-//! that takes the place of stdin. One message contains the command's stdin and the changes to the environment.
+//! that takes the place of stdin. One message contains the command's stdin and the changes to the environment. If the
+//! command cannot be executed, the response contains the error number.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,14 +17,16 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, send, sendmsg, socketpair,
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use super::{Environment, OWN_EXECUTABLE, code_of, is_interactive};
-use crate::exit::FAILED;
+use super::program::{cannot_run, code_of};
+use super::{Environment, OWN_EXECUTABLE, is_interactive};
+use crate::exit::{FAILED, Failure, NOT_FOUND};
 
 /// The internal subcommand.
 pub(super) const SUBCOMMAND: &str = "__child";
@@ -58,9 +61,13 @@ impl Shim {
         Ok(Self { process: process.spawn()?, socket })
     }
 
-    /// Makes the process execute the command, with our stdin, and with the changes of `environment` to our
-    /// environment.
-    pub(super) fn execute(self, environment: &Environment<'_>) -> io::Result<tokio::process::Child> {
+    /// Makes the process execute the command, whose program is `program`, with our stdin, and with the changes of
+    /// `environment` to our environment.
+    pub(super) fn execute(
+        self,
+        program: &OsStr,
+        environment: &Environment<'_>,
+    ) -> io::Result<(tokio::process::Child, Execution)> {
         let mut text = Vec::new();
         for (key, value) in environment {
             text.extend_from_slice(key.as_bytes());
@@ -76,7 +83,7 @@ impl Shim {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(&self.socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        Ok(self.process)
+        Ok((self.process, Execution { socket: self.socket, program: program.to_owned() }))
     }
 
     /// Ends the process before it executes the command.
@@ -86,12 +93,39 @@ impl Shim {
     }
 }
 
+/// A command that a [`Shim`] was told to execute.
+#[derive(Debug)]
+pub(super) struct Execution {
+    socket: OwnedFd,
+    program: OsString,
+}
+
+impl Execution {
+    /// Returns the failure if the command could not be executed. Complete only when the process has ended.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let mut number = [0_u8; size_of::<i32>()];
+        // If the command was executed, its process has closed the socket.
+        let (_, length) = recv(&self.socket, &mut number, RecvFlags::DONTWAIT).ok()?;
+        if length != number.len() {
+            return None;
+        }
+        let error = io::Error::from_raw_os_error(i32::from_ne_bytes(number));
+        let failure = cannot_run(&self.program, &error);
+        if failure.code != NOT_FOUND {
+            return Some(failure);
+        }
+        Some(failure.with_help("if it is a script, check that the interpreter in its first line exists"))
+    }
+}
+
 /// The main function of the process.
 pub(super) fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, rest @ ..] = arguments else { return ExitCode::from(FAILED) };
     if parent != OUTLIVES && !dies_with(parent) {
         return ExitCode::from(FAILED);
     }
+    // Closed when the command is executed. A failed execution leaves the command's stdin in the place of ours.
+    let socket = io::stdin().as_fd().try_clone_to_owned();
     let mut command = Command::new(program);
     let error = match receive(command.args(rest)) {
         Ok(true) => command.exec(),
@@ -99,8 +133,11 @@ pub(super) fn main(arguments: &[OsString]) -> ExitCode {
         Ok(false) => return ExitCode::from(FAILED),
         Err(error) => error,
     };
-    let line = format!("error: cannot run {}: {error}\n", program.to_string_lossy().escape_debug());
-    let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
+    let number = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
+    if let Ok(socket) = socket {
+        // Fails if `run` has ended.
+        let _ = send(&socket, &number.to_ne_bytes(), SendFlags::NOSIGNAL);
+    }
     ExitCode::from(code_of(&error))
 }
 
@@ -127,7 +164,7 @@ fn receive(command: &mut Command) -> io::Result<bool> {
     });
     let Some(stdin) = stdin else { return Ok(false) };
     if received.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::other("its environment is too large"));
+        return Err(Errno::TOOBIG.into());
     }
     command.stdin(Stdio::from(stdin));
     for entry in text[..received.bytes].split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {

@@ -54,10 +54,19 @@ impl Tree {
             return;
         }
         // The group also contains our own caller, so signal only our descendants in it.
-        for process in self.members_of_shared_group().unwrap_or_default() {
+        for process in self.with_leader(self.members_of_shared_group().unwrap_or_default()) {
+            // Fails if the process has ended, or runs as another user (sudo).
             let _ = kill_process(process, signal);
         }
-        self.signal_leader(signal);
+    }
+
+    /// Adds the command to `members` of its group unless it has ended, so that it gets a signal even if the list of
+    /// processes is not available. Returns each process once, so that it gets a signal once.
+    fn with_leader(&self, mut members: Vec<Pid>) -> Vec<Pid> {
+        if !self.leader_ended && !members.contains(&self.leader.pid) {
+            members.push(self.leader.pid);
+        }
+        members
     }
 
     /// Returns whether the command's group still contains processes after the command itself has ended.
@@ -297,6 +306,17 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none());
         Tree { leader_ended: false, ..tree }.signal_leader(Signal::KILL);
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn each_process_of_a_shared_group_gets_a_signal_once() {
+        let (leader, other) = (pid(LEADER), pid(OURS));
+        let tree = Tree { own_group: false, ..tree() };
+        assert_eq!(tree.with_leader(vec![leader, other]), [leader, other]);
+        assert_eq!(tree.with_leader(vec![other]), [other, leader]);
+        assert_eq!(tree.with_leader(vec![]), [leader]);
+        let ended = Tree { leader_ended: true, ..tree };
+        assert_eq!(ended.with_leader(vec![other]), [other]);
     }
 
     #[test]

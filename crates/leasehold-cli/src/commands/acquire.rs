@@ -30,7 +30,8 @@ pub(super) async fn acquire(context: &Context, args: AcquireArgs) -> Result<u8, 
     let mut signals = Signals::ending().map_err(|error| {
         Failure::new(FAILED, "failed", format!("cannot install signal handlers: {error}"))
     })?;
-    let locker = signals.unless_interrupted(context::open(&store)).await?;
+    let opened = context::open_for(&request.name, &store, request.opening_limit(), &context.output);
+    let locker = signals.unless_interrupted(opened).await?;
     let guard = request.acquire(&locker, &store, &context.output, &mut signals).await?;
     let ticket = guard.into_ticket().await.map_err(|error| Failure { code: FAILED, ..error.into() })?;
     let printed = if context.output.json {

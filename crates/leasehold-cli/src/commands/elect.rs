@@ -53,7 +53,7 @@ struct Candidate<'a> {
 impl Candidate<'_> {
     /// Runs one term after another.
     async fn run(&self, job: &mut Job) -> Result<u8, Failure> {
-        let mut session = job.open().await?;
+        let mut session = job.open(self.context, self.request.opening_limit()).await?;
         // If the store is unreachable, fail now instead of retrying forever, so that the user notices.
         let election = session.locker.election(self.request.name.as_str());
         session.signals.unless_interrupted(async { Ok(election.leader().await?) }).await?;

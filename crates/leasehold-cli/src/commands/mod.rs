@@ -30,8 +30,10 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Cli, Subcommand};
+use crate::config::Settings;
 use crate::context::Context;
 use crate::exit::{FAILED, Failure};
 use crate::output::Output;
@@ -42,8 +44,13 @@ pub(crate) fn dispatch(arguments: &[OsString]) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(explain(&error, arguments)),
     };
-    let output = Output { json: cli.common.json, ..Output::default() };
-    let context = match Context::new(cli.common) {
+    let output = Output { json: wants_json(cli.common.json), ..Output::default() };
+    let settings = match cli.subcommand {
+        // These need no settings, and the error about a bad config.toml refers to `help`.
+        Subcommand::Completions(_) | Subcommand::Man(_) | Subcommand::Help(_) => Ok(Settings::default()),
+        _ => Settings::load(),
+    };
+    let context = match settings.and_then(|settings| Context::new(cli.common, settings)) {
         Ok(context) => context,
         Err(failure) => {
             output.failure(&failure);
@@ -120,13 +127,24 @@ fn on(
 }
 
 fn started(runtime: std::io::Result<Runtime>) -> Result<Runtime, Failure> {
-    runtime
-        .map_err(|error| Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}")))
+    let failed = |error| Failure::new(FAILED, "failed", format!("cannot start the async runtime: {error}"));
+    let runtime = runtime.map_err(failed)?;
+    let context = runtime.enter();
+    // If the parent process ignores SIGCHLD, this process ignores it too, and the kernel discards the exit codes of
+    // children. The handler remains for the life of the process. Programs that this process executes have the default.
+    let _ = signal(SignalKind::child()).map_err(failed)?;
+    drop(context);
+    Ok(runtime)
+}
+
+/// Returns whether errors before the start of the subcommand are printed as JSON.
+fn wants_json(flag: bool) -> bool {
+    Settings::switch(flag, "json").unwrap_or_default()
 }
 
 /// Prints the usage error, the help or the version, and returns the exit code.
 fn explain(error: &clap::Error, arguments: &[OsString]) -> u8 {
-    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let json = wants_json(arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json"));
     if json && !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let text = error.render().to_string();
         let mut paragraphs = text.trim().split("\n\n");

@@ -21,7 +21,7 @@ pub(super) async fn once(context: &Context, args: OnceArgs) -> Result<u8, Failur
     let request = Request::new(&context.settings, name, &args.claim, args.command.ttl, note, words)?;
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
-        let mut session = job.open_prepared().await?;
+        let mut session = job.open_prepared(context, request.opening_limit()).await?;
         match job.acquire_if_due(context, &request, period, &mut session).await? {
             Due::Now(guard) => {
                 let completion = Completion::Cooldown { period, count_failures };

@@ -22,7 +22,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<u8, Failure>
         .mode(args.mode.mode());
     let job = Job::new(context, args.command, &request.name, request.ttl)?;
     let work = async |job: &mut Job| {
-        let mut session = job.open_prepared().await?;
+        let mut session = job.open_prepared(context, request.opening_limit()).await?;
         let guard = job.acquire(context, &request, &mut session).await?;
         job.run_under(context, &mut session, guard, Completion::Release).await
     };
@@ -38,7 +38,7 @@ async fn by_ticket(
     let (ticket, store) = ticket::read(context, Some(given).filter(|given| given != IN_VARIABLE))?;
     let job = Job::on(context, store, command, ticket.name(), ticket.ttl())?;
     let work = async |job: &mut Job| {
-        let mut session = job.open_prepared().await?;
+        let mut session = job.open_prepared(context, None).await?;
         let guard = job.resume(&ticket, &mut session).await?;
         job.run_under(context, &mut session, guard, completion).await
     };

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use leasehold::clock::timeout;
+use leasehold::lease::State;
 
+use crate::acquisition::opening_limit;
 use crate::args::{WaitArgs, duration};
 use crate::context::{self, Context};
 use crate::exit::{FAILED, Failure, TIMED_OUT};
@@ -12,24 +14,42 @@ use crate::wait_progress::WaitProgress;
 
 pub(super) async fn wait(context: &Context, args: WaitArgs) -> Result<u8, Failure> {
     let name = context::lock_name(&args.lock.lock)?;
-    let limit = context.settings.pick(args.wait, "wait", duration)?;
-    let locker = context::open(&context.store()?).await?;
+    let given = context.settings.pick(args.wait, "wait", duration)?;
+    // No request takes no time, so a limit of zero means one look at the lock.
+    let looks_once = given == Some(Duration::ZERO);
+    let limit = given.filter(|_| !looks_once);
+    let store = context.store()?;
+    let locker = context::open_for(&name, &store, opening_limit(given), &context.output).await?;
     let clock = context::clock(&locker);
-    let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit.unwrap_or(Duration::MAX));
+    let waiting = WaitProgress::new(name.clone(), clock.clone()).within(limit);
     let observer = waiting.observer();
-    let free = waiting.show_during(&context.output, locker.wait_free(&name, &observer));
-    match limit {
+    let free = waiting.show_during(&context.output, async {
+        if looks_once {
+            let status = locker.inspect(&name).await;
+            return status.map(|status| matches!(status.state, State::Free | State::Lapsed(_)));
+        }
+        locker.wait_free(&name, &observer).await.map(|()| true)
+    });
+    let is_free = match limit {
         None => free.await?,
-        Some(limit) => timeout(&*clock, limit, free).await.ok_or_else(|| {
-            if waiting.now().is_none() {
+        Some(limit) => match timeout(&*clock, limit, free).await {
+            Some(free) => free?,
+            None if waiting.now().is_none() => {
                 let message =
                     format!("lock `{name}`: the store did not respond within {}", human::span(limit));
-                return Failure::new(FAILED, "unavailable", message);
+                return Err(Failure::new(FAILED, "unavailable", message));
             }
-            let message = format!("lock `{name}` did not become free within {}", human::span(limit));
-            Failure::new(TIMED_OUT, "timed_out", message)
-                .with_help(format!("to see the holder: leasehold show {}", human::quoted(name.as_str())))
-        })??,
+            None => false,
+        },
+    };
+    if !is_free {
+        let message = match limit {
+            None => format!("lock `{name}` is not free"),
+            Some(limit) => format!("lock `{name}` did not become free within {}", human::span(limit)),
+        };
+        let (lock, flag) = (human::quoted(name.as_str()), context::store_flag(&store));
+        return Err(Failure::new(TIMED_OUT, "timed_out", message)
+            .with_help(format!("to see the holder: leasehold{flag} show {lock}")));
     }
     if context.output.json {
         print(&format!("{}\n", serde_json::Value::Object(json::object("free", &name))))?;

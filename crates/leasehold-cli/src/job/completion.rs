@@ -10,6 +10,8 @@ use crate::child::{self, Ended};
 use crate::context::Context;
 use crate::exit::{FAILED, Failure, LOST, of_child};
 use crate::mode::CANCEL_TIMEOUT;
+use crate::output::{human, json};
+use crate::wait_progress::announce;
 
 /// What to do with the lock when the command has ended without a loss.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +59,18 @@ impl Job {
                 (None, _) => guard.release().await,
             }
         };
+        let what = match completion {
+            Completion::KeepHeld => format!("the renewal of {name}"),
+            Completion::Release | Completion::Cooldown { .. } => format!("the release of {name}"),
+        };
+        let notice = |passed| {
+            let left = Some(left.saturating_sub(passed));
+            (human::unanswered(&what, passed, left), json::unanswered(&name, passed, left))
+        };
+        let clock = session.clock.clone();
+        let ended = announce(&context.output, &*clock, within_lease(ended, left, session), notice);
         let mut unrecorded = None;
-        let ours = match within_lease(ended, left, session).await {
+        let ours = match ended.await {
             Ok(Released::Released) => true,
             Ok(Released::AlreadyLost) => {
                 // Another process ended the grant after the last renewal, while the command ran.

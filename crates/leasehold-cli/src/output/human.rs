@@ -59,12 +59,17 @@ fn ordinal(place: usize) -> String {
 }
 
 /// Returns `for deploy/prod: no response from the store for 3s, giving up in 12s`
-pub(crate) fn unanswered(name: &str, passed: Duration, left: Duration) -> String {
+pub(crate) fn unanswered(name: &str, passed: Duration, left: Option<Duration>) -> String {
     let text = format!("for {name}: no response from the store for {}", span(passed));
     match left {
-        Duration::ZERO => text,
-        left => format!("{text}, giving up in {}", span_up(left)),
+        None | Some(Duration::ZERO) => text,
+        Some(left) => format!("{text}, giving up in {}", span_up(left)),
     }
+}
+
+/// Returns `for processes that the command left running, killing them in 8s`
+pub(crate) fn leftovers(left: Duration) -> String {
+    format!("for processes that the command left running, killing them in {}", span_up(left))
 }
 
 /// Returns `nightly already ran 3m ago (alice@ci-7), next run in <= 57m`
@@ -322,9 +327,11 @@ mod tests {
         let line = waiting("deploy/prod", &held);
         assert!(line.contains("first in line, free for 3m12s, reserved for <= 18s, token"), "{line}");
         held.reserved = false;
-        let unanswered = |left| unanswered("x", Duration::from_millis(3_100), Duration::from_millis(left));
-        assert_eq!(unanswered(11_900), "for x: no response from the store for 3s, giving up in 12s");
-        assert_eq!(unanswered(0), "for x: no response from the store for 3s");
+        let passed = Duration::from_millis(3_100);
+        let unanswered = |left: Option<u64>| unanswered("x", passed, left.map(Duration::from_millis));
+        assert_eq!(unanswered(Some(11_900)), "for x: no response from the store for 3s, giving up in 12s");
+        assert_eq!(unanswered(Some(0)), "for x: no response from the store for 3s");
+        assert_eq!(unanswered(None), "for x: no response from the store for 3s");
         assert_eq!(short_holder(&held), "alice@ci-7 (pid 4121)");
         let mut ran = AlreadyRan::default();
         let name = LockName::new("nightly").unwrap();

@@ -23,12 +23,19 @@ pub(crate) fn waiting(name: &LockName, held: &HolderInfo) -> Value {
     Value::Object(object)
 }
 
-/// Returns `{"type":"unanswered","lock","for_ms","trying_for_ms"}`
-pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Duration) -> Value {
+/// Returns `{"type":"unanswered","lock","for_ms","trying_for_ms"}`, without `trying_for_ms` if there is no limit
+pub(crate) fn unanswered(name: &LockName, passed: Duration, left: Option<Duration>) -> Value {
     let mut object = object("unanswered", name);
     object.insert("for_ms".into(), ms(passed).into());
-    object.insert("trying_for_ms".into(), ms(left).into());
+    if let Some(left) = left {
+        object.insert("trying_for_ms".into(), ms(left).into());
+    }
     Value::Object(object)
+}
+
+/// Returns `{"type":"leftovers","for_ms","killing_in_ms"}`
+pub(crate) fn leftovers(passed: Duration, left: Duration) -> Value {
+    json!({ "type": "leftovers", "for_ms": ms(passed), "killing_in_ms": ms(left) })
 }
 
 /// Returns `{"type":"already_ran","lock","holder","token","ago_ms","again_within_ms"}`

@@ -6,6 +6,8 @@ pub(crate) mod json;
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use serde_json::Value;
+
 use crate::args::ColorChoice;
 use crate::exit::Failure;
 
@@ -59,6 +61,16 @@ impl Output {
             human::error(failure, self.colors())
         };
         let _ = io::stderr().write_all(text.as_bytes());
+    }
+
+    /// Prints one line about a wait, unless the output is quiet.
+    pub(crate) fn waiting(&self, text: &str, document: &Value) {
+        if self.quiet {
+            return;
+        }
+        let line = if self.json { format!("{document}\n") } else { format!("{:>12} {text}\n", "Waiting") };
+        // A closed stderr is not an error.
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 
     /// Prints a warning.

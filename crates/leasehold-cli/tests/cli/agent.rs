@@ -19,7 +19,11 @@ struct Agent {
 
 impl Agent {
     fn start(sandbox: &Sandbox) -> Self {
-        let mut command = sandbox.leasehold(["agent"]);
+        Self::start_with(sandbox, &[])
+    }
+
+    fn start_with(sandbox: &Sandbox, options: &[&str]) -> Self {
+        let mut command = sandbox.leasehold(["agent"].iter().chain(options));
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(process.stdout.take().unwrap());
         Self { stdin: process.stdin.take(), stdout, process, last: 0 }
@@ -27,10 +31,14 @@ impl Agent {
 
     /// Starts an agent whose host is this process.
     fn greeted(sandbox: &Sandbox) -> Self {
-        let mut agent = Self::start(sandbox);
-        let hello = agent.ask(json!({ "op": "hello", "protocol": 1, "pid": std::process::id() }));
+        Self::start(sandbox).greet()
+    }
+
+    /// Says that this process is the host.
+    fn greet(mut self) -> Self {
+        let hello = self.ask(json!({ "op": "hello", "protocol": 1, "pid": std::process::id() }));
         assert_eq!((&hello["ev"], &hello["protocol"]), (&json!("hello"), &json!(1)), "{hello}");
-        agent
+        self
     }
 
     fn write(&mut self, line: &[u8]) {
@@ -136,6 +144,17 @@ fn a_lock_is_held_renewed_and_released() {
     assert_error(&agent.ask(json!({ "op": "renew", "hold": 1 })), "lost", "has ended");
     assert_error(&agent.ask(json!({ "op": "release", "hold": 2 })), "invalid", "no hold 2");
     assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn requests_without_a_store_use_the_store_option() {
+    let sandbox = Sandbox::new();
+    let mut agent = Agent::start_with(&sandbox, &["-s", "sqlite:other.db"]).greet();
+    agent.hold("x");
+    sandbox.run("-s sqlite:other.db run -n x -- true").expect(123);
+    sandbox.run("run -n x -- true").expect(0);
+    let elsewhere = agent.ask(json!({ "op": "try", "lock": "x", "store": "mem:" }));
+    assert_eq!(elsewhere["ev"], "held", "{elsewhere}");
 }
 
 #[test]

@@ -47,6 +47,25 @@ fn ls_shows_held_and_free_locks() {
 }
 
 #[test]
+fn ls_skips_a_damaged_record_and_then_fails() {
+    let sandbox = Sandbox::new();
+    for name in ["a", "b", "c"] {
+        sandbox.run(&format!("run {name} -- true")).expect(0);
+    }
+    let store = rusqlite::Connection::open(sandbox.path("state/leasehold/locks.db")).unwrap();
+    store.execute("UPDATE lock SET history = 'damaged' WHERE name = 'b'", ()).unwrap();
+    let listed = sandbox.run("ls").expect(125);
+    let lines: Vec<&str> = listed.stdout.lines().collect();
+    assert!(lines.len() == 3 && lines[1].starts_with("a ") && lines[2].starts_with("c "), "{listed:?}");
+    assert!(listed.stderr.starts_with("warning: skipped lock `b`: "), "{listed:?}");
+    assert!(listed.stderr.contains("error: 1 of the records could not be read"), "{listed:?}");
+    let json = sandbox.run("ls --json").expect(125);
+    assert_eq!(documents(&json).iter().map(|lock| &lock["lock"]).collect::<Vec<_>>(), ["a", "c"]);
+    let errors: Vec<Value> = json.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&errors[0]["type"], &errors[1]["kind"]), (&"warning".into(), &"corrupt".into()), "{json:?}");
+}
+
+#[test]
 fn show_and_history_describe_one_lock() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.run("show never/seen").expect(0).stdout, "lock   never/seen\nstate  free\n");

@@ -161,6 +161,23 @@ fn a_hanging_release_ends_with_the_lease() {
 }
 
 #[test]
+fn a_hanging_release_is_announced() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.scripted("run x --ttl 1h", "echo ready; cat");
+    command.stdin(Stdio::piped());
+    let mut holder = Holder::start(command);
+    let store = sandbox.cut_off();
+    drop(holder.process.stdin.take());
+    let mut stderr = std::io::BufReader::new(holder.process.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+    let start = "     Waiting for the release of x: no response from the store for 2s, giving up in 59m";
+    assert!(line.starts_with(start), "{line}");
+    drop(store);
+    assert!(holder.process.wait().unwrap().success());
+}
+
+#[test]
 fn an_unnoticed_loss_is_reported_when_the_command_ends() {
     let sandbox = Sandbox::new();
     // With --on-lost none, leasehold does not stop the command. Even so, its success must not be reported.

@@ -1,6 +1,8 @@
 //! The processes of a command: signals, descriptors, and what happens to them at the end.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -57,6 +59,23 @@ fn ignored_signals_stay_ignored() {
 }
 
 #[test]
+fn an_ignored_sigchld_does_not_hide_the_exit_code() {
+    let sandbox = Sandbox::new();
+    let run = |command: &[&str]| {
+        // A shell would not pass an ignored SIGCHLD on.
+        let mut ignoring = std::process::Command::new("env");
+        ignoring.arg("--ignore-signal=CHLD").arg(sandbox.leasehold([""; 0]).get_program());
+        ignoring.args(["run", "x", "--"]).args(command).stdin(Stdio::null());
+        ignoring.env("XDG_STATE_HOME", sandbox.path("state")).env("XDG_CONFIG_HOME", sandbox.path("config"));
+        Outcome::of(ignoring.output().unwrap())
+    };
+    run(&["sh", "-c", "exit 3"]).expect(3);
+    let status = run(&["grep", "SigIgn", "/proc/self/status"]).expect(0).stdout;
+    let mask = u64::from_str_radix(status.split_whitespace().last().unwrap(), 16).unwrap();
+    assert_eq!(mask & (1 << (Signal::CHILD.as_raw() - 1)), 0, "the command ignores it: {status}");
+}
+
+#[test]
 fn a_signal_while_waiting_exits_128_plus_and_runs_nothing() {
     let sandbox = Sandbox::new();
     let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
@@ -104,6 +123,28 @@ fn group_leftovers_end_before_the_release_but_daemons_live() {
     let daemon = sandbox.read("daemon").trim().to_owned();
     assert!(is_alive(&daemon));
     crate::support::send(daemon.parse().unwrap(), Signal::KILL);
+}
+
+#[test]
+fn a_long_wait_for_processes_left_behind_is_announced() {
+    let sandbox = Sandbox::new();
+    let script =
+        "rm -f stubborn; sh -c 'trap \"\" TERM; echo $$ > stubborn; exec sleep 1000' > /dev/null 2>&1 &
+        while ! [ -s stubborn ]; do sleep 0.01; done";
+    let first_line = |flag: &str| {
+        let mut command = sandbox.scripted(&format!("run x --ttl 1h --grace 1m {flag}"), script);
+        let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = std::io::BufReader::new(process.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+        crate::support::send(sandbox.read("stubborn").trim().parse().unwrap(), Signal::KILL);
+        assert!(process.wait().unwrap().success());
+        line
+    };
+    let text = "     Waiting for processes that the command left running, killing them in 58s\n";
+    assert_eq!(first_line(""), text);
+    let document: serde_json::Value = serde_json::from_str(&first_line("--json")).unwrap();
+    assert_eq!((&document["type"], &document["killing_in_ms"]), (&"leftovers".into(), &58_000.into()));
 }
 
 #[test]
@@ -305,10 +346,36 @@ fn nothing_in_a_cgroup_outlives_its_command() {
     holder.signal(Signal::KILL);
     sandbox.run("run x -- true").expect(0);
     assert!(!is_alive(&pid), "the daemon outlived its lock");
+    let folder = folder_of_cgroup(&group);
+    wait_until("the cgroup is removed", || !folder.exists());
+}
+
+fn folder_of_cgroup(group: &str) -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
-    let folder = format!("{}{group}", mount.split(' ').nth(4).unwrap());
-    wait_until("the cgroup is removed", || !std::path::Path::new(&folder).exists());
+    PathBuf::from(format!("{}{group}", mount.split(' ').nth(4).unwrap()))
+}
+
+/// If the machine permits no cgroup, this test checks nothing.
+#[test]
+fn a_command_that_does_not_run_leaves_no_cgroup() {
+    let sandbox = Sandbox::new();
+    if sandbox.run("run x --cgroup -- true").code != 0 {
+        return;
+    }
+    let ours = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let folder = folder_of_cgroup(ours.lines().find_map(|line| line.strip_prefix("0::")).unwrap());
+    let cgroups = || -> BTreeSet<_> {
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("leasehold-")).collect()
+    };
+    let before = cgroups();
+    let _holder = sandbox.hold("run x", "echo ready; sleep 1000");
+    sandbox.run("run -n x --cgroup -- true").expect(123);
+    sandbox.run("once y --per 1h -- true").expect(0);
+    sandbox.run("once y --per 1h --cgroup -- true").expect(0);
+    // Other tests have cgroups for a short time.
+    wait_until("the cgroups are removed", || cgroups().is_subset(&before));
 }
 
 #[test]

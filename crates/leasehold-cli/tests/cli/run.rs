@@ -95,6 +95,24 @@ fn a_command_that_cannot_run_exits_126_or_127_without_a_lock() {
 }
 
 #[test]
+fn a_command_whose_execution_fails_has_not_run() {
+    let sandbox = Sandbox::new();
+    for (interpreter, code, kind) in [("/no/such", 127, "not_found"), ("/", 126, "not_executable")] {
+        let file = sandbox.write("bad", &format!("#!{interpreter}\n"));
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let failed = sandbox.run("run x --json --report out.json -- ./bad").expect(code);
+        let error: Value = serde_json::from_str(&failed.stderr).unwrap();
+        assert_eq!(error["kind"], kind, "{error}");
+        assert!(error["message"].as_str().unwrap().contains("cannot run the command \"./bad\""), "{error}");
+        let report: Value = serde_json::from_str(&sandbox.read("out.json")).unwrap();
+        assert_eq!((&report["outcome"], &report["exit_code"]), (&kind.into(), &code.into()), "{report}");
+        assert!(report["command_exit_code"].is_null() && report["released"] == true, "{report}");
+        sandbox.run("once y --per 1h --count-failures -- ./bad").expect(code);
+    }
+    assert_eq!(sandbox.run("once y --per 1h -- echo ran").expect(0).stdout, "ran\n");
+}
+
+#[test]
 fn a_held_lock_exits_with_123_124_or_the_given_code() {
     let sandbox = Sandbox::new();
     let mut command =

@@ -104,3 +104,28 @@ fn the_default_note_is_the_name_of_the_command() {
     assert!(note("run x").starts_with("sh -c ") && note("run x").ends_with(": hunter2"));
     assert_eq!(note("run x --note mine"), "mine");
 }
+
+#[test]
+fn help_and_manual_need_no_settings() {
+    let sandbox = Sandbox::new();
+    sandbox.write("config/leasehold/config.toml", "stor = \"x\"");
+    sandbox.run("ls").expect(125);
+    for words in ["help environment", "man", "completions bash"] {
+        sandbox.run(words).expect(0);
+    }
+}
+
+#[test]
+fn the_json_variable_applies_to_early_errors() {
+    let sandbox = Sandbox::new();
+    sandbox.write("config/leasehold/config.toml", "stor = \"x\"");
+    for (words, code, kind) in [("run", 2, "usage"), ("ls", 125, "invalid")] {
+        let output = sandbox.leasehold([words]).env("LEASEHOLD_JSON", "1").output().unwrap();
+        let outcome = Outcome::of(output).expect(code);
+        let error: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
+        assert_eq!((&error["type"], &error["kind"]), (&"error".into(), &kind.into()), "{outcome:?}");
+    }
+    sandbox.write("config/leasehold/config.toml", "");
+    let output = sandbox.leasehold(["ls"]).env("LEASEHOLD_JSON", "maybe").output().unwrap();
+    assert!(Outcome::of(output).expect(2).stderr.contains("LEASEHOLD_JSON"));
+}

@@ -134,11 +134,11 @@ fn a_silent_store_is_not_reported_as_a_held_lock() {
 }
 
 #[test]
-fn verbose_output_reports_a_silent_store() {
+fn a_silent_store_is_reported_during_the_wait() {
     let sandbox = Sandbox::new();
     sandbox.run("run x -- true").expect(0);
     let _store = sandbox.cut_off();
-    let (second, _stderr, line) = waiting(&sandbox, "run x -v --store-timeout 1h -- true");
+    let (second, _stderr, line) = waiting(&sandbox, "run x --store-timeout 1h -- true");
     assert!(line.contains("for x: no response from the store for 2"), "{line}");
     assert!(line.contains("giving up in 59m"), "{line}");
     crate::support::send(i32::try_from(second.id()).unwrap(), rustix::process::Signal::TERM);
@@ -153,4 +153,41 @@ fn a_wait_for_a_silent_store_ends_at_its_limit() {
     // With a shorter limit, leasehold would inspect the lock again, and the message would differ.
     let late = sandbox.run("run -w 2100ms x -- true").expect(125);
     assert!(late.stderr.contains("within 2.1s; the holder of lock `x` is unknown"), "{late:?}");
+}
+
+#[test]
+#[cfg(feature = "http")]
+fn opening_a_silent_store_is_shown_and_limited() {
+    let sandbox = Sandbox::new();
+    // The kernel accepts the connections, but nobody responds.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let late = sandbox.run(&format!("-s {url} run x --store-timeout 3s -- true")).expect(125);
+    let lines: Vec<&str> = late.stderr.lines().collect();
+    assert!(lines[0].starts_with("     Waiting for x: no response from the store for "), "{late:?}");
+    assert_eq!(lines[1], format!("error: lock `x`: the store {url} did not respond within 3s"));
+    for words in ["acquire x --wait 1s", "wait x --wait 1s"] {
+        let late = sandbox.run(&format!("-s {url} {words}")).expect(125);
+        assert!(late.stderr.contains(&format!("the store {url} did not respond within 5s")), "{late:?}");
+    }
+    let (mut process, _stderr, line) = waiting(&sandbox, &format!("-s {url} wait x --json"));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let document: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&document["type"], &document["lock"]), (&"unanswered".into(), &"x".into()));
+    assert!(document["for_ms"].is_u64() && document["trying_for_ms"].is_null(), "there is no limit: {line}");
+}
+
+#[test]
+fn a_limit_of_zero_means_one_try() {
+    let sandbox = Sandbox::new();
+    sandbox.run("wait x --wait 0s").expect(0);
+    sandbox.run("run x --wait 0s -- true").expect(0);
+    let _first = held(&sandbox, "-s sqlite:locks.db run x");
+    let refused = sandbox.run("-s sqlite:locks.db wait x --wait 0s").expect(124);
+    assert!(refused.stderr.contains("lock `x` is not free"), "{refused:?}");
+    assert!(refused.stderr.contains("leasehold -s sqlite:locks.db show x"), "{refused:?}");
+    sandbox.run("-s sqlite:locks.db run x --wait 0s -- true").expect(123);
+    let mut command = sandbox.leasehold(["-s", "sqlite:locks.db", "run", "x", "--", "true"]);
+    Outcome::of(command.env("LEASEHOLD_WAIT", "0s").output().unwrap()).expect(123);
 }
